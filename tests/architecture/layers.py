@@ -72,7 +72,7 @@ LIBRARIES = {
     "jinja2": ("html",),
     "msgspec": ("formats", "serve"),
     "networkx": ("formats",),
-    "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
+    "onnx": ("graph", "formats", "passes", "models", "engines.kernels", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
     "openvino": ("engines.openvino",),
     "prometheus_client": ("serve",),

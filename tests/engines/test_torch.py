@@ -47,10 +47,6 @@ def test_the_library_is_imported_with_the_first_node() -> None:
         (one("ImageDecoder", tensor(3, dtype=DType.UINT8), opset=20), "engine 'torch' has no kernel for ImageDecoder"),
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
         (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, in which this engine does not compute Identity"),
-        (
-            one("Conv", tensor(1, 1, 2, 2, 2, 2), tensor(1, 1, 2, 2, 2, 2)),
-            "torch has Conv for one, two or three spatial axes, and 'x0' has 4",
-        ),
         (one("Conv"), "torch cannot take this Conv: tuple index out of range"),
         (one("Div", tensor(2, dtype=DType.UINT64), tensor(2, dtype=DType.UINT64)), "'x0' is uint64, in which this engine"),
     ],
@@ -102,6 +98,12 @@ def test_what_moves_elements_takes_every_type_and_shape(dtype: str, shape: tuple
     assert why(f) == ""
     (y,) = run(f, x)
     assert y.dtype == x.dtype and y.shape == shape[::-1] and y.flags.c_contiguous and y.tobytes() == x.T.tobytes()
+
+
+def test_a_convolution_over_four_axes_is_computed_by_the_shared_kernel() -> None:
+    x, w = np.arange(81, dtype=np.float32).reshape(1, 1, 3, 3, 3, 3), np.ones((1, 1, 2, 2, 2, 2), np.float32)
+    (y,) = run(one("Conv", tensor(*x.shape), tensor(*w.shape), output=tensor(1, 1, 2, 2, 2, 2)), x, w)
+    assert y[0, 0, 0, 0, 0, 0] == x[0, 0, :2, :2, :2, :2].sum() and y.shape == (1, 1, 2, 2, 2, 2)
 
 
 LEAST = {"int32": -(2**31), "int64": -(2**63)}

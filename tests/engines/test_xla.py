@@ -57,7 +57,7 @@ def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outputs_that_nobody_reads_are_not_asked_for() -> None:
     node = Node("BatchNormalization", ("x", *"sbmv"), ("y", "m2", "v2"))
     shapes = {"x": tensor(1, 2), **{name: tensor(2) for name in "sbmv"}}
-    assert why(function(node, inputs=shapes, outputs={"y": tensor(1, 2)}, opset=9)).startswith("BatchNormalization that trains")
+    assert why(function(node, inputs=shapes, outputs={"y": tensor(1, 2)}, opset=9)) == ""
 
 
 def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

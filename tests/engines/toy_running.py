@@ -8,7 +8,7 @@ import numpy as np
 
 from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
-from xrt.engines.toy.interpreter import ToyExecutable
+from xrt.engines.toy.tape import ToyExecutable
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, latest_opset, read_attributes
 
 Array = np.ndarray[Any, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from xrt.errors import EngineError
@@ -71,8 +72,8 @@ class OpTable(Generic[K]):
         self.devices = devices
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
-    def extend(self, engine: str) -> OpTable[K]:
-        """Copy the table for another engine; kernels added to the copy do not change this table.
+    def extend(self, engine: str, *others: OpTable[K]) -> OpTable[K]:
+        """Copy the table, and others, for another engine; kernels added to the copy do not change these tables.
 
         >>> base = OpTable("base")
         >>> mine = base.extend("mine")
@@ -82,6 +83,8 @@ class OpTable(Generic[K]):
         """
         table: OpTable[K] = OpTable(engine, self.devices)
         table._kernels = {op: list(kernels) for op, kernels in self._kernels.items()}
+        for kernel in chain.from_iterable(others):
+            table._add(kernel)
         return table
 
     def __call__(

@@ -1,19 +1,23 @@
-"""Array kernels over an array module: NumPy's and CuPy's for the engine toy, JAX's for the engine xla.
+"""One set of kernels for the array libraries: NumPy, CuPy, JAX and PyTorch.
 
-A node goes in, and a function of arrays comes out, written once for all array modules. No kernel imports an array library
-other than NumPy, and none knows the engine that uses it: what the libraries do differently is in `Primitives`.
+A node goes in, and a function of arrays comes out. Kernels are written over a namespace of array functions and import no array
+library other than NumPy; an engine adds kernels of a higher priority where its library has something better.
 """
 
-from xrt.engines.kernels import (  # noqa: F401  # each fills the table when it is imported
-    arithmetic,
+from xrt.engines.kernels import (  # noqa: F401  # each fills the tables when it is imported
+    control,
+    creation,
     elementwise,
+    indexing,
     layout,
+    learned,
     normalization,
     quantization,
     recurrent,
     reduction,
+    sampling,
     windows,
 )
-from xrt.engines.kernels.table import ops
+from xrt.engines.kernels.table import eager, numpy_only, ops
 
-__all__ = ["ops"]
+__all__ = ["eager", "numpy_only", "ops"]

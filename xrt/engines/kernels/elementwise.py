@@ -1,20 +1,38 @@
-"""Operators of one tensor, element by element: mathematics and activations."""
+"""Operators element by element: mathematics, activations, arithmetic with broadcasting, comparison, logic, choice, products."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from math import pi, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.engines.toolkit.array_ops.elements import round_once
+from xrt.engines.kernels.arrays import round_once, widen
+from xrt.engines.kernels.table import Array, Factory, Run, eager, ops
+from xrt.formats.onnx.writing import read_clip_bounds
 
 if TYPE_CHECKING:
+    from xrt.engines.contract.op_table import OpTable
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = ["elu", "hard_sigmoid", "leaky_relu", "sigmoid", "softplus", "softsign", "swish", "thresholded_relu", "universal"]
+__all__ = [
+    "LEGACY",
+    "binary",
+    "elu",
+    "hard_sigmoid",
+    "leaky_relu",
+    "sigmoid",
+    "softplus",
+    "softsign",
+    "swish",
+    "thresholded_relu",
+    "universal",
+]
+
+# ---------------------------------------------------------------------- one tensor
 
 UFUNCS = {
     "Abs": "abs",
@@ -42,11 +60,11 @@ UFUNCS = {
     "Tan": "tan",
     "Tanh": "tanh",
 }
-"""Operators that are one universal function of the array module; all keep the dtype."""
+"""Operators that are one function of the namespace; all keep the type."""
 
 
 def universal(name: str) -> Factory:
-    """Return a factory whose kernel is the array module's function of that name."""
+    """The factory of a kernel that is one function of the namespace."""
 
     def factory(node: Node, env: NodeContext) -> Run:
         run: Run = getattr(env.xp, name)
@@ -70,7 +88,7 @@ def is_inf(node: Node, env: NodeContext) -> Run:
     xp = env.xp
     negative, positive = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
     if negative and positive:
-        return xp.isinf  # type: ignore[no-any-return]  # a function of the array module
+        return xp.isinf  # type: ignore[no-any-return]  # a function of the namespace
 
     def run(x: Array) -> Array:
         found = xp.isinf(x)
@@ -98,8 +116,8 @@ def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[C
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         def factory(node: Node, env: NodeContext) -> Run:
             xp = env.xp
-            given = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
-            return round_once(lambda x: compute(xp, x, *given))
+            attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
+            return round_once(xp, lambda x: compute(xp, x, *attributes))
 
         ops(*op_types, since=since)(factory)
         return compute
@@ -112,88 +130,88 @@ SELU_ALPHA, SELU_GAMMA = float(np.float32(1.67326319217681884765625)), float(np.
 
 @activation("Sigmoid")
 def sigmoid(xp: Array, x: Array) -> Array:
-    """Return ``1 / (1 + exp(-x))``."""
+    """``1 / (1 + exp(-x))``."""
     return 1 / (1 + xp.exp(-x))
 
 
 @activation("Softplus")
 def softplus(xp: Array, x: Array) -> Array:
-    """Return ``log(1 + exp(x))``."""
-    return xp.logaddexp(x, x.dtype.type(0))
+    """``log(1 + exp(x))``."""
+    return xp.logaddexp(x, 0)
 
 
 @activation("Softsign")
 def softsign(xp: Array, x: Array) -> Array:
-    """Return ``x / (1 + |x|)``."""
+    """``x / (1 + |x|)``."""
     return x / (1 + xp.abs(x))
 
 
 @activation("Elu", alpha=1.0)
 def elu(xp: Array, x: Array, alpha: float) -> Array:
-    """Return ``alpha * (exp(x) - 1)`` below zero, x above."""
+    """``alpha * (exp(x) - 1)`` below zero, x above."""
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
 
 @activation("Selu", alpha=SELU_ALPHA, gamma=SELU_GAMMA)
 def selu(xp: Array, x: Array, alpha: float, gamma: float) -> Array:
-    """Return a scaled `elu`."""
+    """A scaled `elu`."""
     return gamma * xp.where(x <= 0, alpha * xp.expm1(x), x)
 
 
 @activation("Celu", alpha=1.0)
 def celu(xp: Array, x: Array, alpha: float) -> Array:
-    """Return an `elu` whose slope is continuous whatever alpha is."""
+    """An `elu` whose slope is continuous whatever alpha is."""
     return xp.where(x < 0, alpha * xp.expm1(x / alpha), x)
 
 
 @activation("LeakyRelu", alpha=0.01)
 def leaky_relu(xp: Array, x: Array, alpha: float) -> Array:
-    """Return ``alpha * x`` below zero, x above."""
+    """``alpha * x`` below zero, x above."""
     return xp.where(x < 0, alpha * x, x)
 
 
 @activation("ThresholdedRelu", alpha=1.0)
 def thresholded_relu(xp: Array, x: Array, alpha: float) -> Array:
-    """Return x above alpha, zero elsewhere."""
-    return xp.where(x > alpha, x, x.dtype.type(0))
+    """X above alpha, zero elsewhere."""
+    return xp.where(x > alpha, x, 0)
 
 
 @activation("HardSigmoid", alpha=0.2, beta=0.5)
 def hard_sigmoid(xp: Array, x: Array, alpha: float, beta: float) -> Array:
-    """Return ``alpha * x + beta``, limited to 0 and 1."""
+    """``alpha * x + beta``, limited to 0 and 1."""
     return xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
 
 
 @activation("HardSwish")
 def hard_swish(xp: Array, x: Array) -> Array:
-    """Return x times its `hard_sigmoid`."""
+    """X times its `hard_sigmoid`."""
     return x * hard_sigmoid(xp, x, 1 / 6, 0.5)
 
 
 @activation("Swish", alpha=1.0)
 def swish(xp: Array, x: Array, alpha: float) -> Array:
-    """Return x times the `sigmoid` of ``alpha * x``."""
+    """X times the `sigmoid` of ``alpha * x``."""
     return x / (1 + xp.exp(-alpha * x))
 
 
 @activation("Mish")
 def mish(xp: Array, x: Array) -> Array:
-    """Return x times the hyperbolic tangent of its `softplus`."""
+    """X times the hyperbolic tangent of its `softplus`."""
     return x * xp.tanh(softplus(xp, x))
 
 
 @ops("Erf")
 def erf(node: Node, env: NodeContext) -> Run:
-    return round_once(env.primitives.erf)
+    return round_once(env.xp, env.xp.erf)
 
 
 @ops("Gelu")
 def gelu(node: Node, env: NodeContext) -> Run:
-    xp, erf = env.xp, env.primitives.erf
+    xp = env.xp
     if node.attr("approximate", "none") == "tanh":
-        slope = (2 / np.pi) ** 0.5
-        return round_once(lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
-    return round_once(lambda x: 0.5 * x * (1 + erf(x * 0.5**0.5)))
+        slope = (2 / pi) ** 0.5
+        return round_once(xp, lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
+    return round_once(xp, lambda x: 0.5 * x * (1 + xp.erf(x * 0.5**0.5)))
 
 
 @ops("Shrink")
@@ -202,7 +220,273 @@ def shrink(node: Node, env: NodeContext) -> Run:
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
 
     def run(x: Array) -> Array:
-        moved = xp.where(x < -bound, x + bias, xp.where(x > bound, x - bias, 0))
-        return moved.astype(x.dtype)
+        wide = xp.astype(x, np.float64) if xp.kind(x) in "iu" else x
+        moved = xp.where(wide < -bound, wide + bias, xp.where(wide > bound, wide - bias, 0))
+        return xp.astype(moved, x.dtype)
 
     return run
+
+
+# ---------------------------------------------------------------------- two tensors and more
+
+CLOSED = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
+"""Operators that are one function of two arrays and keep their type; before version 7 they had attributes for broadcasting."""
+COMPARISONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
+"""The same with boolean results."""
+PLAIN = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
+"""Operators that are one function and always had NumPy's broadcasting."""
+VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
+LEGACY = 6
+"""The last version that enables and aligns broadcasting by attributes."""
+
+
+def align_legacy_axis(factory: Factory) -> Factory:
+    """The factory for versions up to 6: ``axis`` is the axis of A at which the shape of B begins."""
+
+    def legacy(node: Node, env: NodeContext) -> Run:
+        run = factory(node, env)
+        axis = node.attr("axis")
+        if not node.attr("broadcast", 0) or axis is None:
+            return run
+
+        def broadcast(a: Array, b: Array) -> Array:
+            start = axis % a.ndim
+            return run(a, b.reshape(*b.shape, *(1,) * (a.ndim - start - b.ndim)))
+
+        return broadcast
+
+    return legacy
+
+
+def binary(
+    table: OpTable[Factory], *op_types: str, mutable: tuple[int, ...] = (), priority: int = 0
+) -> Callable[[Factory], Factory]:
+    """Register the factory of a binary operator for all versions, including those with the legacy broadcast."""
+
+    def register(factory: Factory) -> Factory:
+        table(*op_types, since=LEGACY + 1, mutable=mutable, priority=priority)(factory)
+        table(*op_types, until=LEGACY, priority=priority)(align_legacy_axis(factory))
+        return factory
+
+    return register
+
+
+for _op, _name in CLOSED.items():
+    binary(ops, _op, mutable=(0, 1))(universal(_name))
+for _op, _name in COMPARISONS.items():
+    binary(ops, _op)(universal(_name))
+for _op, _name in PLAIN.items():
+    ops(_op, mutable=(0, 1))(universal(_name))
+ops("GreaterOrEqual")(universal("greater_equal"))
+ops("LessOrEqual")(universal("less_equal"))
+
+
+@binary(ops, "Div", mutable=(0, 1))
+def div(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+
+    def run(a: Array, b: Array, out: Array | None = None) -> Array:
+        if xp.kind(a) not in "iu":
+            return xp.divide(a, b) if out is None else xp.divide(a, b, out=out)  # JAX's division takes no buffer
+        quotient = xp.floor_divide(a, b)
+        # ONNX truncates towards zero, floor division towards minus infinity: they differ where the remainder is left over.
+        return quotient + xp.astype((quotient * b != a) & (b != 0) & ((a < 0) != (b < 0)), a.dtype)
+
+    return run
+
+
+@binary(ops, "PRelu")
+def prelu(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+    channels_first = env.version <= LEGACY
+
+    def run(x: Array, slope: Array) -> Array:
+        if channels_first and slope.ndim == 1 and len(slope) > 1:
+            slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
+        return xp.where(x < 0, slope * x, x)
+
+    return run
+
+
+@ops("Mod")
+def mod(node: Node, env: NodeContext) -> Run:
+    """The sign follows the divisor, or with ``fmod`` the dividend."""
+    return env.xp.fmod if node.attr("fmod", 0) else env.xp.remainder  # type: ignore[no-any-return]  # functions of the namespace
+
+
+@ops("BitShift")
+def bit_shift(node: Node, env: NodeContext) -> Run:
+    return env.xp.left_shift if node.attr("direction") == "LEFT" else env.xp.right_shift  # type: ignore[no-any-return]  # functions of the namespace
+
+
+def variadic(name: str) -> Factory:
+    def factory(node: Node, env: NodeContext) -> Run:
+        combine = getattr(env.xp, name)
+        return lambda *values: reduce(combine, values)
+
+    return factory
+
+
+for _op, _name in VARIADIC.items():
+    ops(_op)(variadic(_name))
+
+
+@ops("Mean")
+def mean(node: Node, env: NodeContext) -> Run:
+    add, count = env.xp.add, len(node.inputs)
+    return lambda *values: reduce(add, values) / count
+
+
+@ops("Where")
+def where(node: Node, env: NodeContext) -> Run:
+    return env.xp.where  # type: ignore[no-any-return]  # a function of the namespace
+
+
+def _clipped(env: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
+    """The upper bound wins where the bounds cross."""
+    if low is not None:
+        x = env.xp.maximum(x, low)
+    return x if high is None else env.xp.minimum(x, high)
+
+
+@ops("Clip", until=10)
+def clip_by_attributes(node: Node, env: NodeContext) -> Run:
+    low, high = read_clip_bounds(node)
+    return lambda x: _clipped(env, x, low, high)
+
+
+@ops("Clip", since=11)
+def clip(node: Node, env: NodeContext) -> Run:
+    return lambda x, low=None, high=None: _clipped(env, x, low, high)
+
+
+@ops("MatMul")
+def matmul(node: Node, env: NodeContext) -> Run:
+    """Narrow floats are multiplied in float32."""
+    xp = env.xp
+    return lambda a, b: xp.astype(xp.matmul(widen(xp, a), widen(xp, b)), a.dtype)
+
+
+@ops("Gemm")
+def gemm(node: Node, env: NodeContext) -> Run:
+    """``alpha * A' B' + beta * C``; the sums of narrow floats are rounded once."""
+    alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    xp, flip_a, flip_b = env.xp, bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
+
+    def run(a: Array, b: Array, c: Array | None = None) -> Array:
+        left, right = widen(xp, a), widen(xp, b)
+        y = xp.matmul(xp.transpose(left) if flip_a else left, xp.transpose(right) if flip_b else right)
+        y = y if alpha == 1 else y * alpha
+        if c is not None and beta != 0:
+            y = y + (widen(xp, c) if beta == 1 else widen(xp, c) * beta)
+        return xp.astype(y, a.dtype)
+
+    return run
+
+
+@ops("Det")
+def det(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+    return lambda x: xp.astype(xp.linalg.det(widen(xp, x)), x.dtype)
+
+
+for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
+    binary(eager, _op, mutable=(0, 1))(universal(_name))
+
+
+@binary(eager, "Pow")
+def power(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+
+    def run(base: Array, exponent: Array) -> Array:
+        if xp.kind(base) in "iu" and xp.kind(exponent) == "i" and bool(xp.any(exponent < 0)):
+            base, exponent, dtype = xp.astype(base, np.float64), xp.astype(exponent, np.float64), base.dtype
+            return xp.astype(xp.power(base, exponent), dtype)
+        return xp.astype(xp.power(base, exponent), base.dtype)
+
+    return run
+
+
+@eager("Where", priority=1, mutable=(1, 2))
+def where_in_place(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+
+    def run(condition: Array, yes: Array, no: Array, out: Array | None = None) -> Array:
+        if out is None:
+            return xp.where(condition, yes, no)
+        if out is yes:
+            xp.copyto(out, no, where=~condition)
+            return out
+        if out is not no:
+            xp.copyto(out, no)
+        xp.copyto(out, yes, where=condition)
+        return out
+
+    return run
+
+
+@ops("Einsum")
+def einsum(node: Node, env: NodeContext) -> Run:
+    xp, equation = env.xp, node.attr("equation").replace(" ", "")
+
+    def run(*tensors: Array) -> Array:
+        wide = [widen(xp, t) for t in tensors]
+        return xp.astype(xp.einsum(equation, *wide, optimize=len(wide) > 2), tensors[0].dtype)
+
+    return run
+
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+@eager("Adam", domain=DOMAIN, model_update=True, host=(0, 1))
+def adam(node: Node, env: NodeContext) -> Run:
+    """Outputs: all tensors, then the means of their gradients, then those of the squared gradients."""
+    xp, alpha, beta = env.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
+    epsilon = node.attr("epsilon", 1e-6)
+    norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
+
+    def step(rate: float, x: Array, gradient: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
+        wide = [xp.astype(value, np.float64) for value in (x, gradient, mean, square)]
+        gradient = norm * wide[0] + wide[1]
+        new_mean = alpha * wide[2] + (1 - alpha) * gradient
+        new_square = beta * wide[3] + (1 - beta) * gradient * gradient
+        moved = wide[0] - rate * new_mean / (xp.sqrt(new_square) + epsilon)
+        return xp.astype((1 - norm_post) * moved, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
+
+    def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:
+        r, t = float(rate), int(count)
+        r = r * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
+        n = len(tensors) // 4
+        steps = [step(r, *(tensors[i + part * n] for part in range(4))) for i in range(n)]
+        return tuple(steps[i][part] for part in range(3) for i in range(n))
+
+    return run
+
+
+@eager("RotaryEmbedding")
+def rotary_embedding(node: Node, env: NodeContext) -> Run:
+    """Rotate pairs of features by angles that grow with the position; features beyond ``rotary_embedding_dim`` stay."""
+    xp, heads = env.xp, node.attr("num_heads", 0)
+    width, interleaved = node.attr("rotary_embedding_dim", 0), bool(node.attr("interleaved", 0))
+
+    def run(x: Array, cos: Array, sin: Array, positions: Array | None = None) -> Array:
+        if positions is not None:
+            cos, sin = cos[positions], sin[positions]
+        cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
+        parts = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
+        turned = width or parts.shape[-1]
+        y = xp.copy(parts)
+        pairs = (slice(0, turned, 2), slice(1, turned, 2)) if interleaved else (slice(turned // 2), slice(turned // 2, turned))
+        first, second = parts[..., pairs[0]], parts[..., pairs[1]]
+        y[..., pairs[0]] = cos * first - sin * second
+        y[..., pairs[1]] = sin * first + cos * second
+        return xp.transpose(y, (0, 2, 1, 3)) if x.ndim == 4 else y.reshape(x.shape)
+
+    return run
+
+
+@eager("SwiGLU")
+def swiglu(node: Node, env: NodeContext) -> Run:
+    xp, alpha = env.xp, node.attr("alpha", 1.0)
+    return round_once(xp, lambda gate, value: swish(xp, gate, alpha) * value)

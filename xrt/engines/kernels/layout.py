@@ -1,20 +1,19 @@
-"""Operators that move elements without computing: shapes, transposes, joins, splits."""
+"""Operators that move elements without computing: shapes, transposes, joins, splits, slices, repetition, padding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.table import Array, Run, ops
-from xrt.engines.toolkit.array_ops.elements import apply_reshape, center, depth_to_space, even, space_to_depth, split_axis
-from xrt.engines.toolkit.array_ops.resampling import read, sample_grid
+from xrt.engines.kernels.arrays import center, even, split_axis
+from xrt.engines.kernels.table import Array, Run, eager, ops
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
-    from xrt.graph import Function, Node
+    from xrt.graph import Node
 
 # ---------------------------------------------------------------------- shapes
 
@@ -22,24 +21,33 @@ if TYPE_CHECKING:
 @ops("Shape")
 def shape(node: Node, env: NodeContext) -> Run:
     start, end = node.attr("start", 0), node.attr("end")
-    return lambda x: np.array(x.shape[start:end], dtype=np.int64)
+    return lambda x: env.xp.sizes(x.shape[start:end])
 
 
 @ops("Size")
 def size(node: Node, env: NodeContext) -> Run:
-    return lambda x: np.array(x.size, dtype=np.int64)
+    return lambda x: env.xp.sizes(prod(x.shape))
+
+
+def _reshape(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
+    """Reshape as ONNX does: 0 copies the extent at that position, unless ``allow_zero``."""
+    extents = list(target) if allow_zero else [x.shape[i] if n == 0 else n for i, n in enumerate(target)]
+    if -1 in extents and not prod(x.shape):  # libraries cannot infer an extent next to one that is zero
+        rest = prod(n for n in extents if n != -1)
+        extents[extents.index(-1)] = 0 if rest else 1
+    return x.reshape(tuple(extents))
 
 
 @ops("Reshape", until=4)
 def reshape_by_attribute(node: Node, env: NodeContext) -> Run:
     target = node.attr("shape", ())
-    return lambda x: apply_reshape(x, target, False)
+    return lambda x: _reshape(x, target, False)
 
 
 @ops("Reshape", since=5, host=(1,))
 def reshape(node: Node, env: NodeContext) -> Run:
     allow_zero = bool(node.attr("allowzero", 0))
-    return lambda x, target: apply_reshape(x, target.tolist(), allow_zero)
+    return lambda x, target: _reshape(x, target.tolist(), allow_zero)
 
 
 @ops("Flatten")
@@ -81,14 +89,37 @@ def unsqueeze(node: Node, env: NodeContext) -> Run:
 @ops("Transpose")
 def transpose(node: Node, env: NodeContext) -> Run:
     order = node.attr("perm")
-    return lambda x: x.transpose(order)
+    return lambda x: env.xp.transpose(x, order)
 
 
-@ops("DepthToSpace", "SpaceToDepth")
-def blocks(node: Node, env: NodeContext) -> Run:
-    move = depth_to_space if node.op_type == "DepthToSpace" else space_to_depth
-    block, column_first = node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
-    return lambda x: move(x, block, column_first)
+@ops("DepthToSpace")
+def depth_to_space(node: Node, env: NodeContext) -> Run:
+    """Channels (N, C, H, W) become blocks of the plane."""
+    xp, block, column_first = env.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+
+    def run(x: Array) -> Array:
+        n, c, h, w = x.shape
+        if column_first:
+            whole = xp.transpose(x.reshape(n, c // block**2, block, block, h, w), (0, 1, 4, 2, 5, 3))
+        else:
+            whole = xp.transpose(x.reshape(n, block, block, c // block**2, h, w), (0, 3, 4, 1, 5, 2))
+        return whole.reshape(n, c // block**2, h * block, w * block)
+
+    return run
+
+
+@ops("SpaceToDepth")
+def space_to_depth(node: Node, env: NodeContext) -> Run:
+    """Blocks of the plane (N, C, H, W) become channels."""
+    xp, block, column_first = env.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+
+    def run(x: Array) -> Array:
+        n, c, h, w = x.shape
+        whole = x.reshape(n, c, h // block, block, w // block, block)
+        whole = xp.transpose(whole, (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4))
+        return whole.reshape(n, c * block**2, h // block, w // block)
+
+    return run
 
 
 @ops("ReverseSequence")
@@ -99,7 +130,7 @@ def reverse_sequence(node: Node, env: NodeContext) -> Run:
     def run(x: Array, lengths: Array) -> Array:
         steps = xp.arange(x.shape[time])
         places = xp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (batch, time)
-        places = places if batch < time else places.T
+        places = places if batch < time else xp.transpose(places)
         return xp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=time)
 
     return run
@@ -116,11 +147,11 @@ def concat(node: Node, env: NodeContext) -> Run:
 
 @ops("Split", until=12, host=(1,))
 def split_by_attribute(node: Node, env: NodeContext) -> Run:
-    """Version 1 may also take the sizes as an input."""
+    """Version 1 may have the sizes as an input too."""
     axis, sizes, count = node.attr("axis", 0), node.attr("split"), env.n_outputs
 
-    def run(x: Array, given: Array | None = None) -> tuple[Array, ...]:
-        chosen = given.tolist() if given is not None else sizes
+    def run(x: Array, split: Array | None = None) -> tuple[Array, ...]:
+        chosen = split.tolist() if split is not None else sizes
         return split_axis(x, chosen or even(x.shape[axis], count), axis)
 
     return run
@@ -139,7 +170,7 @@ def center_crop_pad(node: Node, env: NodeContext) -> Run:
     def run(x: Array, target: Array) -> Array:
         chosen = range(x.ndim) if axes is None else axes
         pads = center([x.shape[axis] for axis in chosen], target.tolist())
-        return env.primitives.pad(x, pads, "constant", 0, chosen)
+        return env.xp.pad_axes(x, pads, "constant", 0, chosen)
 
     return run
 
@@ -147,123 +178,89 @@ def center_crop_pad(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- ranges
 
 
-def _sliced(
-    x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
+def _slice(
+    xp: Any, x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
 ) -> Array:
-    ranges = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = i if axes is None else axes[i] % x.ndim
-        step = 1 if steps is None else steps[i]
-        # Downwards, an end before the first element is written as a number less than -extent; a slice wants None for it.
-        # A start there is the first element all the same (ONNX clamps it to 0); a slice would begin before it.
-        extent = x.shape[axis]
-        before_first = step < 0 and end < -extent
-        ranges[axis] = slice(max(start, -extent) if step < 0 else start, None if before_first else end, step)
-    return x[tuple(ranges)]
+        step, extent = 1 if steps is None else steps[i], x.shape[axis]
+        lead = (slice(None),) * axis
+        if step > 0:
+            x = x[(*lead, slice(start, end, step))]
+            continue
+        # PyTorch has no downward slices: flip the part. ONNX clamps the start to the axis, and the end to one before it.
+        first = min(max(start + extent if start < 0 else start, 0), extent - 1)
+        last = max(end + extent if end < 0 else end, -1)
+        x = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)[(*lead, slice(None, None, -step))]
+    return x
 
 
 @ops("Slice", until=9)
 def slice_by_attributes(node: Node, env: NodeContext) -> Run:
     starts, ends, axes = node.attr("starts"), node.attr("ends"), node.attr("axes")
-    return lambda x: _sliced(x, starts, ends, axes or None, None)
+    return lambda x: _slice(env.xp, x, starts, ends, axes or None, None)
 
 
 @ops("Slice", since=10, host=(1, 2, 3, 4))
 def slice_(node: Node, env: NodeContext) -> Run:
     def run(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
-        lists = (None if given is None else given.reshape(-1).tolist() for given in (axes, steps))
-        return _sliced(x, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), *lists)
+        lists = (None if one is None else one.reshape(-1).tolist() for one in (axes, steps))
+        return _slice(env.xp, x, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), *lists)
 
     return run
 
 
-# ---------------------------------------------------------------------- reading at indices
+# ---------------------------------------------------------------------- repetition and padding
 
 
-@ops("GatherElements")
-def gather_elements(node: Node, env: NodeContext) -> Run:
-    axis = node.attr("axis", 0)
-    return lambda x, indices: env.xp.asarray(x)[_element_places(env.xp, indices, axis)]
+@eager("Expand", host=(1,))
+def expand(node: Node, env: NodeContext) -> Run:
+    xp = env.xp
+    return lambda x, target: xp.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(target.tolist())))
 
 
-def _element_places(xp: Any, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Return full coordinates: each index's own, but the index itself along the axis."""
-    places = _own_places(xp, indices.shape)
-    places[axis] = indices
-    return tuple(places)
+@eager("Tile", until=5, host=(1, 2))
+def tile_one_axis(node: Node, env: NodeContext) -> Run:
+    """Version 1 repeats along one axis, both given as scalars."""
 
-
-def _own_places(xp: Any, shape: tuple[int, ...]) -> list[Array]:
-    """Return for each axis the coordinates along it, to spread over the others."""
-    return [_along(xp.arange(extent), axis, len(shape)) for axis, extent in enumerate(shape)]
-
-
-@ops("GatherND")
-def gather_nd(node: Node, env: NodeContext) -> Run:
-    """Each row of the last axis of indices is a place in the axes after the batch axes."""
-    xp, batch = env.xp, node.attr("batch_dims", 0)
-
-    def run(x: Array, indices: Array) -> Array:
-        own = _own_places(xp, indices.shape[:batch])
-        own = [axis.reshape(axis.shape + (1,) * (indices.ndim - 1 - batch)) for axis in own]
-        return xp.asarray(x)[(*own, *xp.moveaxis(indices, -1, 0))]
+    def run(x: Array, tiles: Array, axis: Array) -> Array:
+        repeats = [1] * x.ndim
+        repeats[int(axis.reshape(()))] = int(tiles.reshape(()))
+        return env.xp.tile(x, repeats)
 
     return run
 
 
-@ops("GridSample")
-def grid_sample(node: Node, env: NodeContext) -> Run:
-    """Read a tensor between its elements."""
-    xp, how = env.xp, sample_grid(node)
-    return lambda x, grid: read(xp, xp.asarray(x), xp.asarray(grid), how)
+@eager("Tile", since=6, host=(1,))
+def tile(node: Node, env: NodeContext) -> Run:
+    return lambda x, repeats: env.xp.tile(x, repeats.tolist())
 
 
-# ---------------------------------------------------------------------- writing at indices
+@ops("Trilu")
+def trilu(node: Node, env: NodeContext) -> Run:
+    """Element (i, j) belongs to the upper triangle if ``j - i >= k``, to the lower one if ``j - i <= k``."""
+    xp, upper = env.xp, node.attr("upper", 1)
 
-
-def _why_not_multiplied(node: Node, function: Function) -> str | None:
-    """CuPy adds at places, and takes the least and the greatest, and has no other `at`."""
-    on_device = node.device.partition(":")[0] not in ("", "cpu")
-    return "CuPy cannot multiply at places" if on_device and node.attr("reduction", "none") == "mul" else None
-
-
-@ops("Scatter", "ScatterElements", why_not=_why_not_multiplied, mutable=(0,))
-def scatter_elements(node: Node, env: NodeContext) -> Run:
-    axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
-    return _scattering(env, reduction, lambda indices: _element_places(env.xp, indices, axis))
-
-
-@ops("ScatterND", why_not=_why_not_multiplied, mutable=(0,))
-def scatter_nd(node: Node, env: NodeContext) -> Run:
-    return _scattering(env, node.attr("reduction", "none"), lambda indices: tuple(env.xp.moveaxis(indices, -1, 0)))
-
-
-def _scattering(env: NodeContext, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
-    """Return a kernel that writes updates at places; with ``out``, into that array, which may be the first argument itself."""
-
-    def run(x: Array, indices: Array, updates: Array, **named: Array) -> Array:
-        return env.primitives.scatter(x, find_places(indices), updates, reduction, **named)
+    def run(x: Array, k: Array | None = None) -> Array:
+        offset = 0 if k is None else k.reshape(())
+        ahead = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
+        return xp.where(ahead >= offset if upper else ahead <= offset, x, xp.zeros((), dtype=x.dtype))
 
     return run
 
 
-@ops("TensorScatter", mutable=(0,))
-def tensor_scatter(node: Node, env: NodeContext) -> Run:
-    """Each batch entry of a cache is written from its own place on, around the end when circular."""
-    xp, axis, circular = env.xp, node.attr("axis", -2), node.attr("mode", "linear") == "circular"
+@eager("Pad", until=10)
+def pad_by_attributes(node: Node, env: NodeContext) -> Run:
+    pads, mode, value = node.attr("pads", node.attr("paddings")), node.attr("mode", "constant"), node.attr("value", 0.0)
+    return lambda x: env.xp.pad_axes(x, pads, mode, value)
 
-    def run(cache: Array, update: Array, starts: Array | None = None, **named: Array) -> Array:
-        along, batch = axis % cache.ndim, cache.shape[0]
-        first = xp.zeros(batch, dtype=np.int64) if starts is None else starts
-        places = first[:, None] + xp.arange(update.shape[along])
-        places = places % cache.shape[along] if circular else places
-        rows, new = xp.moveaxis(cache, along, 1), xp.moveaxis(update, along, 1)
-        turned = {name: xp.moveaxis(array, along, 1) for name, array in named.items()}
-        return xp.moveaxis(env.primitives.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **turned), 1, along)
+
+@eager("Pad", since=11, host=(1, 2, 3))
+def pad(node: Node, env: NodeContext) -> Run:
+    xp, mode = env.xp, node.attr("mode", "constant")
+
+    def run(x: Array, pads: Array, value: Array | None = None, axes: Array | None = None) -> Array:
+        fill = ("" if xp.kind(x) == "O" else 0) if value is None else value.reshape(()).item()
+        return xp.pad_axes(x, pads.tolist(), mode, fill, None if axes is None else axes.tolist())
 
     return run
-
-
-def _along(x: Array, axis: int, rank: int) -> Array:
-    """Return a vector laid along one axis of a tensor of that rank."""
-    return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])

@@ -1,4 +1,4 @@
-"""Normalisations: subtract a mean, divide by a deviation or a norm, scale and shift."""
+"""Normalizations, softmax and losses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.arrays import round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.engines.toolkit.array_ops.elements import round_once, widen
 from xrt.graph import DType, Node
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
 
-__all__ = ["compute_likelihood_loss", "compute_statistics", "log_softmax", "normalize_batch", "softmax", "update_running"]
-
 
 def _per_channel(v: Array, x: Array) -> Array:
-    """Return a vector shaped to broadcast along axis 1 of the tensor; other parameters (a scale per element) as they are."""
+    """A vector shaped to broadcast along axis 1 of the tensor; other parameters (a scale per element) as they are."""
     return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
 
 
-def _standardised(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """Return the tensor with mean 0 and variance 1 over the axes, the mean, and one over the deviation."""
+def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """The tensor with mean 0 and variance 1 over the axes, the mean, and one over the deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
@@ -34,26 +32,26 @@ def _standardised(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> t
 # ---------------------------------------------------------------------- over the batch
 
 
-def normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
-    """Return the tensor scaled and shifted by one factor and one summand per channel."""
-    factor = widen(scale) / xp.sqrt(widen(var) + epsilon)
-    y = widen(x) * _per_channel(factor, x)
-    y += _per_channel(widen(bias) - widen(mean) * factor, x)
-    return y.astype(x.dtype, copy=False)
+def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
+    """The tensor scaled and shifted by one factor and one summand per channel."""
+    factor = widen(xp, scale) / xp.sqrt(widen(xp, var) + epsilon)
+    y = widen(xp, x) * _per_channel(factor, x)
+    y += _per_channel(widen(xp, bias) - widen(xp, mean) * factor, x)
+    return xp.astype(y, x.dtype)
 
 
-def compute_statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
-    """Return mean and (population) variance over the batch, one for each element of the running mean.
+def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
+    """Mean and (population) variance over the batch, one for each element of the running mean.
 
     That is one per channel; before version 9, with ``spatial=0``, one per element of a sample.
     """
     axes = (0, *range(1 + running.ndim, x.ndim))
-    return xp.mean(widen(x), axis=axes), xp.var(widen(x), axis=axes)
+    return xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
 
 
-def update_running(old: Array, new: Array, momentum: float) -> Array:
-    """Return the running mean of a statistic, with its new value taken in."""
-    return (widen(old) * momentum + new * (1 - momentum)).astype(old.dtype)
+def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
+    """Update the running mean of a statistic."""
+    return xp.astype(widen(xp, old) * momentum + new * (1 - momentum), old.dtype)
 
 
 @ops("BatchNormalization", since=14, train=True)
@@ -61,14 +59,31 @@ def batch_normalization(node: Node, env: NodeContext) -> Run:
     xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
 
     def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-        return normalize_batch(xp, x, scale, bias, mean, var, epsilon)
+        return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        now, spread = compute_statistics(xp, x, mean)
-        y = normalize_batch(xp, x, scale, bias, now, spread, epsilon)
-        return y, update_running(mean, now, momentum), update_running(var, spread, momentum)
+        now, spread = _statistics(xp, x, mean)
+        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
+        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum)
 
     return train if node.attr("training_mode", 0) else infer
+
+
+@ops("BatchNormalization", until=13)
+def batch_normalization_by_outputs(node: Node, env: NodeContext) -> Run:
+    """Up to version 6, ``is_test`` tells training from inference; then, up to 13, more than one output means training."""
+    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
+
+    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
+        if not training:
+            return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
+        now, spread = _statistics(xp, x, mean)
+        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
+        saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype))
+        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
+
+    return run
 
 
 # ---------------------------------------------------------------------- over the elements of one sample
@@ -79,10 +94,10 @@ def instance_normalization(node: Node, env: NodeContext) -> Run:
     xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
-        y, _, _ = _standardised(xp, x, tuple(range(2, x.ndim)), epsilon)
+        y, _, _ = _standardize(xp, x, tuple(range(2, x.ndim)), epsilon)
         return y * _per_channel(scale, x) + _per_channel(bias, x)
 
-    return round_once(run)
+    return round_once(xp, run)
 
 
 @ops("GroupNormalization")
@@ -92,17 +107,17 @@ def group_normalization(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
         parts = x.reshape(len(x), groups, -1)
-        y = _standardised(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+        y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
         each = x.shape[1] // len(scale)
         return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
 
-    return round_once(run)
+    return round_once(xp, run)
 
 
-def _stash(node: Node, x: Array) -> Array:
-    """Return the tensor in the type in which the node computes its statistics."""
+def _stash(xp: Any, node: Node, x: Array) -> Array:
+    """The tensor in the type in which the node computes its statistics."""
     dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
-    return x.astype(dtype, copy=False)
+    return xp.astype(x, dtype)
 
 
 @ops("LayerNormalization")
@@ -111,10 +126,10 @@ def layer_normalization(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
-        y, mean, inverse = _standardised(xp, _stash(node, x), axes, epsilon)
-        y = widen(y.astype(x.dtype, copy=False)) * widen(scale)
-        y = y if bias is None else y + widen(bias)
-        return y.astype(x.dtype, copy=False), mean, inverse
+        y, mean, inverse = _standardize(xp, _stash(xp, node, x), axes, epsilon)
+        y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
+        y = y if bias is None else y + widen(xp, bias)
+        return xp.astype(y, x.dtype), mean, inverse
 
     return run
 
@@ -124,10 +139,10 @@ def rms_normalization(node: Node, env: NodeContext) -> Run:
     xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array) -> Array:
-        wide = _stash(node, x)
+        wide = _stash(xp, node, x)
         square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
-        y = (wide / xp.sqrt(square + epsilon)).astype(x.dtype, copy=False)
-        return (widen(y) * widen(scale)).astype(scale.dtype, copy=False)
+        y = xp.astype(wide / xp.sqrt(square + epsilon), x.dtype)
+        return xp.astype(widen(xp, y) * widen(xp, scale), scale.dtype)
 
     return run
 
@@ -135,46 +150,75 @@ def rms_normalization(node: Node, env: NodeContext) -> Run:
 @ops("MeanVarianceNormalization")
 def mean_variance_normalization(node: Node, env: NodeContext) -> Run:
     axes = node.attr("axes", (0, 2, 3))
-    return round_once(lambda x: _standardised(env.xp, x, tuple(axes), 1e-9)[0])
+    return round_once(env.xp, lambda x: _standardize(env.xp, x, tuple(axes), 1e-9)[0])
+
+
+@ops("LpNormalization")
+def lp_normalization(node: Node, env: NodeContext) -> Run:
+    """A vector of zeros stays zero."""
+    xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
+
+    def run(x: Array) -> Array:
+        norm = xp.sum(xp.abs(x) ** p, axis=axis, keepdims=True) ** (1 / p)
+        return xp.where(norm == 0, 0, x / norm)
+
+    return round_once(xp, run)
+
+
+@ops("LRN")
+def lrn(node: Node, env: NodeContext) -> Run:
+    """Divide by a power of the sum of squares over neighbouring channels."""
+    xp, size = env.xp, node.attr("size")
+    alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    before = (size - 1) // 2
+
+    def run(x: Array) -> Array:
+        channels = x.shape[1]
+        squares = xp.pad_axes(x * x, (before, size - 1 - before), "constant", 0, (1,))
+        total = squares[:, :channels]
+        for shift in range(1, size):
+            total = total + squares[:, shift : shift + channels]
+        return x / (bias + alpha / size * total) ** beta
+
+    return round_once(xp, run)
 
 
 Along = Callable[[Any, Array, int], Array]
-"""Takes the context, the tensor and the one axis."""
+"""Takes the namespace, the tensor and the axis."""
 
 
-def softmax(env: NodeContext, x: Array, axis: int) -> Array:
-    """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
+def softmax(xp: Any, x: Array, axis: int) -> Array:
+    """The exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
 
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
-    powers = env.xp.exp(env.primitives.subtract_max(x, axis))
-    powers /= env.xp.sum(widen(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
+    powers = xp.exp(xp.subtract_max(x, axis))
+    powers /= xp.astype(xp.sum(widen(xp, powers), axis=axis, keepdims=True), x.dtype)
     return powers
 
 
-def log_softmax(env: NodeContext, x: Array, axis: int) -> Array:
-    """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
-    xp, shifted = env.xp, env.primitives.subtract_max(widen(x), axis)
-    return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
+def log_softmax(xp: Any, x: Array, axis: int) -> Array:
+    """The logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
+    shifted = xp.subtract_max(widen(xp, x), axis)
+    return xp.astype(shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True)), x.dtype)
 
 
-def hardmax(env: NodeContext, x: Array, axis: int) -> Array:
-    """Return one at the first greatest element along the axis, zero elsewhere."""
-    xp = env.xp
+def hardmax(xp: Any, x: Array, axis: int) -> Array:
+    """One at the first greatest element along the axis, zero elsewhere."""
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
-    return (places == first).astype(x.dtype)
+    return xp.astype(places == first, x.dtype)
 
 
-def _along_axis(compute: Along) -> Factory:
+def along_axis(compute: Along) -> Factory:
     def factory(node: Node, env: NodeContext) -> Run:
         axis = node.attr("axis", -1)
-        return lambda x: compute(env, x, axis)
+        return lambda x: compute(env.xp, x, axis)
 
     return factory
 
 
-def _flattened(compute: Along) -> Factory:
+def flattened(compute: Along) -> Factory:
     """Before version 13, all axes from ``axis`` on are one."""
 
     def factory(node: Node, env: NodeContext) -> Run:
@@ -183,7 +227,7 @@ def _flattened(compute: Along) -> Factory:
         def run(x: Array) -> Array:
             start = axis + x.ndim if axis < 0 else axis
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
-            return compute(env, rows, -1).reshape(x.shape)
+            return compute(env.xp, rows, -1).reshape(x.shape)
 
         return run
 
@@ -191,24 +235,22 @@ def _flattened(compute: Along) -> Factory:
 
 
 for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
-    ops(_op, since=13)(_along_axis(_compute))
-    ops(_op, until=12)(_flattened(_compute))
+    ops(_op, since=13)(along_axis(_compute))
+    ops(_op, until=12)(flattened(_compute))
 
 
 def _weights(xp: Any, target: Array, weight: Array | None, ignored: int | None, classes: int, dtype: Any) -> tuple[Array, Array]:
-    """Return each target's weight, zero for the ignored ones, and the targets made safe to index with."""
+    """Each target's weight, zero for the ignored ones, and the targets made safe to index with."""
     counts = xp.ones(target.shape, dtype=bool) if ignored is None else target != ignored
     safe = xp.where(counts, target, 0)
     each = xp.ones(target.shape, dtype=dtype) if weight is None else xp.take(weight, safe)
-    return xp.where(counts, each, each.dtype.type(0)), safe
+    return xp.where(counts, each, 0), safe
 
 
-def compute_likelihood_loss(
-    xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str
-) -> Array:
-    """Return minus the logarithm (N, C, ...) at each target (N, ...), weighted, and averaged over the weights or summed."""
+def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str) -> Array:
+    """Minus the logarithm (N, C, ...) at each target (N, ...), weighted, and averaged over the weights or summed."""
     weights, safe = _weights(xp, target, weight, ignored, logs.shape[1], logs.dtype)
-    picked = xp.take_along_axis(logs, xp.expand_dims(safe, 1).astype(np.int64), axis=1).squeeze(1)
+    picked = xp.squeeze(xp.take_along_axis(logs, xp.astype(xp.expand_dims(safe, 1), np.int64), axis=1), 1)
     loss = -picked * weights
     if reduction == "none":
         return loss
@@ -221,6 +263,17 @@ def negative_log_likelihood_loss(node: Node, env: NodeContext) -> Run:
     xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
 
     def run(logs: Array, target: Array, weight: Array | None = None) -> Array:
-        return compute_likelihood_loss(xp, logs, target, weight, ignored, reduction)
+        return _likelihood_loss(xp, logs, target, weight, ignored, reduction)
 
-    return round_once(run)
+    return round_once(xp, run)
+
+
+@ops("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(node: Node, env: NodeContext) -> Run:
+    ignored, reduction = node.attr("ignore_index"), node.attr("reduction", "mean")
+
+    def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:
+        logs = log_softmax(env.xp, scores, 1)
+        return _likelihood_loss(env.xp, logs, target, weight, ignored, reduction), logs
+
+    return run

@@ -1,42 +1,75 @@
-"""Quantisation, and products of quantised tensors: exact in integers, or rounded once where the operator says so."""
+"""Conversions, quantization, and products of quantized tensors: exact in integers, or rounded once if the operator says so."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.table import Array, Run, ops
-from xrt.engines.toolkit.array_ops.elements import align_to_axis, broadcast_parameters, get_integer_limits
-from xrt.engines.toolkit.array_ops.windows import make_window
+from xrt.engines.kernels.arrays import align_to_axis, broadcast_parameters, get_integer_limits
+from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.engines.kernels.windows import make_window
 from xrt.graph import DType, Node
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
 
-__all__: list[str] = []
+__all__ = ["SATURABLE"]
 
 
-def _quantised(env: NodeContext, ratio: Array, zero: Array | None, to: DType, saturate: bool) -> Array:
+# ---------------------------------------------------------------------- conversions
+
+SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
+
+
+@ops("Cast")
+def cast(node: Node, env: NodeContext) -> Run:
+    to = node.attr("to")
+    dtype = DType.parse(_LEGACY.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
+    saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
+    return lambda x: env.xp.convert(x, dtype, saturate, round_mode)
+
+
+_LEGACY = {"FLOAT": "float32", "DOUBLE": "float64"}
+"""Names of types, before version 6, that are not the lower case of ours."""
+
+
+@ops("CastLike")
+def cast_like(node: Node, env: NodeContext) -> Run:
+    saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
+    return lambda x, like: env.xp.convert(x, DType.of(like), saturate, round_mode)
+
+
+@eager("BitCast")
+def bit_cast(node: Node, env: NodeContext) -> Run:
+    dtype = DType.from_onnx(node.attr("to")).numpy
+    return lambda x: env.xp.bit_cast(x, dtype)
+
+
+# ---------------------------------------------------------------------- scales
+
+
+def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bool) -> Array:
     """Round to the nearest (ties to even), add the zero point, and limit to the type's range."""
     if not to.is_integer:
-        shifted = ratio if zero is None else ratio + zero.astype(ratio.dtype)
-        return env.primitives.convert(shifted, to, saturate)
-    wide = env.xp.rint(ratio).astype(np.float64) + (0 if zero is None else zero.astype(np.float64))
+        shifted = ratio if zero is None else ratio + xp.astype(zero, ratio.dtype)
+        return xp.convert(shifted, to, saturate)
+    wide = xp.astype(xp.rint(ratio), np.float64) + (0 if zero is None else xp.astype(zero, np.float64))
     whole = np.int32 if to.bits < 32 else np.int64  # no processor converts many numbers to int64 at a time
-    return env.xp.clip(wide, *get_integer_limits(to)).astype(whole).astype(to.numpy)
+    return xp.astype(xp.astype(xp.clip(wide, *get_integer_limits(to)), whole), to.numpy)
 
 
 @ops("QuantizeLinear")
 def quantize_linear(node: Node, env: NodeContext) -> Run:
     xp, axis, block = env.xp, node.attr("axis", 1), node.attr("block_size", 0)
     saturate, asked, precision = bool(node.attr("saturate", 1)), node.attr("output_dtype", 0), node.attr("precision", 0)
+    declared = env.input_dtype(2)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
-        to = DType.of(zero) if zero is not None else DType.from_onnx(asked or DType.UINT8.onnx)
+        to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(asked or DType.UINT8.onnx)
         dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
-        ratio = x.astype(dtype) / broadcast_parameters(xp, scale, x, axis, block).astype(dtype)
-        return _quantised(env, ratio, None if zero is None else broadcast_parameters(xp, zero, x, axis, block), to, saturate)
+        ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
+        return _quantize(xp, ratio, None if zero is None else broadcast_parameters(xp, zero, x, axis, block), to, saturate)
 
     return run
 
@@ -46,11 +79,11 @@ def dequantize_linear(node: Node, env: NodeContext) -> Run:
     xp, axis, block, asked = env.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
-        wide = x.astype(np.float32)
+        wide = xp.astype(x, np.float32)
         if zero is not None:
-            wide = wide - broadcast_parameters(xp, zero, x, axis, block).astype(np.float32)
+            wide = wide - xp.astype(broadcast_parameters(xp, zero, x, axis, block), np.float32)
         to = DType.from_onnx(asked).numpy if asked else scale.dtype
-        return (wide * broadcast_parameters(xp, scale, x, axis, block).astype(np.float32)).astype(to)
+        return xp.astype(wide * xp.astype(broadcast_parameters(xp, scale, x, axis, block), np.float32), to)
 
     return run
 
@@ -61,10 +94,10 @@ def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
     xp = env.xp
 
     def run(x: Array) -> tuple[Array, Array, Array]:
-        low, high = xp.minimum(x.min(), 0), xp.maximum(x.max(), 0)
-        scale = xp.asarray(xp.where(high != low, high - low, np.float32(1)) / np.float32(255), dtype=np.float32)
-        zero = xp.rint(xp.clip(-low / scale, 0, 255)).astype(np.uint8)
-        return _quantised(env, x / scale, zero, DType.UINT8, True), scale, zero
+        low, high = xp.minimum(xp.min(x), 0), xp.maximum(xp.max(x), 0)
+        scale = xp.asarray(xp.where(high != low, high - low, 1) / 255, dtype=np.float32)
+        zero = xp.astype(xp.rint(xp.clip(-low / scale, 0, 255)), np.uint8)
+        return _quantize(xp, x / scale, zero, DType.UINT8, True), scale, zero
 
     return run
 
@@ -72,57 +105,57 @@ def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- products
 
 
-def _center(env: NodeContext, x: Array, zero: Array | None, axis: int | None) -> Array:
-    """Return the tensor less its zero point, in a type in which products are exact; a vector of zero points is along the axis."""
-    exact = env.primitives.exact
-    wide = x.astype(exact)
-    return wide if zero is None else wide - align_to_axis(zero, axis, x.ndim).astype(exact)
+def _center(xp: Any, x: Array, zero: Array | None, axis: int | None) -> Array:
+    """The tensor less its zero point, in a type in which products are exact; a vector of zero points is along the axis."""
+    exact = xp.exact
+    wide = xp.astype(x, exact)
+    return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), exact)
 
 
-def _int32(exact: Array) -> Array:
-    """Return whole numbers as int32, wrapped as its sums wrap."""
-    return exact.astype(np.int64).astype(np.int32)
+def _int32(xp: Any, exact: Array) -> Array:
+    """Whole numbers as int32, wrapped as its sums wrap."""
+    return xp.astype(xp.astype(exact, np.int64), np.int32)
 
 
 @ops("MatMulInteger")
 def matmul_integer(node: Node, env: NodeContext) -> Run:
-    matmul = env.primitives.matmul
+    xp, matmul = env.xp, env.xp.matmul
 
     def run(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
-        return _int32(matmul(_center(env, a, a_zero, -2), _center(env, b, b_zero, -1)))
+        return _int32(xp, matmul(_center(xp, a, a_zero, -2), _center(xp, b, b_zero, -1)))
 
     return run
 
 
 @ops("ConvInteger")
 def conv_integer(node: Node, env: NodeContext) -> Run:
-    convolve, group = env.primitives.convolve, node.attr("group", 1)
+    xp, convolve, group = env.xp, env.xp.convolve, node.attr("group", 1)
 
     def run(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
-        wide = _center(env, x, x_zero, None), _center(env, w, w_zero, 0)
-        return _int32(convolve(*wide, make_window(node, w.shape[2:]), group))
+        wide = _center(xp, x, x_zero, None), _center(xp, w, w_zero, 0)
+        return _int32(xp, convolve(*wide, make_window(node, w.shape[2:]), group))
 
     return run
 
 
 @ops("QLinearMatMul")
 def qlinear_matmul(node: Node, env: NodeContext) -> Run:
-    matmul = env.primitives.matmul
+    xp, matmul, declared = env.xp, env.xp.matmul, env.input_dtype(7)
 
     def run(
         a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
     ) -> Array:
-        exact = matmul(_center(env, a, a_zero, -2), _center(env, b, b_zero, -1))
+        exact = matmul(_center(xp, a, a_zero, -2), _center(xp, b, b_zero, -1))
         factor = align_to_axis(a_scale, -2, a.ndim) * align_to_axis(b_scale, -1, b.ndim) / align_to_axis(y_scale, -2, a.ndim)
         zero = align_to_axis(y_zero, -2, a.ndim)
-        return _quantised(env, _int32(exact) * factor.astype(np.float64), zero, DType.of(y_zero), True)
+        return _quantize(xp, _int32(xp, exact) * xp.astype(factor, np.float64), zero, declared or DType.of(y_zero), True)
 
     return run
 
 
 @ops("QLinearConv")
 def qlinear_conv(node: Node, env: NodeContext) -> Run:
-    convolve, group = env.primitives.convolve, node.attr("group", 1)
+    xp, convolve, group, declared = env.xp, env.xp.convolve, node.attr("group", 1), env.input_dtype(7)
 
     def run(
         x: Array,
@@ -136,14 +169,14 @@ def qlinear_conv(node: Node, env: NodeContext) -> Run:
         bias: Array | None = None,
     ) -> Array:
         exact = convolve(
-            _center(env, x, x_zero, None),
-            _center(env, w, w_zero, 0),
+            _center(xp, x, x_zero, None),
+            _center(xp, w, w_zero, 0),
             make_window(node, w.shape[2:]),
             group,
         )
         if bias is not None:
-            exact += align_to_axis(bias, 1, x.ndim)
+            exact = exact + align_to_axis(bias, 1, x.ndim)
         factor = x_scale.reshape(()) * align_to_axis(w_scale, 1, x.ndim) / y_scale.reshape(())
-        return _quantised(env, exact * factor.astype(np.float64), y_zero.reshape(()), DType.of(y_zero), True)
+        return _quantize(xp, exact * xp.astype(factor, np.float64), y_zero.reshape(()), declared or DType.of(y_zero), True)
 
     return run

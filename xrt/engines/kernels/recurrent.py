@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines.kernels import elementwise as e
+from xrt.engines.kernels.arrays import widen
 from xrt.engines.kernels.table import Advance, Array, Run, States, ops
-from xrt.engines.toolkit.array_ops.elements import widen
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
-
-__all__: list[str] = []
 
 Activation = Callable[[Array], Array]
 # Name, function of (xp, x, alpha, beta), default alpha, default beta.
@@ -35,7 +33,7 @@ TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
 def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """Return the activation functions of each direction; alphas and betas go to those that take them, in order."""
+    """The activation functions of each direction; alphas and betas go to those that take them, in order."""
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
     alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
 
@@ -58,7 +56,7 @@ class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
     def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], n_states: int) -> None:
-        self.xp, self.primitives = env.xp, env.primitives
+        self.xp = env.xp
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.functions = _activations(node, env.xp, default, len(self.backwards))
@@ -78,46 +76,45 @@ class _Layer:
     ) -> tuple[Array, ...]:
         """Return Y and the last states; ``bias`` is what is added to the input's part of the gates, per direction."""
         xp, dtype = self.xp, x.dtype
-        x = widen(x.swapaxes(0, 1) if self.batch_first else x)
+        x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
         batch = x.shape[1]
-        ends = xp.full(batch, len(x)) if lengths is None else lengths
         results = []
         for d, backwards in enumerate(self.backwards):
-            gates = self.primitives.matmul(x, widen(w[d]).T)
-            gates = gates if bias is None else gates + widen(bias[d])
+            gates = self.xp.matmul(x, xp.transpose(widen(xp, w[d])))
+            gates = gates if bias is None else gates + widen(xp, bias[d])
             states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
             if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
-            results.append(self.primitives.walk(gates, states, ends, backwards, advance_of(d)))
+            results.append(self.xp.walk(gates, states, lengths, backwards, advance_of(d)))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
         if self.batch_first:
-            y, last = y.transpose(2, 0, 1, 3), [s.swapaxes(0, 1) for s in last]
-        return tuple(value.astype(dtype, copy=False) for value in (y, *last))
+            y, last = xp.transpose(y, (2, 0, 1, 3)), [xp.swapaxes(s, 0, 1) for s in last]
+        return tuple(xp.astype(value, dtype) for value in (y, *last))
 
     def _state(self, given: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
         if given is None:
             return self.xp.zeros((batch, hidden), dtype=dtype)
-        return (given[:, d] if self.batch_first else given[d]).astype(dtype, copy=False)
+        return self.xp.astype(given[:, d] if self.batch_first else given[d], dtype)
 
 
 def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
-    """Return the biases of the input and of the recurrence, which come side by side."""
+    """The biases of the input and of the recurrence, which come side by side."""
     return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))
 
 
 @ops("RNN")
 def rnn(node: Node, env: NodeContext) -> Run:
     layer = _Layer(node, env, ("Tanh",), 1)
-    xp, matmul = env.xp, env.primitives.matmul
+    xp, matmul = env.xp, env.xp.matmul
 
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widen(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widen(xp, bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
-            (f,), recurrence = layer.functions[d], widen(r[d]).T
+            (f,), recurrence = layer.functions[d], xp.transpose(widen(xp, r[d]))
             return lambda gates, states: (f(layer.clip(gates + matmul(states[0], recurrence))),)
 
         return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
@@ -129,17 +126,17 @@ def rnn(node: Node, env: NodeContext) -> Run:
 def gru(node: Node, env: NodeContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
-    xp, matmul = env.xp, env.primitives.matmul
+    xp, matmul = env.xp, env.xp.matmul
 
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
         hidden = r.shape[-1]
-        of_input, of_state = _halves(xp, None if bias is None else widen(bias))
+        of_input, of_state = _halves(xp, None if bias is None else widen(xp, bias))
 
         def advance_of(d: int) -> Advance:
             f, g = layer.functions[d]
-            weights = widen(r[d]).T
+            weights = xp.transpose(widen(xp, r[d]))
             shift = 0 if of_state is None else of_state[d]
 
             def advance(gates: Array, states: States) -> States:
@@ -172,7 +169,7 @@ def _rest(shift: Any, n: int) -> Any:
 def lstm(node: Node, env: NodeContext) -> Run:
     """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
     layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
-    xp, matmul = env.xp, env.primitives.matmul
+    xp, matmul = env.xp, env.xp.matmul
 
     def run(
         x: Array,
@@ -184,12 +181,12 @@ def lstm(node: Node, env: NodeContext) -> Run:
         c0: Array | None = None,
         peepholes: Array | None = None,
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widen(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widen(xp, bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
             f, g, h_ = layer.functions[d]
-            weights = widen(r[d]).T
-            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widen(peepholes[d]), 3)
+            weights = xp.transpose(widen(xp, r[d]))
+            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widen(xp, peepholes[d]), 3)
 
             def advance(gates: Array, states: States) -> States:
                 h, c = states

@@ -1,14 +1,15 @@
-"""Reductions over axes, and the operators that look for an extreme or add up along one axis."""
+"""Reductions over axes, positions of extremes, and running sums along an axis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.arrays import widen
 from xrt.engines.kernels.table import Array, Factory, Run, ops
-from xrt.engines.toolkit.array_ops.elements import NARROW, extreme, widen
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -18,7 +19,7 @@ __all__ = ["greatest"]
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Any, Array, Axes, bool], Array]
-"""Takes the array module, the tensor, the axes (None for all) and whether they are kept with extent 1."""
+"""Takes the namespace, the tensor, the axes (None for all) and whether they are kept with extent 1."""
 
 
 def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce], Reduce]:
@@ -47,7 +48,7 @@ def _by_input(compute: Reduce) -> Factory:
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
         def run(x: Array, axes: Array | None = None) -> Array:
-            axis = empty if axes is None or axes.size == 0 else tuple(axes.tolist())
+            axis = empty if axes is None or len(axes) == 0 else tuple(axes.tolist())
             return _typed(compute, xp, x, axis, keep)
 
         return run
@@ -57,7 +58,7 @@ def _by_input(compute: Reduce) -> Factory:
 
 def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """Reduce, in float32 for narrower floats; the result has the tensor's dtype."""
-    return compute(xp, widen(x), axis, keep).astype(x.dtype, copy=False)
+    return xp.astype(compute(xp, widen(xp, x), axis, keep), x.dtype)
 
 
 @reduction("ReduceSum", axes_are_input_since=13)
@@ -67,8 +68,8 @@ def reduce_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 @reduction("ReduceMean")
 def reduce_mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    if x.size == 0 and x.dtype.kind == "f":  # NumPy warns of the mean of no elements
-        return xp.sum(x, axis=axis, keepdims=keep) * x.dtype.type(xp.nan)
+    if not prod(x.shape) and xp.kind(x) == "f":  # NumPy warns of the mean of no elements
+        return xp.sum(x, axis=axis, keepdims=keep) * nan
     return xp.mean(x, axis=axis, keepdims=keep)
 
 
@@ -84,22 +85,22 @@ def reduce_max(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 @reduction("ReduceMin")
 def reduce_min(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    if x.size:
+    if prod(x.shape):
         return xp.min(x, axis=axis, keepdims=keep)
-    return xp.full(_reduced(x.shape, axis, keep), extreme(x.dtype, lowest=False), dtype=x.dtype)
+    return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=False), dtype=x.dtype)
 
 
 def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
-    """Return the greatest elements over axes; of no elements, what every other one beats. CuPy knows no ``initial``."""
-    if x.size:
+    """The largest elements over axes; of no elements, the lowest number. CuPy has no ``initial``."""
+    if prod(x.shape):
         return xp.max(x, axis=axis, keepdims=keep)
-    return xp.full(_reduced(x.shape, axis, keep), extreme(x.dtype, lowest=True), dtype=x.dtype)
+    return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=True), dtype=x.dtype)
 
 
 def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
-    """Return the shape of a reduction."""
-    over = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    gone = {i % len(shape) for i in over}
+    """The shape of a reduction."""
+    reduced = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    gone = {i % len(shape) for i in reduced}
     return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
 
 
@@ -125,10 +126,10 @@ def reduce_log_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 @reduction("ReduceLogSumExp")
 def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    """The largest element is taken out first, so that no exponential overflows."""
-    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    """The largest element is subtracted first, so that no exponential overflows."""
+    x = x if xp.kind(x) == "f" else xp.astype(x, np.float64)
     top = greatest(xp, x, axis, True)
-    top = xp.where(xp.isfinite(top), top, x.dtype.type(0))
+    top = xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
     return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
 
@@ -141,8 +142,8 @@ def arg_extreme(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array) -> Array:
         if not last:
-            return find(x, axis=axis, keepdims=keep).astype(np.int64, copy=False)
-        return x.shape[axis] - 1 - find(xp.flip(x, axis), axis=axis, keepdims=keep).astype(np.int64, copy=False)
+            return xp.astype(find(x, axis=axis, keepdims=keep), np.int64)
+        return x.shape[axis] - 1 - xp.astype(find(xp.flip(x, axis), axis=axis, keepdims=keep), np.int64)
 
     return run
 
@@ -156,7 +157,7 @@ def cumulative(node: Node, env: NodeContext) -> Run:
     def run(x: Array, axis: Array) -> Array:
         along = int(axis.reshape(())) % x.ndim
         x = xp.flip(x, along) if reverse else x
-        total = accumulate(x, axis=along, dtype=np.float32 if x.dtype in NARROW else x.dtype).astype(x.dtype, copy=False)
+        total = xp.astype(accumulate(x, axis=along, dtype=np.float32 if x.dtype in xp.narrow else x.dtype), x.dtype)
         if exclusive:
             first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
             rest = total[(slice(None),) * along + (slice(None, -1),)]

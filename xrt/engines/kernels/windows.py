@@ -1,22 +1,177 @@
-"""Convolutions, and the sum of windows."""
+"""Sliding windows: their geometry, convolutions and pools."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, floor, prod
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.kernels.table import Array, Run, ops
-from xrt.engines.toolkit.array_ops.elements import round_once
-from xrt.engines.toolkit.array_ops.windows import make_window
+import numpy as np
+
+from xrt.engines.kernels.arrays import along, round_once
+from xrt.engines.kernels.table import Array, Run, eager, ops
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = ["with_bias"]
+__all__ = [
+    "Placement",
+    "Window",
+    "around",
+    "compute_padding_trims",
+    "convolve",
+    "cut_bins",
+    "fold",
+    "make_window",
+    "max_windows",
+    "sum_windows",
+    "with_bias",
+]
+
+# ---------------------------------------------------------------------- geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A window applied to spatial axes: the padding that it needs and the number of positions."""
+
+    window: Window
+    extents: tuple[int, ...]
+    """Spatial extents before padding."""
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    """Padding that the window reads; larger than declared if ``ceil_mode`` adds a position."""
+    declared_ends: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    @property
+    def pads(self) -> list[tuple[int, int]]:
+        """Padding before and after each spatial axis."""
+        return list(zip(self.begins, self.ends, strict=True))
+
+    def counts(self, xp: Any, with_padding: bool) -> Any:
+        """Number of elements in each window, the divisor of an average; counts declared padding only if ``with_padding``."""
+        counts = xp.ones((), dtype=np.int64)
+        for axis, extent in enumerate(self.extents):
+            begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
+            starts = xp.arange(self.positions[axis]) * self.window.strides[axis] - self.begins[axis]
+            seen = starts[:, None] + xp.arange(self.window.kernel[axis]) * self.window.dilations[axis]
+            counts = counts[..., None] * xp.sum((seen >= -begin) & (seen < extent + end), axis=1)
+        return counts
+
+    def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
+        """Yield each offset inside the window with the index that selects it, for all positions, from the padded tensor."""
+        window = self.window
+        for offset in product(*map(range, window.kernel)):
+            starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
+            steps = zip(starts, self.positions, window.strides, strict=True)
+            yield offset, (..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The attributes of a convolution or a pool, one entry per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    round_up: bool = False
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Extent of the dilated window along each axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements in the window."""
+        return prod(self.kernel)
+
+    def over(self, extents: Sequence[int]) -> Placement:
+        """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
+        axes = [self._axis(i, n) for i, n in enumerate(extents)]
+        begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
+        if any(n < 1 for n in positions):
+            raise ValueError(
+                f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}"
+            )
+        return Placement(self, tuple(extents), begins, ends, declared, positions)
+
+    def spread(self, positions: Sequence[int]) -> list[int]:
+        """The input extents, without declared padding, of a pool with this many positions."""
+        pads = zip(self.begins, self.ends, strict=True)
+        steps = zip(positions, self.strides, self.kernel, pads, strict=True)
+        return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
+
+    def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
+        """Begin, required end, declared end and number of positions along one axis."""
+        stride, span = self.strides[i], self.spans[i]
+        if self.auto_pad.startswith("SAME"):
+            count = -(-extent // stride)
+            total = max(0, (count - 1) * stride + span - extent)
+            begin = total // 2 if self.auto_pad == "SAME_UPPER" else total - total // 2
+            return begin, total - begin, total - begin, count
+        begin, end = (0, 0) if self.auto_pad == "VALID" else (self.begins[i], self.ends[i])
+        room = extent + begin + end - span
+        count = room // stride + 1
+        if self.round_up and self.auto_pad != "VALID" and room % stride and count * stride < extent + begin:
+            count += 1  # unless the last window would start in the end padding
+        return begin, max(end, (count - 1) * stride + span - extent - begin), end, count
+
+
+def make_window(node: Node, kernel: Sequence[int]) -> Window:
+    """Read the window attributes of a node; ``kernel`` may come from the shape of a weight."""
+    rank = len(kernel)
+    pads = node.attr("pads") or (0,) * (2 * rank)
+    ones = (1,) * rank
+    return Window(
+        kernel=tuple(kernel),
+        strides=node.attr("strides") or ones,
+        dilations=node.attr("dilations") or ones,
+        begins=tuple(pads[:rank]),
+        ends=tuple(pads[rank:]),
+        auto_pad=node.attr("auto_pad") or "NOTSET",
+        round_up=bool(node.attr("ceil_mode", 0)),
+    )
+
+
+def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inputs: Sequence[int]) -> list[int]:
+    """Pads, all begins then all ends, to apply to the full extents of a ConvTranspose; negative ones crop.
+
+    Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
+    """
+    extra = node.attr("output_padding") or (0,) * len(inputs)
+    asked = node.attr("output_shape")
+    if asked is None and window.auto_pad.startswith("SAME"):
+        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
+    begins, ends = list(window.begins), list(window.ends)
+    if asked is not None:
+        totals = [n + e - a for n, e, a in zip(whole, extra, asked, strict=True)]
+        # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
+        halves = [total // 2 for total in totals]
+        rests = [total - half for total, half in zip(totals, halves, strict=True)]
+        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
+    return [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
+
+
+def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
+    """Overlapping bins of the elements from ``start`` to ``end`` (inclusive) of an axis, for pooling over regions."""
+    size = max(end - start + 1, 1) / count
+    limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
+    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
+
+
+# ---------------------------------------------------------------------- convolutions and pools
 
 
 def with_bias(y: Array, bias: Array | None) -> Array:
-    """Add one number per channel, in place where arrays can be written to."""
+    """Add one number per channel."""
     if bias is not None:
         y += bias.reshape(-1, *(1,) * (y.ndim - 2))
     return y
@@ -24,12 +179,12 @@ def with_bias(y: Array, bias: Array | None) -> Array:
 
 @ops("Conv")
 def conv(node: Node, env: NodeContext) -> Run:
-    group = node.attr("group", 1)
+    xp, group = env.xp, node.attr("group", 1)
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
-        return with_bias(env.primitives.convolve(x, w, make_window(node, w.shape[2:]), group), bias)
+        return with_bias(xp.convolve(x, w, make_window(node, w.shape[2:]), group), bias)
 
-    return round_once(run)
+    return round_once(xp, run)
 
 
 @ops("Col2Im", host=(1, 2))
@@ -40,7 +195,7 @@ def col2im(node: Node, env: NodeContext) -> Run:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
         place = window.over(sizes)
         columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *place.positions)
-        whole = env.primitives.fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
+        whole = env.xp.fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
         return whole[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
 
     return run
@@ -53,16 +208,263 @@ def average_pool(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array) -> Array:
         place = window.over(x.shape[2:])
-        return env.primitives.sum_windows(x, place) / place.counts(xp, with_padding).astype(x.dtype)
+        return xp.sum_windows(x, place) / xp.astype(place.counts(xp, with_padding), x.dtype)
 
-    return round_once(run)
+    return round_once(xp, run)
 
 
 @ops("GlobalAveragePool")
 def global_average_pool(node: Node, env: NodeContext) -> Run:
-    return round_once(lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True))
+    xp = env.xp
+    return round_once(xp, lambda x: xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))
 
 
 @ops("GlobalMaxPool")
 def global_max_pool(node: Node, env: NodeContext) -> Run:
-    return lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+    xp = env.xp
+    return lambda x: xp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+def around(xp: Any, place: Placement, x: Array, fill: Any) -> Array:
+    """The tensor (..., *spatial) with its padding."""
+    if not any(place.begins) and not any(place.ends):
+        return x
+    lead = x.shape[: x.ndim - len(place.extents)]
+    sizes = zip(place.begins, place.extents, place.ends, strict=True)
+    out = xp.full((*lead, *(b + n + e for b, n, e in sizes)), fill, dtype=x.dtype)
+    out[(..., *(slice(b, b + n) for b, n in zip(place.begins, place.extents, strict=True)))] = x
+    return out
+
+
+def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) -> Array:
+    """The sum of windows laid at their positions: (N, C, *kernel, *positions) to (N, C, *extents)."""
+    out = xp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
+    for offset, picked in placement.offsets():
+        out[picked] += columns[(slice(None), slice(None), *offset)]
+    return out
+
+
+def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
+    """The sum of what each window sees, padding being zero."""
+    x = around(xp, place, x, 0)
+    picks = place.offsets()
+    total = xp.copy(x[next(picks)[1]])
+    for _, picked in picks:
+        total += x[picked]
+    return total
+
+
+BLOCK = 1 << 23
+"""Bytes of columns that are laid out at a time: they stay in the cache, and memory stays bounded."""
+
+
+def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
+    """The convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own dtype."""
+    place = window.over(x.shape[2:])
+    x = around(xp, place, x, 0)
+    if group == x.shape[1] and w.shape[1] == 1:
+        return _per_channel(xp, x, w, place)
+    if group == 1 and 0 < prod(place.positions) < window.size:
+        return _per_position(xp, x, w, place)
+    weights = w.reshape(group, w.shape[0] // group, -1)
+    y = xp.empty((len(x), *weights.shape[:2], *place.positions), dtype=x.dtype)
+    for image, out in zip(x, y, strict=True):
+        parts = image.reshape(group, -1, *image.shape[1:])
+        for rows in _blocks(place, image.shape[0] * x.itemsize):
+            columns = _columns(xp, parts, place, rows)
+            target = out if rows is None else out[:, :, rows]
+            target[...] = xp.matmul(weights, columns).reshape(target.shape)
+    return y.reshape(len(x), len(w), *place.positions)
+
+
+def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
+    """Convolve each channel by its own kernels, one place of the window after the other."""
+    channels = x.shape[1]
+    weights = w.reshape(channels, -1, *w.shape[2:])
+    each = (1,) * len(place.positions)
+    y = xp.zeros((len(x), channels, weights.shape[1], *place.positions), dtype=x.dtype)
+    for offset, picked in place.offsets():
+        factor = weights[(slice(None), slice(None), *offset)]
+        y += x[picked][:, :, None] * factor.reshape(1, *factor.shape, *each)
+    return y.reshape(len(x), len(w), *place.positions)
+
+
+def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
+    """Multiply all that the window sees at one position with the weights, one position after the other.
+
+    The weights of a gradient are found so: the window is as large as an image then, and there are few positions.
+    """
+    window, weights = place.window, xp.transpose(w.reshape(len(w), -1))
+    y = xp.empty((len(x), len(w), *place.positions), dtype=x.dtype)
+    for position in product(*map(range, place.positions)):
+        starts = (p * s for p, s in zip(position, window.strides, strict=True))
+        seen = (slice(a, a + span, d) for a, span, d in zip(starts, window.spans, window.dilations, strict=True))
+        y[(..., *position)] = xp.matmul(x[(..., *seen)].reshape(len(x), len(weights)), weights)
+    return y
+
+
+def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
+    """Yield ranges of the first spatial axis whose columns fill a block; None, once, where there is no such axis to cut."""
+    if not place.positions:
+        yield None
+        return
+    row = max(1, prod(place.positions[1:]) * place.window.size * bytes_each)
+    step = max(1, BLOCK // row)
+    for start in range(0, place.positions[0], step):
+        yield slice(start, min(start + step, place.positions[0]))
+
+
+def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Array:
+    """Windows as columns: (group, C/group, *padded) to (group, C/group * window, positions), for a range of rows."""
+    if rows is None:
+        return parts.reshape(*parts.shape[:2], 1)
+    window = place.window
+    positions = (rows.stop - rows.start, *place.positions[1:])
+    stride = window.strides[0]
+    image = parts[:, :, rows.start * stride : (rows.stop - 1) * stride + window.spans[0]]
+    if window.size == 1 and set(window.strides) == {1}:
+        return image.reshape(*parts.shape[:2], -1)
+    columns = xp.empty((*parts.shape[:2], *window.kernel, *positions), dtype=parts.dtype)
+    for offset, picked in replace(place, positions=positions).offsets():
+        columns[(slice(None), slice(None), *offset)] = image[picked]
+    return columns.reshape(len(parts), -1, prod(positions))
+
+
+@eager("ConvTranspose")
+def conv_transpose(node: Node, env: NodeContext) -> Run:
+    """The gradient of a convolution: every element of x lays down a whole window, and what overlaps is summed."""
+    xp, group = env.xp, node.attr("group", 1)
+
+    def run(x: Array, w: Array, bias: Array | None = None) -> Array:
+        window = make_window(node, w.shape[2:])
+        weights = xp.transpose(w.reshape(group, w.shape[0] // group, -1), (0, 2, 1))
+        columns = xp.matmul(weights, x.reshape(len(x), group, x.shape[1] // group, prod(x.shape[2:])))
+        columns = columns.reshape(len(x), group * w.shape[1], *window.kernel, *x.shape[2:])
+        extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
+        nowhere = (0,) * len(extents)
+        whole = xp.fold(columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
+        pads = compute_padding_trims(node, window, extents, x.shape[2:])
+        return with_bias(xp.pad_axes(whole, pads, "constant", 0, range(2, x.ndim)), bias)
+
+    return round_once(xp, run)
+
+
+def max_windows(xp: Any, x: Array, place: Placement) -> Array:
+    """The largest element of each window."""
+    x = around(xp, place, x, xp.extreme(x.dtype, lowest=True))
+    picks = place.offsets()
+    top = xp.copy(x[next(picks)[1]])
+    for _, picked in picks:
+        xp.maximum(top, x[picked], out=top)
+    return top
+
+
+@ops("MaxPool")
+def max_pool(node: Node, env: NodeContext) -> Run:
+    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
+    if env.wants(1):
+        column_major = bool(node.attr("storage_order", 0))
+        return lambda x: _max_and_places(xp, x, window.over(x.shape[2:]), column_major)
+    return lambda x: xp.max_windows(x, window.over(x.shape[2:]))
+
+
+def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> tuple[Array, Array]:
+    """The largest element of each window and its place in the flattened tensor (by columns within planes if requested)."""
+    lowest, rank = xp.extreme(x.dtype, lowest=True), len(place.extents)
+    indices = xp.arange(prod(place.extents), dtype=np.int64)
+    by_columns = xp.transpose(indices.reshape(place.extents[::-1]), tuple(range(rank))[::-1])
+    whole = xp.around(place, x, lowest)
+    places = xp.around(place, by_columns if column_major else indices.reshape(place.extents), -1)
+    shape = (*x.shape[:2], *place.positions)
+    top, where = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
+    for _, picked in place.offsets():
+        seen, index = whole[picked], places[picked]
+        better = (index >= 0) & ((where < 0) | (seen > top))
+        top, where = xp.where(better, seen, top), xp.where(better, index, where)
+    planes = xp.arange(prod(x.shape[:2]), dtype=np.int64) * prod(place.extents)
+    return top, where + planes.reshape(*x.shape[:2], *(1,) * rank)
+
+
+@ops("LpPool")
+def lp_pool(node: Node, env: NodeContext) -> Run:
+    xp, window, p = env.xp, make_window(node, node.attr("kernel_shape")), node.attr("p", 2)
+    return round_once(xp, lambda x: xp.sum_windows(xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
+
+
+@ops("GlobalLpPool")
+def global_lp_pool(node: Node, env: NodeContext) -> Run:
+    xp, p = env.xp, node.attr("p", 2)
+    return round_once(xp, lambda x: xp.sum(xp.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
+
+
+@ops("MaxUnpool", host=(2,))
+def max_unpool(node: Node, env: NodeContext) -> Run:
+    """Each element goes back to the place it came from; the rest is zero."""
+    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
+
+    def run(x: Array, places: Array, shape: Array | None = None) -> Array:
+        natural = (*x.shape[:2], *window.spread(x.shape[2:]))
+        flat = xp.zeros(prod(natural), dtype=x.dtype)
+        whole = xp.scatter(flat, (places.reshape(-1),), x.reshape(-1), "none").reshape(natural)
+        if shape is None:
+            return whole
+        missing = [n - extent for n, extent in zip(shape.tolist(), natural, strict=True)]
+        return xp.pad_axes(whole, [*(0 for _ in natural), *missing], "constant", 0)
+
+    return run
+
+
+@eager("DeformConv", devices=("cpu",))
+def deform_conv(node: Node, env: NodeContext) -> Run:
+    """Read linearly between elements, and zero outside of them; sums are in double precision."""
+    xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
+
+    def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
+        n, channels, *extents = x.shape
+        kernel, places = w.shape[2:], offset.shape[2:]
+        moves = offset.reshape(n, offsets, prod(kernel), len(extents), *places)
+        at = [
+            starts + moves[:, :, :, axis] for axis, starts in enumerate(_starts(xp, node, kernel, places))
+        ]  # each (images, offset groups, elements of the window, *places)
+        parts = xp.astype(xp.moveaxis(x.reshape(n, offsets, channels // offsets, *extents), 2, -1), np.float64)
+        columns = _read(xp, parts, at, extents)
+        if mask is not None:
+            columns = columns * mask.reshape(at[0].shape)[..., None]
+        columns = xp.moveaxis(columns, -1, 2)  # next to the groups of offsets, so that both are the channels
+        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
+        weights = xp.astype(w, np.float64).reshape(group, len(w) // group, -1)
+        out = (weights @ columns).reshape(n, len(w), *places)
+        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(places))
+        return xp.astype(out, x.dtype)
+
+    return run
+
+
+def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
+    """For each axis where the elements of each window lie before they are moved: [elements, *places]."""
+    axes = len(kernel)
+    strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
+    pads = node.attr("pads", (0,) * (2 * axes))
+    found = []
+    for axis in range(axes):
+        elements = along(xp.arange(kernel[axis]), axis, axes)
+        elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
+        windows = along(xp.arange(places[axis]), axis, axes) * strides[axis] - pads[axis]
+        found.append(elements + windows)
+    return found
+
+
+def _read(xp: Any, x: Array, at: list[Array], extents: list[int]) -> Array:
+    """Images (n, groups, *extents, channels) read at places (n, groups, ...) along each axis."""
+    lows = [xp.floor(places) for places in at]
+    image = xp.arange(x.shape[0]).reshape(-1, *(1,) * (at[0].ndim - 1))
+    part = xp.arange(x.shape[1]).reshape(1, -1, *(1,) * (at[0].ndim - 2))
+    total = xp.zeros((*at[0].shape, x.shape[-1]), dtype=np.float64)
+    for corner in product((0, 1), repeat=len(at)):
+        share, index = xp.ones(at[0].shape, dtype=np.float64), [image, part]
+        for step, low, places, extent in zip(corner, lows, at, extents, strict=True):
+            tap = low + step
+            share = share * (1 - xp.abs(places - tap)) * ((tap >= 0) & (tap < extent))
+            index.append(xp.astype(xp.clip(tap, 0, extent - 1), np.int64))
+        total += share[..., None] * x[tuple(index)]
+    return total

@@ -279,6 +279,12 @@ class NodeInfo:
     def attr(self, name: str, default: Any = None) -> Any:
         return self.node.attr(name, default)
 
+    def input_dtype(self, index: int) -> DType | None:
+        """The element type of the input at this position; None if the input is absent or its type unknown."""
+        name = self.node.inputs[index] if index < len(self.node.inputs) else ""
+        type_ = self.function.get_type(name) if name else None
+        return type_.dtype if isinstance(type_, TensorType) else None
+
     def wants(self, index: int) -> bool:
         """Whether the output at this position is present."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])

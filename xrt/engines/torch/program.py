@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from xrt.engines.kernels.table import Run
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import list_last_uses
 from xrt.engines.toolkit.node_writer import as_function
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
-from xrt.engines.torch.kernel_context import Run, TorchKernelContext
-from xrt.engines.torch.kernels import MOVING, ops
-from xrt.engines.torch.kernels.opaque import make_opaque_kernel
+from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_known, ops
+from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType
@@ -134,10 +134,25 @@ def _kernel(at: TorchKernelContext) -> Run:
     elif isinstance(kernel, str):
         run = _define(at, kernel)
     else:
-        run = kernel.code(at)
+        run = _with_constants(kernel.code(node, at), kernel.host, at)
         if not node.bodies and node.op_type not in MOVING:
             run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
     return _first(run) if _returns_one(node) else run
+
+
+def _with_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Run:
+    """Pass constant sizes and axes as NumPy arrays, so that no call reads them from tensors."""
+    constants = {i: known.array for i in host if (known := find_known(at.node, at.function, i)) is not None}
+    if not constants:
+        return run
+
+    def call(*inputs: Any) -> Any:
+        values = list(inputs)
+        for i, array in constants.items():
+            values[i] = array
+        return run(*values)
+
+    return call
 
 
 def find_definition(node: Node, function: Function) -> Function | None:

@@ -8,9 +8,8 @@ from xrt.engines.toolkit.known_issues import KnownIssue, match_known_issue
 from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.toolkit.node_writer import as_function
 from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
-from xrt.engines.torch.kernel_context import TorchKernelContext
-from xrt.engines.torch.kernels import MOVING, ops
-from xrt.engines.torch.kernels.opaque import make_opaque_kernel
+from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
+from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
@@ -93,7 +92,7 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
         found = ops.find(node, function)
         if not isinstance(found, str):
             if not node.bodies:
-                found.code(TorchKernelContext(node, function, make_program))
+                found.code(node, TorchKernelContext(node, function, make_program))
             return None
     except (CompileRefused, ModelError) as refused:
         return str(refused)

@@ -6,8 +6,7 @@ optimisation crosses a node, so cutting a Function changes no bit of what it com
 
 from xrt.engines.contract.registry import EngineDeclaration
 from xrt.engines.toy.engine import Toy
-from xrt.engines.toy.kernel_context import KernelContext
-from xrt.engines.toy.table import Run
+from xrt.engines.toy.kernels import KernelContext, Run
 
 DECLARATION = EngineDeclaration(
     "toy",

@@ -15,15 +15,15 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toy.kernel_context import KernelContext
+from xrt.engines.toy.kernels import KernelContext
 from xrt.engines.toy.tape import describe_kernel
 from xrt.errors import CompileRefused, RunFailed, XRTError
 from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
+    from xrt.engines.toy.kernels import Run
     from xrt.engines.toy.native import KernelSelection
-    from xrt.engines.toy.table import Run
 
 __all__ = ["SHAPES", "DeviceExecutable", "find_shape_values", "plan_device_steps", "why_not_on_device"]
 

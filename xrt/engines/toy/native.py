@@ -19,7 +19,7 @@ from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, Na
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.engines.toy import reference
-from xrt.engines.toy.table import Factory
+from xrt.engines.toy.kernels import Factory
 from xrt.engines.toy.tape import StepKernel, order_updates
 from xrt.errors import CompileRefused
 from xrt.forking import renew_after_fork

@@ -14,8 +14,7 @@ from xrt.formats.onnx import to_model
 from xrt.graph import Function, Node, find_schema
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
-    from xrt.engines.toy.table import Run
+    from xrt.engines.toy.kernels import KernelContext, Run
 
 __all__ = ["DOMAINS", "make_reference_kernel", "why_not"]
 

@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.xla.kernels import ops
-from xrt.engines.xla.lowering_context import LoweringContext
-from xrt.engines.xla.table import Operand, is_either
+from xrt.engines.toolkit.node_query import NodeInfo
+from xrt.engines.xla import control  # noqa: F401  # fills the table
+from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
 from xrt.errors import CompileRefused
 from xrt.formats.onnx import expand
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 
-__all__ = ["KNOWN", "is_known", "lower"]
+__all__ = ["KNOWN", "LoweringContext", "is_known", "lower"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringContext(NodeInfo):
+    """A node and its surroundings, while it is traced."""
+
+    xp: Any
+    """The namespace of array functions: JAX's, or NumPy's if all operands are known and the operator is in `BY_NUMPY`."""
+    scope: Mapping[str, Operand]
+    """Every value that the node's bodies may read, by name."""
+    lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
+    """Traces a Function, given its inputs and the values around it."""
+
+    def dtype(self, name: str, default: Any = None) -> Any:
+        """The element type that an attribute tells by ONNX's number, as NumPy's; the default where it tells none."""
+        number = self.attr(name) or 0
+        return DType.from_onnx(number).numpy if number else default
+
+    def get_constant(self, operand: Operand, position: int) -> np.ndarray[Any, Any]:
+        """The content of the input in that position; raises CompileRefused where only the run shows it."""
+        if isinstance(operand, np.ndarray):
+            return operand
+        if not operand.size:
+            return np.zeros(operand.shape, operand.dtype)
+        name = _input_name(self.node, self.function, position)
+        raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} while it compiles, and here it is known only at run time")
+
+    def ints(self, operand: Operand, position: int) -> tuple[int, ...]:
+        """The content of the input in that position as whole numbers; raises CompileRefused as `known` does."""
+        return tuple(int(number) for number in self.get_constant(operand, position).reshape(-1))
+
+    def body(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
+        """What traces the body that an attribute holds, from its own inputs."""
+        function = self.attr(attribute)
+        return lambda inputs: self.lower(function, inputs, self.scope)
+
+
+def _input_name(node: Node, function: Function, position: int) -> str:
+    schema = find_schema(node.op_type, function.opset(node.domain), node.domain)
+    named = schema is not None and position < len(schema.inputs)
+    return str(schema.inputs[position].name) if schema is not None and named else str(position)
+
 
 KNOWN = 1024
 """Most elements of a constant whose content is known while nodes are traced. It then is a part of the compiled code; a larger
@@ -45,15 +87,17 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
 
 
 def _lowered(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
-    """Return the values that a node defines."""
+    """The values that a node defines."""
     kernel = ops.find(node, function)
     if isinstance(kernel, str):
         return _by_definition(node, function, scope, kernel)
     operands = [scope[name] if name else None for name in node.inputs]
-    by_numpy = is_either(kernel.code) and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
-    site = LoweringContext(node, function, np if by_numpy else jnp, scope, lower)
+    by_numpy = node.op_type in BY_NUMPY and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
+    at = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower)
+    # What a kernel reads on the host must be known while its node is traced.
+    read = [at.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
     with np.errstate(all="ignore"):
-        results = kernel.code(site, *operands)
+        results = kernel.code(node, at)(*read)
     many = results if isinstance(results, tuple) else (results,)
     return {name: _plain(result) for name, result in zip(node.outputs, many, strict=False) if name}
 
@@ -73,7 +117,7 @@ def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand],
 
 
 def _alone(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:
-    """Return the node as a Function of its own, with the types of what it reads as they turned out."""
+    """The node as a Function of its own, with the types of what it reads as they turned out."""
     reads = {name: scope[name] for name in node.uses}
     return Function(
         inputs=tuple(Value(name, TensorType(DType.of(x), x.shape)) for name, x in reads.items()),

@@ -20,7 +20,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Value
 
 if TYPE_CHECKING:
-    from xrt.engines.xla.table import Operand
+    from xrt.engines.xla.kernels import Operand
 
 __all__ = ["Arguments", "Call", "XlaProgram", "compile_program", "dump_hlo", "export_program", "load_program", "split_threads"]
 

@@ -16,7 +16,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Type, since_v
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
-    from xrt.engines.xla.table import Operand
+    from xrt.engines.xla.kernels import Operand
 
 __all__ = ["why_not"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.table import CPU, Array, Run, ops
+from xrt.engines.kernels.table import Array, Run, numpy_only as ops
 from xrt.graph import MapType, Node, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.kernels.table import NodeContext
 
 __all__ = ["ML", "name_labels", "post_transform", "read_labels", "rows"]
 
@@ -63,15 +63,15 @@ def _probit(p: Array) -> Array:
         return np.sqrt(2) * np.copysign(np.sqrt(np.sqrt(half * half - log / 0.147) - half), x)
 
 
-@ops("Scaler", domain=ML, devices=CPU)
-def scaler(node: Node, env: KernelContext) -> Run:
+@ops("Scaler", domain=ML)
+def scaler(node: Node, env: NodeContext) -> Run:
     """Return float32, whatever the features are; left out, the offset is zero and the scale is one."""
     offset, scale = (np.array(node.attr(name) or (neutral,), np.float64) for name, neutral in (("offset", 0.0), ("scale", 1.0)))
     return lambda x: ((x.astype(np.float64) - offset) * scale).astype(np.float32)
 
 
-@ops("Normalizer", domain=ML, devices=CPU)
-def normalizer(node: Node, env: KernelContext) -> Run:
+@ops("Normalizer", domain=ML)
+def normalizer(node: Node, env: NodeContext) -> Run:
     """Return float32 rows, each over its norm; a row of zeros stays. A tensor of rank 1 is one row."""
     norm = node.attr("norm", "MAX")
 
@@ -86,8 +86,8 @@ def normalizer(node: Node, env: KernelContext) -> Run:
     return run
 
 
-@ops("FeatureVectorizer", domain=ML, devices=CPU)
-def feature_vectorizer(node: Node, env: KernelContext) -> Run:
+@ops("FeatureVectorizer", domain=ML)
+def feature_vectorizer(node: Node, env: NodeContext) -> Run:
     """Return the inputs concatenated in float32, each cut, or filled with zeros, to its width."""
 
     def run(*values: Array) -> Array:
@@ -99,8 +99,8 @@ def feature_vectorizer(node: Node, env: KernelContext) -> Run:
     return run
 
 
-@ops("OneHotEncoder", domain=ML, devices=CPU)
-def one_hot_encoder(node: Node, env: KernelContext) -> Run:
+@ops("OneHotEncoder", domain=ML)
+def one_hot_encoder(node: Node, env: NodeContext) -> Run:
     """Return a last axis with a one in the column of each element's category; none where ``zeros`` allows it."""
     categories = read_labels(node, "cats_int64s", "cats_strings")
     known = np.array(categories, dtype=object if any(isinstance(one, str) for one in categories) else np.int64)
@@ -121,15 +121,15 @@ def _weights(node: Node, count: int) -> tuple[Array, Array]:
     return coefficients, np.array(node.attr("intercepts") or (0.0,), np.float64)
 
 
-@ops("LinearRegressor", domain=ML, devices=CPU)
-def linear_regressor(node: Node, env: KernelContext) -> Run:
+@ops("LinearRegressor", domain=ML)
+def linear_regressor(node: Node, env: NodeContext) -> Run:
     weights, added = _weights(node, node.attr("targets", 1))
     how = node.attr("post_transform", "NONE")
     return lambda x: post_transform(rows(x) @ weights.T + added, how).astype(np.float32)
 
 
-@ops("LinearClassifier", domain=ML, devices=CPU)
-def linear_classifier(node: Node, env: KernelContext) -> Run:
+@ops("LinearClassifier", domain=ML)
+def linear_classifier(node: Node, env: NodeContext) -> Run:
     """Return the label of the greatest score, as it is before it is transformed, and the scores.
 
     One row of coefficients for two classes is the score of the second.
@@ -160,8 +160,8 @@ def _of_one(scores: Array, labels: list[object], how: str) -> tuple[Array, Array
     return name_labels([labels[int(win)] for win in wins], labels), post_transform(both, how).astype(np.float32)
 
 
-@ops("ZipMap", domain=ML, devices=CPU)
-def zip_map(node: Node, env: KernelContext) -> Run:
+@ops("ZipMap", domain=ML)
+def zip_map(node: Node, env: NodeContext) -> Run:
     """Return one map for each row, with the node's labels as keys. A tensor of rank 1 is one row."""
     keys = _labels(node, "classlabels_int64s", "classlabels_strings")
 
@@ -174,8 +174,8 @@ def zip_map(node: Node, env: KernelContext) -> Run:
     return run
 
 
-@ops("DictVectorizer", domain=ML, devices=CPU)
-def dict_vectorizer(node: Node, env: KernelContext) -> Run:
+@ops("DictVectorizer", domain=ML)
+def dict_vectorizer(node: Node, env: NodeContext) -> Run:
     """Return a row with the value of each key of the vocabulary, zero or an empty text where the map has none.
 
     The standard speaks of a tensor of rank 1. Here it is [1, keys], as ONNX Runtime makes it and as converters, which stack
@@ -216,8 +216,8 @@ def _seen(maps: Sequence[Mapping[Any, Any]]) -> Any:
     return object if isinstance(first, str) else np.int64 if isinstance(first, int) else np.float32
 
 
-@ops("CastMap", domain=ML, devices=CPU)
-def cast_map(node: Node, env: KernelContext) -> Run:
+@ops("CastMap", domain=ML)
+def cast_map(node: Node, env: NodeContext) -> Run:
     """Return the values [1, count] in the order of their keys; sparse, each in the column that its key names.
 
     Sparse, a key from ``max_map`` on is left out. Of texts the standard says nothing: numbers are written with six digits and
@@ -248,8 +248,8 @@ _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
 """How a value is converted, the element type, and what a column without a key holds."""
 
 
-@ops("CategoryMapper", domain=ML, devices=CPU)
-def category_mapper(node: Node, env: KernelContext) -> Run:
+@ops("CategoryMapper", domain=ML)
+def category_mapper(node: Node, env: NodeContext) -> Run:
     """Return the text for each integer, or the integer for each text."""
     numbers, texts = node.attr("cats_int64s", ()), node.attr("cats_strings", ())
     to_number = dict(zip(texts, numbers, strict=True))
@@ -293,8 +293,8 @@ class KernelFunction:
         return np.tanh(self.gamma * near + self.coef0) if self.kind == "SIGMOID" else near
 
 
-@ops("SVMRegressor", domain=ML, devices=CPU)
-def svm_regressor(node: Node, env: KernelContext) -> Run:
+@ops("SVMRegressor", domain=ML)
+def svm_regressor(node: Node, env: NodeContext) -> Run:
     """Return one number for each row, or with ``one_class`` 1 inside and -1 outside."""
     count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
     vectors = np.array(node.attr("support_vectors", ()), np.float64)
@@ -357,8 +357,8 @@ class Machine:
         return votes
 
 
-@ops("SVMClassifier", domain=ML, devices=CPU)
-def svm_classifier(node: Node, env: KernelContext) -> Run:
+@ops("SVMClassifier", domain=ML)
+def svm_classifier(node: Node, env: NodeContext) -> Run:
     """Return the labels and the scores: probabilities where the node has their parameters, else decisions."""
     labels = read_labels(node, "classlabels_ints", "classlabels_strings")
     classes = max(len(labels), 1)
@@ -526,8 +526,8 @@ def _is_precise(node: Node, x: Array) -> bool:
     return x.dtype == np.float64 or node.attr("nodes_values_as_tensor") is not None
 
 
-@ops("TreeEnsembleRegressor", domain=ML, devices=CPU)
-def tree_ensemble_regressor(node: Node, env: KernelContext) -> Run:
+@ops("TreeEnsembleRegressor", domain=ML)
+def tree_ensemble_regressor(node: Node, env: NodeContext) -> Run:
     trees = Trees.of(node, "target", node.attr("n_targets", 1))
     base, combine = _floats(node, "base_values"), node.attr("aggregate_function", "SUM")
     how = node.attr("post_transform", "NONE")
@@ -551,8 +551,8 @@ def _combined(trees: Trees, leaves: list[Array], combine: str) -> Array:
     return np.where(said.any(axis=0), found, 0.0)
 
 
-@ops("TreeEnsembleClassifier", domain=ML, devices=CPU)
-def tree_ensemble_classifier(node: Node, env: KernelContext) -> Run:
+@ops("TreeEnsembleClassifier", domain=ML)
+def tree_ensemble_classifier(node: Node, env: NodeContext) -> Run:
     """Return the label of the greatest score, and the scores; leaves that all speak of one class speak of the second of two."""
     labels = read_labels(node, "classlabels_int64s", "classlabels_strings")
     ids, how = set(node.attr("class_ids")), node.attr("post_transform", "NONE")
@@ -589,8 +589,8 @@ def _are_texts(labels: list[Any]) -> bool:
 _CHANGES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
 
-@ops("StringNormalizer", devices=CPU)
-def string_normalizer(node: Node, env: KernelContext) -> Run:
+@ops("StringNormalizer")
+def string_normalizer(node: Node, env: NodeContext) -> Run:
     """Return the texts, [C] or [1, C], without stop words; one empty text where none is left.
 
     Case is changed by Unicode's rules, whatever the ``locale``.

@@ -15,7 +15,9 @@ from xrt.graph import Shape, TensorType, Type
 from xrt.graph.node import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import Run, Tensor, TorchKernelContext
+    from xrt.engines.kernels.table import Run
+    from xrt.engines.torch.kernels import TorchKernelContext
+    from xrt.engines.torch.namespace import Tensor
 
 __all__ = ["make_opaque_kernel"]
 

@@ -1,10 +1,11 @@
-"""Element types, scales and shapes of arrays: helpers that the NumPy, CuPy and JAX kernels share."""
+"""Element types, scales and shapes: helpers of the kernels, over an array namespace ``xp``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,13 @@ from xrt.graph import DType
 __all__ = [
     "NARROW",
     "align_to_axis",
-    "apply_reshape",
+    "along",
     "broadcast_parameters",
     "center",
-    "depth_to_space",
     "even",
     "extreme",
     "get_integer_limits",
     "round_once",
-    "space_to_depth",
     "split_axis",
     "trim",
     "widen",
@@ -32,12 +31,12 @@ NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
 """Float types narrower than float32."""
 
 
-def widen(x: Any) -> Any:
+def widen(xp: Any, x: Any) -> Any:
     """Convert narrow floats to float32; other types are unchanged."""
-    return x.astype(np.float32) if x.dtype in NARROW else x
+    return xp.astype(x, np.float32) if x.dtype in xp.narrow else x
 
 
-def round_once(compute: Callable[..., Any]) -> Callable[..., Any]:
+def round_once(xp: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
     """Compute narrow types in float32 and round the result once, to the type of the first argument.
 
     Arguments that are not arrays pass through.
@@ -45,16 +44,16 @@ def round_once(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(compute)
     def run(x: Any, *rest: Any, **options: Any) -> Any:
-        if x.dtype not in NARROW:
+        if x.dtype not in xp.narrow:
             return compute(x, *rest, **options)
-        wide = (widen(value) if hasattr(value, "dtype") else value for value in rest)
-        return compute(widen(x), *wide, **options).astype(x.dtype)
+        wide = (widen(xp, value) if hasattr(value, "dtype") else value for value in rest)
+        return xp.astype(compute(widen(xp, x), *wide, **options), x.dtype)
 
     return run
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """The minimum or maximum of no elements: the identity of the reduction."""
+    """The minimum or maximum of no elements, for an element type of NumPy's: the identity of the reduction."""
     if dtype.kind == "b":
         return np.bool_(not lowest)
     if dtype.kind in "iu":
@@ -69,50 +68,27 @@ def get_integer_limits(dtype: DType) -> tuple[int, int]:
 
 
 def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
-    """Shape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block.
-
-    ``xp`` is the array module.
-    """
-    if v.size == 1:
+    """Shape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block."""
+    if prod(v.shape) == 1:
         return v.reshape(())
     if block:
         # The last block may be shorter than the others.
         return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
-    return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
+    return along(v, axis, x.ndim)
 
 
 def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
     """Shape a scalar or a vector along an axis to broadcast; of a product, -2 is per row and -1 per column."""
-    if v.size == 1:
+    if prod(v.shape) == 1:
         return v.reshape(())
     if v.ndim != 1 or axis is None:
         return v
-    return v.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+    return along(v, axis, rank)
 
 
-def apply_reshape(x: Any, target: Sequence[int], allow_zero: bool) -> Any:
-    """Reshape as ONNX does: 0 copies the extent at that position, unless ``allow_zero``."""
-    if not allow_zero:
-        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
-    return x.reshape(tuple(target))
-
-
-def depth_to_space(x: Any, block: int, column_first: bool) -> Any:
-    """Rearrange channels (N, C, H, W) into blocks of the plane."""
-    n, c, h, w = x.shape
-    if column_first:
-        whole = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
-    else:
-        whole = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
-    return whole.reshape(n, c // block**2, h * block, w * block)
-
-
-def space_to_depth(x: Any, block: int, column_first: bool) -> Any:
-    """Rearrange blocks of the plane (N, C, H, W) into channels."""
-    n, c, h, w = x.shape
-    whole = x.reshape(n, c, h // block, block, w // block, block)
-    whole = whole.transpose(0, 1, 3, 5, 2, 4) if column_first else whole.transpose(0, 3, 5, 1, 2, 4)
-    return whole.reshape(n, c * block**2, h // block, w // block)
+def along(x: Any, axis: int, rank: int) -> Any:
+    """Lay a vector along one axis of a tensor of that rank."""
+    return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:

@@ -1,35 +1,21 @@
-"""Source positions and weights of Resize and GridSample, for any array module ``xp`` with NumPy's interface."""
+"""Reading between elements: Resize, GridSample, pools over regions of interest, and the suppression of overlapping boxes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, floor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from math import ceil, floor, nan
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.engines.kernels.windows import cut_bins
+
 if TYPE_CHECKING:
+    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
-
-__all__ = [
-    "Axis",
-    "Grid",
-    "Sampling",
-    "read",
-    "read_resize_axes",
-    "read_rounding",
-    "read_sampling",
-    "sample_grid",
-    "scale_coordinates",
-    "taps",
-    "weight",
-]
-
-Array: TypeAlias = Any
-"""An array of the module ``xp``."""
-
 
 # ---------------------------------------------------------------------- how elements are made
 
@@ -141,7 +127,7 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     places = axis.places(xp, sampling.coordinates)
     if sampling.mode == "nearest":
         indices = _rounded(xp, places, sampling.nearest)[:, None]
-        return xp.clip(indices, 0, axis.extent - 1).astype(np.int64), xp.ones(indices.shape)
+        return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), xp.ones(indices.shape)
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
     # With antialias the filter widens by the inverse of the scale when shrinking.
     reach = ceil(sampling.reach / shrink)
@@ -151,8 +137,8 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
     # Excluded taps and the widened filter change the sum of weights, which must be 1.
     if sampling.exclude_outside or sampling.antialias:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    return xp.clip(indices, 0, axis.extent - 1).astype(np.int64), weights
+        weights = weights / xp.sum(weights, axis=1, keepdims=True)
+    return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), weights
 
 
 def _rounded(xp: Any, places: Array, how: str) -> Array:
@@ -163,7 +149,7 @@ def _rounded(xp: Any, places: Array, how: str) -> Array:
 
 # ---------------------------------------------------------------------- how large
 
-Parts: TypeAlias = Sequence[tuple[float, float]]
+Parts = Sequence[tuple[float, float]]
 """Start and end of the sampled range of each axis."""
 
 
@@ -246,10 +232,10 @@ class Grid:
     def taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
         """Neighbors of each position along one axis, with their weights.
 
-        A cubic position outside is not moved here; `read` pads each of its taps instead. Moving the position first would give
+        A cubic position outside is not moved here; `_read_grid` pads each of its taps instead. Moving it first would give
         other weights.
         """
-        places = self.places(grid, extent).astype(np.float64)
+        places = xp.astype(self.places(grid, extent), np.float64)
         if self.sampling.mode == "nearest":
             nearest = self.within(xp, xp.rint(places), extent)
             return [(nearest, xp.ones_like(nearest))]
@@ -258,7 +244,7 @@ class Grid:
         first, reach = xp.floor(places), self.sampling.reach
         part = places - first
         offsets = range(1 - reach, reach + 1)
-        weights = [xp.where(xp.isnan(part), np.nan, weight(xp, offset - part, self.sampling)) for offset in offsets]
+        weights = [xp.where(xp.isnan(part), nan, weight(xp, offset - part, self.sampling)) for offset in offsets]
         return [(first + offset, factor) for offset, factor in zip(offsets, weights, strict=True)]
 
 
@@ -268,16 +254,203 @@ def sample_grid(node: Node) -> Grid:
     return Grid(Sampling(LEGACY_MODES.get(mode, mode)), node.attr("padding_mode", "zeros"), bool(node.attr("align_corners", 0)))
 
 
-def read(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
+def _read_grid(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
     """Sample ``x`` (N, C, *spatial) at the positions of ``grid`` (N, *positions, axes); sums in float64."""
     extents, last = x.shape[2:], xp.moveaxis(x, 1, -1)
     total = xp.zeros((len(x), *grid.shape[1:-1], x.shape[1]), dtype=np.float64)
     for combination in product(*(how.taps(xp, grid[..., -1 - axis], extent) for axis, extent in enumerate(extents))):
-        index, share = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))], xp.ones(grid.shape[:-1])
+        index, share = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))], xp.ones(grid.shape[:-1], dtype=np.float64)
         for (tap, factor), extent in zip(combination, extents, strict=True):
             place = how.within(xp, tap, extent)
             share = xp.where((place >= 0) & (place <= extent - 1) | xp.isnan(factor), share * factor, 0.0)
             # Positions outside have weight 0, but the index must be valid.
-            index.append(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1).astype(np.int64))
+            index.append(xp.astype(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1), np.int64))
         total += share[..., None] * last[tuple(index)]
-    return xp.moveaxis(total, -1, 1).astype(x.dtype)
+    return xp.astype(xp.moveaxis(total, -1, 1), x.dtype)
+
+
+@ops("GridSample")
+def grid_sample(node: Node, env: NodeContext) -> Run:
+    xp, how = env.xp, sample_grid(node)
+    return lambda x, grid: _read_grid(xp, xp.asarray(x), xp.asarray(grid), how)
+
+
+# ---------------------------------------------------------------------- Resize
+
+
+def _resize_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
+    indices, weights = taps(xp.constants, axis, sampling)
+    along_axis = (-1, *(1,) * (x.ndim - 1 - axis.index))
+    columns = (xp.take(x, xp.asarray(indices[:, i]), axis=axis.index) for i in range(indices.shape[1]))
+    if sampling.mode == "nearest":
+        y = next(columns)
+    else:
+        shares = (xp.astype(xp.asarray(weights[:, i]), x.dtype).reshape(along_axis) for i in range(weights.shape[1]))
+        y = sum(column * share for column, share in zip(columns, shares, strict=True))
+    if not sampling.crops:
+        return y
+    outside = xp.asarray(axis.outside(xp.constants, sampling.coordinates))
+    return xp.astype(xp.where(outside.reshape(along_axis), sampling.extrapolation, y), x.dtype)
+
+
+def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:
+    """Resize axis by axis. Integers are computed in float64, then rounded and saturated, unless elements are only picked."""
+    y, is_whole = x, xp.kind(x) in "iu"
+    if sampling.mode != "nearest":
+        y = xp.astype(x, np.float64 if is_whole or x.dtype == xp.float64 else xp.wide)
+    for axis in axes:
+        y = y if axis.stays else _resize_axis(xp, y, axis, sampling)
+    if is_whole and y.dtype != x.dtype:
+        y = xp.clip(xp.rint(y), xp.extreme(x.dtype, lowest=True), xp.extreme(x.dtype, lowest=False))
+    return xp.astype(y, x.dtype)
+
+
+@ops("Resize", since=11, host=(1, 2, 3))
+def resize(node: Node, env: NodeContext) -> Run:
+    xp, sampling = env.xp, read_sampling(node)
+
+    def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
+        region = roi if sampling.crops else None
+        lists = ([] if one is None else one.tolist() for one in (region, scales, sizes))
+        return _resize(xp, x, read_resize_axes(node, x.shape, *lists), sampling)
+
+    return run
+
+
+@ops("Upsample", since=9, host=(1,))
+@ops("Resize", until=10, host=(1,))
+def upsample(node: Node, env: NodeContext) -> Run:
+    xp, sampling = env.xp, read_rounding(node)
+    return lambda x, scales: _resize(xp, x, scale_coordinates(x.shape, scales.tolist()), sampling)
+
+
+@ops("Upsample", until=8)
+def upsample_by_attributes(node: Node, env: NodeContext) -> Run:
+    """Version 1 names the two scales of an image; version 7 lists one per axis."""
+    xp, sampling = env.xp, read_rounding(node)
+    scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
+    return lambda x: _resize(xp, x, scale_coordinates(x.shape, scales), sampling)
+
+
+# ---------------------------------------------------------------------- pools
+
+
+def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
+    """Return, for evenly spread samples of one axis (bins * each), both neighbours, the second's weight, and which count."""
+    places = start + (xp.arange(bins * each, dtype=np.float64) + 0.5) * (size / max(1, bins * each))
+    counts = (places >= -1) & (places <= extent)
+    places = xp.clip(places, 0, extent - 1)
+    low = xp.astype(xp.floor(places), np.int64)
+    return low, xp.minimum(low + 1, extent - 1), places - low, counts
+
+
+def _align(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
+    """Pool one region of an image (C, H, W) into bins, from samples interpolated between elements."""
+    bins = node.attr("output_height", 1), node.attr("output_width", 1)
+    x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
+    sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
+    ratio = node.attr("sampling_ratio", 0)
+    each = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
+    rows, columns = (
+        _samples(xp, start, size, n, e, extent)
+        for start, size, n, e, extent in zip((y1, x1), sizes, bins, each, image.shape[1:], strict=True)
+    )
+    corners = [
+        image[:, row[:, None], column] * (vertical[:, None] * horizontal)
+        for row, vertical in ((rows[0], (1 - rows[2]) * rows[3]), (rows[1], rows[2] * rows[3]))
+        for column, horizontal in ((columns[0], (1 - columns[2]) * columns[3]), (columns[1], columns[2] * columns[3]))
+    ]
+    shape = (len(image), bins[0], each[0], bins[1], each[1])
+    if 0 in each:
+        return xp.zeros((len(image), *bins), dtype=np.float64)
+    if node.attr("mode", "avg") == "avg":
+        return xp.mean(sum(corners).reshape(shape), axis=(2, 4))
+    # The greatest of the four weighted neighbours, not of their sum: so it is defined by what engines do.
+    return xp.max(xp.max(xp.stack(corners), axis=0).reshape(shape), axis=(2, 4))
+
+
+@eager("RoiAlign", host=(1, 2))
+def roi_align(node: Node, env: NodeContext) -> Run:
+    """Version 10 had no shift by half an element, and no attribute to ask for it."""
+    default = "half_pixel" if env.version >= 16 else "output_half_pixel"
+    shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
+
+    xp = env.xp
+
+    def run(x: Array, boxes: Array, images: Array) -> Array:
+        pools = [_align(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
+        empty = (0, x.shape[1], node.attr("output_height", 1), node.attr("output_width", 1))
+        return xp.astype(xp.stack(pools), x.dtype) if pools else xp.empty(empty, dtype=x.dtype)
+
+    return run
+
+
+@eager("MaxRoiPool", host=(1,))
+def max_roi_pool(node: Node, env: NodeContext) -> Run:
+    """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
+    xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
+
+    def pooled(image: Array, box: Array) -> Array:
+        x1, y1, x2, y2 = (floor(v * scale + 0.5) for v in box.tolist())
+        rows, columns = cut_bins(y1, y2, height, image.shape[1]), cut_bins(x1, x2, width, image.shape[2])
+        out = xp.zeros((len(image), height, width), dtype=image.dtype)
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                part = image[:, row, column]
+                if 0 not in part.shape:
+                    out[:, i, j] = xp.max(part, axis=(1, 2))
+        return out
+
+    def run(x: Array, boxes: Array) -> Array:
+        pools = [pooled(x[int(box[0])], box[1:]) for box in boxes]
+        return xp.stack(pools) if pools else xp.empty((0, x.shape[1], height, width), dtype=x.dtype)
+
+    return run
+
+
+# ---------------------------------------------------------------------- boxes
+
+
+def _corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
+    """The lower and the upper corners of boxes given by any two opposite corners, or by centre and size."""
+    if centred:
+        return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
+    return xp.minimum(boxes[:, :2], boxes[:, 2:]), xp.maximum(boxes[:, :2], boxes[:, 2:])
+
+
+def _choose(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
+    """Take boxes by falling score, dropping those that overlap with one already taken."""
+    areas = xp.prod(high - low, axis=1)
+    order = xp.order(-scores, 0, False)
+    if least is not None:
+        order = order[scores[order] > least]
+    taken: list[int] = []
+    while len(order) and len(taken) < most:
+        best, order = order[0], order[1:]
+        taken.append(int(best))
+        sides = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
+        common = xp.prod(xp.maximum(sides, 0), axis=1)
+        union = areas[best] + areas[order] - common
+        order = order[~((common > 0) & (common / union > overlap))]
+    return taken
+
+
+@eager("NonMaxSuppression", devices=("cpu",))
+def non_max_suppression(node: Node, env: NodeContext) -> Run:
+    """(image, class, box) of each box that is kept, best first within its image and class."""
+    xp, centred = env.xp, bool(node.attr("center_point_box", 0))
+
+    def run(
+        boxes: Array, scores: Array, most: Array | None = None, overlap: Array | None = None, least: Array | None = None
+    ) -> Array:
+        count, limit = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (most, overlap))
+        bound = None if least is None or 0 in least.shape else least.reshape(-1)[0].item()
+        kept = [
+            (image, label, box)
+            for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
+            for label, of_class in enumerate(by_class)
+            for box in _choose(xp, *_corners(xp, of_image, centred), of_class, count, limit, bound)
+        ]
+        return xp.asarray(kept, dtype=np.int64).reshape(-1, 3)
+
+    return run

@@ -9,18 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.table import Operand, ops
+from xrt.engines.xla.kernels import Operand, lowers
 
 if TYPE_CHECKING:
-    from xrt.engines.xla.lowering_context import LoweringContext
-
-__all__: list[str] = []
+    from xrt.engines.xla.export import LoweringContext
 
 UNROLLED = 8
 """Iterations up to which a loop is written out, so that shapes may change from one to the next."""
 
 
-@ops("If")
+@lowers("If")
 def if_(at: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     then, otherwise = at.body("then_branch"), at.body("else_branch")
     if isinstance(condition, np.ndarray):
@@ -36,7 +34,7 @@ class _UndecidedError(Exception):
     """Only the run shows whether a loop goes on."""
 
 
-@ops("Loop")
+@lowers("Loop")
 def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
     """Run the body while its condition holds, at most M times; what is carried comes back first, what is scanned stacked."""
     iterate = _Iteration(at, len(carried))
@@ -107,7 +105,7 @@ class _Iteration:
 # ---------------------------------------------------------------------- Scan
 
 
-@ops("Scan", since=9)
+@lowers("Scan", since=9)
 def scan(at: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
     body, m = at.body("body"), at.attr("num_scan_inputs")
     n = len(values) - m

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+from xrt.engines.kernels.arrays import split_axis
+from xrt.engines.kernels.table import Array, Run, eager as ops
 
 if TYPE_CHECKING:
+    from xrt.engines.kernels.table import NodeContext
     from xrt.engines.toolkit.node_query import CompiledBody
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 
 @ops("If", host=(0,))
-def if_(node: Node, env: KernelContext) -> Run:
+def if_(node: Node, env: NodeContext) -> Run:
     then, otherwise = env.body("then_branch"), env.body("else_branch")
 
     def run(condition: Array, *captured: Any) -> tuple[Any, ...]:
@@ -27,10 +28,10 @@ def if_(node: Node, env: KernelContext) -> Run:
 
 
 @ops("Loop", host=(0, 1))
-def loop(node: Node, env: KernelContext) -> Run:
-    """Run the body while its condition holds, at most M times; what is carried comes back last, what is scanned stacked."""
-    body, given = env.body("body"), len(node.inputs)
-    carried_count = max(0, given - 2)
+def loop(node: Node, env: NodeContext) -> Run:
+    """Run the body while its condition holds, at most M times; carried values come back first, then the stacked scanned ones."""
+    xp, body = env.xp, env.body("body")
+    carried_count = max(0, len(node.inputs) - 2)
 
     def run(trips: Array | None = None, condition: Array | None = None, *rest: Any) -> tuple[Any, ...]:
         carried, captured = list(rest[:carried_count]), rest[carried_count:]
@@ -39,12 +40,12 @@ def loop(node: Node, env: KernelContext) -> Run:
         for trip in count() if trips is None else range(int(trips.reshape(()))):
             if not proceed:
                 break
-            flag, *results = body([np.array(trip, dtype=np.int64), np.array(True), *carried], captured)
+            flag, *results = body([xp.asarray(trip, dtype=np.int64), xp.asarray(True), *carried], captured)
             carried, proceed = results[:carried_count], bool(flag.reshape(()))
             for column, value in zip(scanned, results[carried_count:], strict=True):
                 column.append(value)
         turn = [None, None, *carried]
-        stacks = (_stacked(env.xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
+        stacks = (_stacked(xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
         return *carried, *stacks
 
     return run
@@ -76,11 +77,11 @@ def _scan(
 
 def _front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
     moved = xp.moveaxis(x, axis, 0)
-    return moved[::-1] if backwards else moved
+    return xp.flip(moved, 0) if backwards else moved
 
 
 @ops("Scan", since=9)
-def scan(node: Node, env: KernelContext) -> Run:
+def scan(node: Node, env: NodeContext) -> Run:
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - m
     k = len(body.function.outputs) - n_states
@@ -93,14 +94,14 @@ def scan(node: Node, env: KernelContext) -> Run:
         results = _scan(xp, body, states, scanned, captured, k)
         turn = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
         stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
-        outputs = (xp.moveaxis(s[::-1] if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
+        outputs = (xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
         return *results[:n_states], *outputs
 
     return run
 
 
 @ops("Scan", until=8, host=(0,))
-def scan_batched(node: Node, env: KernelContext) -> Run:
+def scan_batched(node: Node, env: NodeContext) -> Run:
     """Version 8 has a batch axis in front, of sequences of given lengths, padded with zeros."""
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - 1 - m
@@ -113,7 +114,7 @@ def scan_batched(node: Node, env: KernelContext) -> Run:
         turn = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
         stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         missing = len(scanned[0]) - length
-        return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), s.dtype)]) for s in stacks)]
+        return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in stacks)]
 
     def run(lengths: Array | None, *values: Any) -> tuple[Any, ...]:
         states, scanned, captured = values[:n_states], values[n_states : n_states + m], values[n_states + m :]
@@ -126,22 +127,22 @@ def scan_batched(node: Node, env: KernelContext) -> Run:
 
 
 @ops("SequenceConstruct")
-def sequence_construct(node: Node, env: KernelContext) -> Run:
+def sequence_construct(node: Node, env: NodeContext) -> Run:
     return lambda *values: list(values)
 
 
 @ops("SequenceEmpty")
-def sequence_empty(node: Node, env: KernelContext) -> Run:
+def sequence_empty(node: Node, env: NodeContext) -> Run:
     return list
 
 
 @ops("SequenceAt", host=(1,))
-def sequence_at(node: Node, env: KernelContext) -> Run:
+def sequence_at(node: Node, env: NodeContext) -> Run:
     return lambda sequence, position: sequence[_place(position, len(sequence))]
 
 
 @ops("SequenceErase", host=(1,))
-def sequence_erase(node: Node, env: KernelContext) -> Run:
+def sequence_erase(node: Node, env: NodeContext) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
         place = _place(position, len(sequence))
         return [*sequence[:place], *sequence[place + 1 :]]
@@ -150,7 +151,7 @@ def sequence_erase(node: Node, env: KernelContext) -> Run:
 
 
 @ops("SequenceInsert", host=(2,))
-def sequence_insert(node: Node, env: KernelContext) -> Run:
+def sequence_insert(node: Node, env: NodeContext) -> Run:
     def run(sequence: list[Any], value: Any, position: Array | None = None) -> list[Any]:
         place = len(sequence) if position is None else _place(position, len(sequence), insert=True)
         return [*sequence[:place], value, *sequence[place:]]
@@ -159,7 +160,7 @@ def sequence_insert(node: Node, env: KernelContext) -> Run:
 
 
 def _place(position: Array | None, length: int, *, insert: bool = False) -> int:
-    """Return an index counted from the front, by default of the last element."""
+    """An index counted from the front, by default of the last element."""
     place = -1 if position is None else int(position.reshape(()))
     end = length if insert else length - 1
     if not -length <= place <= end:
@@ -168,42 +169,42 @@ def _place(position: Array | None, length: int, *, insert: bool = False) -> int:
 
 
 @ops("SequenceLength")
-def sequence_length(node: Node, env: KernelContext) -> Run:
-    return lambda sequence: np.array(len(sequence), dtype=np.int64)
+def sequence_length(node: Node, env: NodeContext) -> Run:
+    return lambda sequence: env.xp.sizes(len(sequence))
 
 
 @ops("ConcatFromSequence")
-def concat_from_sequence(node: Node, env: KernelContext) -> Run:
+def concat_from_sequence(node: Node, env: NodeContext) -> Run:
     join = env.xp.stack if node.attr("new_axis", 0) else env.xp.concatenate
     axis = node.attr("axis")
     return lambda sequence: join(sequence, axis=axis)
 
 
 @ops("SplitToSequence", host=(1,))
-def split_to_sequence(node: Node, env: KernelContext) -> Run:
+def split_to_sequence(node: Node, env: NodeContext) -> Run:
     """Parts of one size (the last may be smaller), of given sizes, or single elements whose axis may be dropped."""
     xp, axis, keep = env.xp, node.attr("axis", 0), node.attr("keepdims", 1)
 
     def run(x: Array, split: Array | None = None) -> list[Array]:
+        extent = x.shape[axis]
         if split is None:
-            ends = list(range(1, x.shape[axis]))
-        elif split.ndim == 0:
-            ends = list(range(int(split), x.shape[axis], int(split)))
-        else:
-            ends = np.cumsum(split)[:-1].tolist()
-        parts: list[Array] = xp.split(x, ends, axis=axis)
-        return parts if keep or split is not None else [xp.squeeze(part, axis=axis) for part in parts]
+            parts = list(split_axis(x, [1] * extent, axis))
+            return parts if keep else [xp.squeeze(part, axis=axis) for part in parts]
+        if split.ndim:
+            return list(split_axis(x, split.tolist(), axis))
+        ends = [*range(0, extent, int(split)), extent]
+        return list(split_axis(x, [end - start for start, end in pairwise(ends)], axis))
 
     return run
 
 
 @ops("SequenceMap")
-def sequence_map(node: Node, env: KernelContext) -> Run:
+def sequence_map(node: Node, env: NodeContext) -> Run:
     """Run the body on each element; inputs that are tensors are the same for all."""
-    body, given = env.body("body"), len(node.inputs)
+    body, n_inputs = env.body("body"), len(node.inputs)
 
     def run(*values: Any) -> tuple[list[Any], ...]:
-        inputs, captured = values[:given], values[given:]
+        inputs, captured = values[:n_inputs], values[n_inputs:]
         rows = [
             body([value[i] if isinstance(value, list) else value for value in inputs], captured) for i in range(len(inputs[0]))
         ]
@@ -213,15 +214,15 @@ def sequence_map(node: Node, env: KernelContext) -> Run:
 
 
 @ops("Optional")
-def optional(node: Node, env: KernelContext) -> Run:
+def optional(node: Node, env: NodeContext) -> Run:
     return lambda value=None: value
 
 
 @ops("OptionalHasElement")
-def optional_has_element(node: Node, env: KernelContext) -> Run:
-    return lambda value=None: np.array(value is not None)
+def optional_has_element(node: Node, env: NodeContext) -> Run:
+    return lambda value=None: env.xp.asarray(value is not None)
 
 
 @ops("OptionalGetElement")
-def optional_get_element(node: Node, env: KernelContext) -> Run:
+def optional_get_element(node: Node, env: NodeContext) -> Run:
     return lambda x: x

@@ -1,0 +1,229 @@
+"""Operators that make tensors: constants, ranges, windows for signals and their transform, random numbers, Dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, pi
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.engines.kernels.table import Array, Run, eager as ops
+from xrt.errors import CompileRefused
+from xrt.graph import Constant, DType, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.kernels.table import NodeContext
+
+
+@ops("Constant")
+def constant(node: Node, env: NodeContext) -> Run:
+    value = constant_value(node)
+    return lambda: value
+
+
+def constant_value(node: Node) -> Array:
+    """A Constant node's tensor, read-only; its one attribute says in its name what it holds."""
+    for attribute in node.attributes:
+        if isinstance(attribute.value, Constant):
+            return attribute.value.array
+        if attribute.name in _CONSTANT_TYPES:
+            return Constant(np.array(attribute.value, dtype=_CONSTANT_TYPES[attribute.name])).array
+    raise CompileRefused(f"node {node.name!r} (Constant) has none of the attributes that hold a value")
+
+
+_CONSTANT_TYPES = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": np.object_,
+    "value_strings": np.object_,
+}
+
+
+@ops("ConstantOfShape", host=(0,))
+def constant_of_shape(node: Node, env: NodeContext) -> Run:
+    filling = node.attr("value")
+    value = np.zeros(1, dtype=np.float32) if filling is None else filling.array
+    return lambda extents: env.xp.full(extents.tolist(), value.reshape(()), dtype=value.dtype)
+
+
+@ops("EyeLike")
+def eye_like(node: Node, env: NodeContext) -> Run:
+    xp, k, to = env.xp, node.attr("k", 0), node.attr("dtype")
+    dtype = None if to is None else DType.from_onnx(to).numpy
+    return lambda x: xp.eye(*x.shape, k=k, dtype=dtype or x.dtype)
+
+
+@ops("Range", host=(0, 1, 2))
+def range_(node: Node, env: NodeContext) -> Run:
+    """Element i is ``start + i * delta``, in float32 for narrower floats."""
+    xp = env.xp
+
+    def run(start: Array, limit: Array, delta: Array) -> Array:
+        first, end, step = (v.reshape(()).item() for v in (start, limit, delta))
+        count = max(0, ceil((end - first) / step))
+        wide = np.float32 if start.dtype in xp.narrow else start.dtype
+        return xp.astype(xp.asarray(first, dtype=wide) + xp.arange(count, dtype=wide) * xp.asarray(step, dtype=wide), start.dtype)
+
+    return run
+
+
+# ---------------------------------------------------------------------- windows for signals
+
+
+def _cosines(*terms: float) -> Callable[[Node, NodeContext], Run]:
+    """A factory of a window that is a sum of cosines of multiples of the angle once around."""
+
+    def factory(node: Node, env: NodeContext) -> Run:
+        xp, dtype = env.xp, DType.from_onnx(node.attr("output_datatype", DType.FLOAT32.onnx)).numpy
+        shorter = 0 if node.attr("periodic", 1) else 1
+
+        def run(size: Array) -> Array:
+            count = int(size.reshape(()))
+            angle = 2 * pi / max(1, count - shorter) * xp.arange(count)
+            return xp.astype(sum(term * xp.cos(k * angle) for k, term in enumerate(terms)), dtype)
+
+        return run
+
+    return factory
+
+
+ops("HannWindow", host=(0,))(_cosines(0.5, -0.5))
+ops("HammingWindow", host=(0,))(_cosines(25 / 46, -21 / 46))
+ops("BlackmanWindow", host=(0,))(_cosines(0.42, -0.5, 0.08))
+
+
+@ops("STFT", devices=("cpu",))
+def short_time_fourier(node: Node, env: NodeContext) -> Run:
+    """(batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
+    xp, onesided = env.xp, bool(node.attr("onesided", 1))
+
+    def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
+        parts = signal[..., None] if signal.ndim == 2 else signal
+        if parts.ndim != 3 or parts.shape[-1] not in (1, 2):
+            raise ValueError(
+                f"the signal has shape {list(signal.shape)}; it must be [batch, length], [batch, length, 1] or [batch, length, 2]"
+            )
+        if onesided and parts.shape[-1] == 2:
+            raise ValueError(f"the signal {list(signal.shape)} is complex; its transform has two sides, so set onesided=0")
+        size = _number(length) if length is not None else parts.shape[1] if window is None else len(window)
+        width = size if window is None else len(window)
+        frames = _frames(xp, xp.astype(parts, np.float64), _number(step), size, width)
+        if window is not None:
+            frames = frames * xp.astype(window, np.float64)[:, None]
+        values = frames[..., 0] + 1j * frames[..., 1] if parts.shape[-1] == 2 else frames[..., 0]
+        result = (xp.fft.rfft if onesided else xp.fft.fft)(values, n=size, axis=-1)
+        return xp.astype(xp.stack([result.real, result.imag], axis=-1), signal.dtype)
+
+    return run
+
+
+def _number(value: Array) -> int:
+    return int(value.reshape(()))
+
+
+def _frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
+    """The frames (batch, frames, width, parts) of a signal (batch, length, parts): as many as hold ``size`` elements.
+
+    A window that is wider than that reads zeros beyond the signal.
+    """
+    count = max(0, 1 + (signal.shape[1] - size) // step)
+    if width > size:
+        signal = xp.concatenate([signal, xp.zeros((len(signal), width - size, signal.shape[2]))], axis=1)
+    indices = xp.arange(count)[:, None] * step + xp.arange(width)
+    return signal[:, indices]
+
+
+# ---------------------------------------------------------------------- random numbers
+
+
+def _generator(node: Node) -> Callable[[], np.random.Generator]:
+    """What gives a generator per call: always the same numbers where the node carries a seed."""
+    seed = node.attr("seed")
+    if seed is None:
+        return np.random.default_rng
+    bits = int(np.float32(seed).view(np.uint32))
+    return lambda: np.random.default_rng(bits)
+
+
+def _draw(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.random.Generator) -> Array:
+    """Draw what the operator's name says: Normal with mean and scale, or Uniform between low and high."""
+    if "Normal" in node.op_type:
+        values = generator.normal(node.attr("mean", 0.0), node.attr("scale", 1.0), extents)
+    else:
+        values = generator.uniform(node.attr("low", 0.0), node.attr("high", 1.0), extents)
+    return xp.astype(xp.asarray(values), dtype)
+
+
+@ops("RandomNormal", "RandomUniform")
+def random(node: Node, env: NodeContext) -> Run:
+    generator, extents = _generator(node), node.attr("shape")
+    dtype = DType.from_onnx(node.attr("dtype", DType.FLOAT32.onnx)).numpy
+    return lambda: _draw(env.xp, node, extents, dtype, generator())
+
+
+@ops("RandomNormalLike", "RandomUniformLike")
+def random_like(node: Node, env: NodeContext) -> Run:
+    generator, to = _generator(node), node.attr("dtype")
+    dtype = None if to is None else DType.from_onnx(to).numpy
+    return lambda x: _draw(env.xp, node, x.shape, dtype or x.dtype, generator())
+
+
+@ops("Bernoulli", devices=("cpu",))
+def bernoulli(node: Node, env: NodeContext) -> Run:
+    generator, to = _generator(node), node.attr("dtype")
+    dtype = None if to is None else DType.from_onnx(to).numpy
+    xp = env.xp
+    return lambda x: xp.astype(xp.asarray(generator().random(x.shape)) < x, dtype or x.dtype)
+
+
+@ops("Multinomial", devices=("cpu",))
+def multinomial(node: Node, env: NodeContext) -> Run:
+    """Draw classes from each row of unnormalised log-probabilities: where a uniform number falls in their running sum."""
+    xp, generator, count = env.xp, _generator(node), node.attr("sample_size", 1)
+    dtype = DType.from_onnx(node.attr("dtype", DType.INT32.onnx)).numpy
+
+    def run(logs: Array) -> Array:
+        wide = xp.astype(logs, np.float64)
+        sums = xp.cumsum(xp.exp(wide - xp.max(wide, axis=1, keepdims=True)), axis=1)
+        drawn = xp.asarray(generator().random((len(logs), count, 1))) * sums[:, None, -1:]
+        return xp.astype(xp.sum(drawn >= sums[:, None, :], axis=2), dtype)
+
+    return run
+
+
+# ---------------------------------------------------------------------- Dropout
+
+
+@ops("Dropout", until=11, train=True)
+def dropout_by_attributes(node: Node, env: NodeContext) -> Run:
+    """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
+    xp, version, generator = env.xp, env.version, _generator(node)
+    ratio, training = node.attr("ratio", 0.5), version <= 6 and not node.attr("is_test", 0)
+
+    def run(x: Array) -> tuple[Array, Array]:
+        y, mask = _drop(xp, x, ratio if training else 0.0, generator)
+        return y, mask if version >= 10 else xp.astype(mask, x.dtype)
+
+    return run
+
+
+@ops("Dropout", since=12, train=True, host=(1, 2))
+def dropout(node: Node, env: NodeContext) -> Run:
+    generator = _generator(node)
+
+    def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
+        share = 0.5 if ratio is None else float(ratio.reshape(()))
+        return _drop(env.xp, x, share if training is not None and training.reshape(()) else 0.0, generator)
+
+    return run
+
+
+def _drop(xp: Any, x: Array, ratio: float, generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
+    """The tensor with a share of elements zeroed and the rest scaled up, and which were kept."""
+    if ratio == 0.0:
+        return x, xp.ones(x.shape, dtype=bool)
+    mask = xp.asarray(generator().random(x.shape) >= ratio)
+    return xp.astype(xp.where(mask, x / (1 - ratio), 0), x.dtype), mask

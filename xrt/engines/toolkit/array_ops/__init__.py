@@ -1,1 +1,0 @@
-"""Array operations that work with any array library: shapes, windows, resampling, scales and zero points."""

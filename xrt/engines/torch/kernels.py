@@ -1,0 +1,668 @@
+"""The kernels of the torch engine: those that all engines share, and those that PyTorch computes better or otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from xrt.engines.kernels import eager, elementwise, normalization, ops as shared, recurrent
+from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
+from xrt.engines.kernels.quantization import SATURABLE
+from xrt.engines.kernels.table import Run
+from xrt.engines.kernels.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
+from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
+from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.passes import find_constant
+
+if TYPE_CHECKING:
+    from xrt.graph import Constant
+
+__all__ = ["MOVING", "LibraryLayer", "TorchKernelContext", "convert", "find_known", "ops"]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKernelContext(NodeInfo):
+    """A node and its surroundings, for the factory of its kernel."""
+
+    compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
+    """Compiles a closed Function; `body` does so for a node's bodies."""
+    packed: list[Tensor] = field(default_factory=list)
+    """Copies of constants in another order, to which a kernel adds its own; an executable counts their memory."""
+
+    @property
+    def xp(self) -> TorchNamespace:
+        """The namespace of array functions."""
+        return TORCH
+
+    def attribute_dtype(self, name: str) -> DType | None:
+        """The element type that an attribute tells by ONNX's number; None where it tells none."""
+        number = self.attr(name) or 0
+        return DType.from_onnx(number) if number else None
+
+    def attribute_torch_dtype(self, name: str) -> torch.dtype | None:
+        """The type of the tensors of the element type that an attribute tells; None where it tells none."""
+        dtype = self.attribute_dtype(name)
+        return None if dtype is None else get_torch_dtype(dtype)
+
+    def body(self, attribute: str) -> CompiledBody:
+        """The body that an attribute holds, compiled."""
+        return CompiledBody.compile(self, attribute, self.compile)
+
+
+def find_known(node: Node, function: Function, index: int) -> Constant | None:
+    """The constant that the input in that place is; None where it is left out or known to a call only."""
+    name = node.inputs[index] if index < len(node.inputs) else ""
+    if not name:
+        return None
+    producer = function.producer(name)
+    return function.constants.get(name) if producer is None else find_constant(producer, function)
+
+
+Factory: TypeAlias = Callable[[TorchKernelContext], Run]
+
+ops = shared.extend("torch", eager)
+"""The kernels that all engines share, and those of this module, which come first."""
+
+
+def overrides(*op_types: str, **options: Any) -> Callable[[Factory], Factory]:
+    """Register the factory of a kernel that PyTorch computes better than the shared one, or that only PyTorch has."""
+
+    def register(factory: Factory) -> Factory:
+        ops(*op_types, priority=2, **options)(lambda node, at: factory(at))
+        return factory
+
+    return register
+
+
+MOVING = frozenset(
+    {
+        *("Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Concat", "Split"),
+        *("Slice", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Trilu", "Where"),
+        *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "CenterCropPad", "OneHot"),
+    }
+)
+"""Operators that only move elements, and so take every type that tensors hold in whatever form."""
+
+# ---------------------------------------------------------------------- arithmetic and activations
+
+
+SIGN = torch.iinfo(torch.int64).min
+"""The bit that makes int64 compare as uint64 of the same bits."""
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """The quotient; whole numbers are divided towards zero, and by zero give zero.
+
+    torch raises for a division by zero, and the process ends when the least number is divided by -1.
+    """
+    if not is_whole(a):
+        return torch.div(a, b)
+    none = b == 0
+    if not a.dtype.is_signed:
+        return torch.div(a, b.masked_fill(none, 1), rounding_mode="trunc").masked_fill_(none, 0)
+    opposite = b == -1
+    quotient = torch.div(a, b.masked_fill(none | opposite, 1), rounding_mode="trunc")
+    return torch.where(opposite, -quotient, quotient).masked_fill_(none, 0)
+
+
+def power(base: Tensor, exponent: Tensor) -> Tensor:
+    """The power in the base's type; whole numbers to negative or broken powers in float64, and cut off."""
+    if not is_whole(base):
+        if exponent.dtype == torch.float64 and base.dtype != torch.float64:
+            exponent = exponent.to(base.dtype)
+        return torch.pow(base, exponent if is_whole(exponent) else exponent.to(base.dtype))
+    if not is_whole(exponent):
+        return torch.pow(base.double(), exponent.double()).to(base.dtype)
+    whole = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
+    cut = torch.pow(base.double(), exponent.double()).to(base.dtype)
+    return torch.where(exponent < 0, cut, whole)
+
+
+elementwise.binary(ops, "Div", priority=2)(lambda node, at: divide)
+elementwise.binary(ops, "Pow", priority=2)(lambda node, at: power)
+
+
+def _ordered(name: str) -> Any:
+    """The factory of a comparison: uint64 is held in int64, so the sign is flipped first."""
+
+    def factory(node: Any, at: TorchKernelContext) -> Run:
+        compare = getattr(torch, name)
+        if at.input_dtype(0) is not DType.UINT64:
+            return compare  # type: ignore[no-any-return]  # a function of PyTorch
+        return lambda *operands: compare(*(x ^ SIGN for x in operands))
+
+    return factory
+
+
+for _op, _name in {"Greater": "gt", "Less": "lt", "GreaterOrEqual": "ge", "LessOrEqual": "le"}.items():
+    elementwise.binary(ops, _op, priority=2)(_ordered(_name))
+
+
+@overrides("Max", "Min")
+def extremes(at: TorchKernelContext) -> Run:
+    combine = torch.maximum if at.node.op_type == "Max" else torch.minimum
+    if at.input_dtype(0) is not DType.UINT64:
+        return lambda *operands: reduce(combine, operands)
+    return lambda *operands: reduce(combine, (x ^ SIGN for x in operands)) ^ SIGN
+
+
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int32: torch.int32, torch.int64: torch.int64}
+_FEW = 4096
+"""Elements to which `torch.where` takes no longer than operators on the bits."""
+
+
+@overrides("Where")
+def where(at: TorchKernelContext) -> Run:
+    """Zeros are chosen by operators on the bits: `torch.where` takes ten times as long, since it computes no vectors."""
+    known = (find_known(at.node, at.function, place) for place in (1, 2))
+    zeros = [one is not None and one.array.size == 1 and not any(one.array.tobytes()) for one in known]
+
+    def choose(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        kept, zero = (x, y) if zeros[1] else (y, x)
+        bits = _BITS.get(kept.dtype)
+        if type(kept) is not torch.Tensor or bits is None or condition.numel() < _FEW or zero.ndim > condition.ndim:
+            return torch.where(condition, x, y)
+        mask = condition.to(bits)
+        return (kept.view(bits) & (mask.neg_() if zeros[1] else mask.sub_(1))).view(kept.dtype)
+
+    return choose if any(zeros) else torch.where
+
+
+@overrides("Mod")
+def mod(at: TorchKernelContext) -> Run:
+    """The sign follows the divisor, or with ``fmod`` the dividend; whole numbers modulo zero give zero, where torch raises."""
+    remainder = torch.fmod if at.attr("fmod", 0) else torch.remainder
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        if not is_whole(a):
+            return remainder(a, b)
+        none = b == 0
+        return remainder(a, b.masked_fill(none, 1)).masked_fill_(none, 0)
+
+    return run
+
+
+@overrides("Gemm")
+def gemm(at: TorchKernelContext) -> Run:
+    """One call where nothing is scaled; C is always broadcast."""
+    general, is_plain = elementwise.gemm(at.node, at), at.attr("alpha", 1.0) == 1 and at.attr("beta", 1.0) == 1
+    left, right = at.attr("transA", 0), at.attr("transB", 0)
+
+    def run(a: Tensor, b: Tensor, c: Tensor = None) -> Tensor:
+        if c is None or not is_plain or not a.dtype.is_floating_point:
+            return general(a, b, c)
+        wide_a, wide_b = widen(TORCH, a), widen(TORCH, b)
+        y = torch.addmm(widen(TORCH, c), wide_a.T if left else wide_a, wide_b.T if right else wide_b)
+        return y.to(a.dtype)
+
+    return run
+
+
+ops("Relu", priority=2)(lambda node, at: torch.relu)
+ops("Identity", priority=2)(lambda node, at: lambda x: x)
+ops("Sigmoid", priority=2)(lambda node, at: round_once(TORCH, torch.sigmoid))
+
+
+@overrides("Swish")
+def swish(at: TorchKernelContext) -> Run:
+    alpha = at.attr("alpha", 1.0)
+    return round_once(TORCH, lambda x: x * torch.sigmoid(alpha * x))
+
+
+@overrides("HardSigmoid")
+def hard_sigmoid(at: TorchKernelContext) -> Run:
+    alpha, beta = at.attr("alpha", float(np.float32(0.2))), at.attr("beta", 0.5)
+    return round_once(TORCH, lambda x: torch.clamp(alpha * x + beta, 0, 1))
+
+
+# ---------------------------------------------------------------------- constants
+
+
+@overrides("Constant")
+def constant(at: TorchKernelContext) -> Run:
+    value = find_constant(at.node, at.function)
+    if value is None:
+        raise at.refuse("holds no numbers")
+    tensor = from_numpy(value.dtype)(value.array)
+    return lambda: tensor
+
+
+@overrides("ConstantOfShape", host=(0,))
+def constant_of_shape(at: TorchKernelContext) -> Run:
+    given = at.attr("value")
+    one = torch.zeros((), dtype=torch.float32) if given is None else from_numpy(given.dtype)(given.array).reshape(())
+    return lambda shape: one.expand(shape.tolist()).clone()
+
+
+# ---------------------------------------------------------------------- normalizations
+
+
+@overrides("LayerNormalization")
+def layer_normalization(at: TorchKernelContext) -> Run:
+    general, axis, epsilon = normalization.layer_normalization(at.node, at), at.attr("axis", -1), at.attr("epsilon", 1e-5)
+    stash_dtype = at.attribute_torch_dtype("stash_type") or torch.float32
+
+    def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> Any:
+        extents = x.shape[axis % x.ndim :]
+        whole = scale.shape == extents and (bias is None or bias.shape == extents)
+        # A single element may overflow in PyTorch's kernel.
+        fits = whole and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
+        return torch.native_layer_norm(x, extents, scale, bias, epsilon) if fits else general(x, scale, bias)
+
+    return run
+
+
+def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
+    """Narrow floats are rounded at each step, as the definition does."""
+    return normalization.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
+
+
+def log_softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
+    return torch.log_softmax(widen(xp, x), axis).to(x.dtype)
+
+
+for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax}.items():
+    ops(_op, since=13, priority=2)(normalization.along_axis(_compute))
+    ops(_op, until=12, priority=2)(normalization.flattened(_compute))
+
+# ---------------------------------------------------------------------- convolutions
+
+
+TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+
+
+def _why_not_rank(node: Node, function: Function) -> str | None:
+    """PyTorch's convolutions have one to three spatial axes; the shared kernel serves others, and those of unknown number."""
+    type_ = function.get_type(node.inputs[0])
+    rank = len(type_.shape) - 2 if isinstance(type_, TensorType) and type_.shape is not None else 0
+    return None if 1 <= rank <= 3 else f"PyTorch has {node.op} for one, two or three spatial axes"
+
+
+def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
+    """Convolve. ``is_computed`` weights are no constant: they may be the gradient of another convolution's result."""
+    if group == 1 and bias is None and is_computed:
+        place = window.over(x.shape[2:])
+        if _is_gradient(x, place):
+            return _convolve_as_gradient(x, w, place)
+    return TORCH.convolve(x, w, window, group, bias)
+
+
+def _is_gradient(x: Tensor, place: Placement) -> bool:
+    """Whether the window has four times as many elements as there are results: so the gradient of weights is written.
+
+    PyTorch's own function for that gradient is quicker then. It has one padding for both ends, by which it must read as much.
+    """
+    window = place.window
+    usual = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
+    if not usual or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
+        return False
+    rests = (
+        begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
+        for begin, extent, kernel, dilation, count, stride in zip(
+            place.begins, place.extents, window.kernel, window.dilations, place.positions, window.strides, strict=True
+        )
+    )
+    return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
+
+
+def _convolve_as_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
+    """The convolution as the gradient of the weights (M, N, *positions) of one by which W is the gradient of the result.
+
+    Batch and channels are exchanged for it, and strides and dilations.
+    """
+    window, source, arriving = place.window, x.transpose(0, 1), w.transpose(0, 1)
+    weights = source.new_empty((arriving.shape[1], source.shape[1], *place.positions))
+    lengths = (list(window.dilations), list(place.begins), list(window.strides))
+    zeros, wanted = [0] * len(place.positions), [False, True, False]
+    found = torch.ops.aten.convolution_backward(arriving, source, weights, None, *lengths, False, zeros, 1, wanted)
+    return found[1].transpose(0, 1)
+
+
+@overrides("Conv", why_not=_why_not_rank)
+def conv(at: TorchKernelContext) -> Run:
+    group = at.attr("group", 1)
+    is_computed = find_known(at.node, at.function, 1) is None
+    compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed))
+    return lambda x, w, bias=None: compute(x, w, bias)
+
+
+@overrides("ConvTranspose", why_not=_why_not_rank)
+def conv_transpose(at: TorchKernelContext) -> Run:
+    group = at.attr("group", 1)
+
+    def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        window, count = make_window(at.node, w.shape[2:]), x.ndim - 2
+        lengths = zip(x.shape[2:], window.strides, window.spans, strict=True)
+        trims = compute_padding_trims(at.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
+        pads = [-begin for begin in trims[:count]]
+        more = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
+        limits = zip(pads, more, window.strides, window.dilations, strict=True)
+        if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
+            y = TRANSPOSE[count](x, w, None, window.strides, pads, more, group, window.dilations)
+        else:
+            whole = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
+            y = TORCH.pad_axes(whole, trims, "constant", 0, range(2, x.ndim))
+        return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+    once = round_once(TORCH, compute)
+    return lambda x, w, bias=None: once(x, w, bias)
+
+
+# ---------------------------------------------------------------------- recurrent layers
+
+
+# The gates of PyTorch's functions in their order, as indices in ONNX's: i o f c, z r h.
+_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+_USUAL = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
+_TYPES = (torch.float32, torch.float64)
+
+
+class LibraryLayer:
+    """A node that a function of PyTorch may compute; each call decides, by the inputs that are given.
+
+    Weights are put into the order of the library's gates: once where they are constant, else in each call.
+    """
+
+    def __init__(self, at: TorchKernelContext) -> None:
+        self._op = at.node.op_type
+        self._direction = at.attr("direction", "forward")
+        self._batch_first = bool(at.attr("layout", 0))
+        self._call = _find_function(at)
+        given = len(at.node.inputs) > 3 and bool(at.node.inputs[3])
+        self._is_constant = all(find_known(at.node, at.function, i) is not None for i in range(1, 4 if given else 3))
+        self._packed = at.packed
+        self._weights: list[Tensor] | None = None
+
+    def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
+        """Whether the library serves a call: real numbers to compute, and none of lengths and peepholes, in ``rest``."""
+        usual = self._call is not None and type(x) is torch.Tensor and x.dtype in _TYPES
+        return usual and x.numel() > 0 and all(one is None for one in rest)
+
+    def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return Y and the last states, laid out as the node says."""
+        x = x.transpose(0, 1) if self._batch_first else x
+        backwards = self._direction == "reverse"
+        x = x.flip(0) if backwards else x
+        shape = (r.shape[0], x.shape[1], r.shape[-1])
+        states = [x.new_zeros(shape) if one is None else self._swap(one).contiguous() for one in initial]
+        both = self._direction == "bidirectional"
+        states_given = states if self._op == "LSTM" else states[0]
+        assert self._call is not None
+        y, *last = self._call(x, states_given, self._order(w, r, bias), bias is not None, 1, 0.0, False, both, False)
+        y = (y.flip(0) if backwards else y).unflatten(2, (shape[0], shape[2]))
+        y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
+        return y, *map(self._swap, last)
+
+    def _swap(self, state: Tensor) -> Tensor:
+        return state.transpose(0, 1) if self._batch_first else state
+
+    def _order(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
+        """The library's parameters: weights of input and state, then biases, for each direction."""
+        if self._weights is not None:
+            return self._weights
+        order = _ORDERS[self._op]
+        of_gates = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
+        parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in of_gates]
+        weights = [value[d] for d in range(len(w)) for value in parts]
+        if self._is_constant:  # two threads may both do it, and both are right
+            self._packed.extend(parts)
+            self._weights = weights
+        return weights
+
+
+def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
+    """The function that computes what the attributes say; None where PyTorch has none."""
+    op = at.node.op_type
+    names = {name.lower() for name in at.attr("activations") or ()}
+    if at.attr("clip") is not None or at.attr("activation_alpha") or at.attr("activation_beta"):
+        return None
+    if op == "RNN":
+        by_name: dict[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
+        return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
+    directions = 2 if at.attr("direction", "forward") == "bidirectional" else 1
+    listed = [name.lower() for name in at.attr("activations") or _USUAL[op] * directions]
+    if listed != _USUAL[op] * directions or at.attr("input_forget", 0):
+        return None
+    return torch.lstm if op == "LSTM" else torch.gru if at.attr("linear_before_reset", 0) else None
+
+
+def _layer(general_factory: Callable[..., Run], states: slice) -> Factory:
+    """The factory of a layer: PyTorch's function where it computes the node, else the shared loop over time."""
+
+    def factory(at: TorchKernelContext) -> Run:
+        library, general = LibraryLayer(at), general_factory(at.node, at)
+
+        def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, *rest: Tensor) -> Any:
+            initial = [*rest[states], *[None] * (states.stop - len(rest[states]))]
+            if library.accepts(x, [lengths, *rest[states.stop :]]):
+                return library(x, w, r, bias, initial)
+            return general(x, w, r, bias, lengths, *rest)
+
+        return run
+
+    return factory
+
+
+overrides("RNN", since=7)(_layer(recurrent.rnn, slice(1)))
+overrides("GRU", since=7)(_layer(recurrent.gru, slice(1)))
+overrides("LSTM", since=7)(_layer(recurrent.lstm, slice(2)))
+
+# ---------------------------------------------------------------------- types that are held in wider or coded form
+
+
+_TWO_TO_64 = 2.0**64
+
+
+def decode(x: Tensor, dtype: DType | None) -> Tensor:
+    """The numbers that a tensor holds: those of small floats in float32, of uint64 in float64."""
+    if dtype is DType.UINT64:
+        wide = x.to(torch.float64)
+        return torch.where(x < 0, wide + _TWO_TO_64, wide)
+    return decode_table(dtype)[x.int()] if dtype is not None and _is_coded(dtype) else x
+
+
+def _is_coded(dtype: DType | None) -> bool:
+    return dtype is not None and dtype.is_float and dtype.bits <= 8
+
+
+def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -> Tensor:
+    """The tensor in that type, as ONNX's Cast converts it."""
+    if source is to:
+        return x
+    if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
+        return x.to(torch.int64)
+    if source is DType.UINT64 and to.is_integer:
+        return _narrow(x, to)
+    x = decode(x, source)
+    if to is DType.BOOL:
+        return x != 0
+    if _is_coded(to):
+        return _encode(x, to, saturate)
+    if to is DType.UINT64:
+        high = x >= 2.0**63
+        return torch.where(high, (x - 2.0**63).to(torch.int64) ^ torch.iinfo(torch.int64).min, x.to(torch.int64))
+    if to.is_integer and (to.bits < 8 or to in MASKS):
+        return _narrow(x.to(torch.int64), to)
+    if x.dtype.is_floating_point and to.is_integer and to.bits < 32:
+        x = x.to(torch.int32)  # what is too large wraps around, whatever the vector instructions would do
+    return x.to(get_torch_dtype(to))
+
+
+def _narrow(x: Tensor, to: DType) -> Tensor:
+    """Whole numbers with the lowest bits that the type has."""
+    if to in MASKS:
+        return (x & MASKS[to]).to(get_torch_dtype(to))
+    if to.bits >= 8:
+        return x.to(get_torch_dtype(to))
+    low = x & ((1 << to.bits) - 1)
+    if to.text.startswith("int"):
+        half = 1 << (to.bits - 1)
+        low = (low ^ half) - half
+    return low.to(get_torch_dtype(to))
+
+
+def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
+    """The codes of small floats; their rounding is that of ``ml_dtypes``."""
+    if to in SATURABLE and saturate:
+        most = float(decode_table(to).nan_to_num(posinf=0).max())
+        x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -most, most)
+    source = x.float() if x.dtype in (torch.bfloat16, torch.bool) else x
+    return from_numpy(to)(source.numpy().astype(to.numpy))
+
+
+@overrides("Cast", since=6)
+def cast(at: TorchKernelContext) -> Run:
+    source, to, saturate = at.input_dtype(0), DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1))
+    return lambda x: convert(x, source, to, saturate)
+
+
+@overrides("CastLike")
+def cast_like(at: TorchKernelContext) -> Run:
+    source, to, saturate = at.input_dtype(0), at.input_dtype(1), bool(at.attr("saturate", 1))
+    if to is None:
+        raise at.refuse("is like a tensor of unknown type")
+    return lambda x, like: convert(x, source, to, saturate)
+
+
+@overrides("BitCast")
+def bit_cast(at: TorchKernelContext) -> Run:
+    source, to = at.input_dtype(0), at.attribute_dtype("to")
+    if source is None or to is None:
+        raise at.refuse("is between types that are not known")
+    if source in OWN and to in OWN:
+        dtype = OWN[to]
+        return lambda x: x.contiguous().view(dtype)
+    write, read = to_numpy(source), from_numpy(to)
+    return lambda x: read(write(x.contiguous()).view(to.numpy))
+
+
+def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> Tensor:
+    """Round to the nearest (ties to even), add the zero point, and limit to the type's range."""
+    if not to.is_integer:
+        shifted = ratio if zero is None else ratio + decode(zero, to).to(ratio.dtype)
+        return convert(shifted, None, to, saturate)
+    wide = torch.round(ratio).double() + (0 if zero is None else zero.double())
+    return wide.clamp(*get_integer_limits(to)).to(torch.int32).to(get_torch_dtype(to))
+
+
+@overrides("QuantizeLinear")
+def quantize_linear(at: TorchKernelContext) -> Run:
+    axis, block, saturate = at.attr("axis", 1), at.attr("block_size", 0), bool(at.attr("saturate", 1))
+    to = at.input_dtype(2) or at.attribute_dtype("output_dtype") or DType.UINT8
+    precision, scaled = at.attribute_torch_dtype("precision"), at.input_dtype(1)
+
+    def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
+        scale = decode(scale, scaled)
+        dtype = precision or scale.dtype
+        ratio = x.to(dtype) / broadcast_parameters(TORCH, scale, x, axis, block).to(dtype)
+        return _quantize(ratio, None if zero is None else broadcast_parameters(TORCH, zero, x, axis, block), to, saturate)
+
+    return run
+
+
+@overrides("DequantizeLinear")
+def dequantize_linear(at: TorchKernelContext) -> Run:
+    axis, block = at.attr("axis", 1), at.attr("block_size", 0)
+    source, scaled, declared = at.input_dtype(0), at.input_dtype(1), at.attribute_torch_dtype("output_dtype")
+
+    def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
+        wide, scale = decode(x, source).float(), decode(scale, scaled)
+        if zero is not None:
+            wide = wide - broadcast_parameters(TORCH, decode(zero, source).float(), x, axis, block)
+        return (wide * broadcast_parameters(TORCH, scale, x, axis, block).float()).to(declared or scale.dtype)
+
+    return run
+
+
+# ---------------------------------------------------------------------- Fourier transforms
+
+
+@overrides("DFT", until=19, host=(1,))
+def dft_by_attribute(at: TorchKernelContext) -> Run:
+    axis = at.attr("axis", 1)
+    return lambda x, length=None: _transform(at, x, None if length is None else int(length.reshape(())), axis)
+
+
+@overrides("DFT", since=20, host=(1, 2))
+def dft(at: TorchKernelContext) -> Run:
+    def run(x: Tensor, length: Tensor = None, axis: Tensor = None) -> Tensor:
+        n = None if length is None else int(length.reshape(()))
+        return _transform(at, x, n, -2 if axis is None else int(axis.reshape(())))
+
+    return run
+
+
+def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
+    """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary ones."""
+    axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
+    whole = _complex(x)
+    n = length or x.shape[axis]
+    if onesided and inverse:
+        return torch.fft.irfft(whole, n=length, dim=axis)[..., None].to(x.dtype)
+    y = (torch.fft.ifft if inverse else torch.fft.fft)(whole, n=n, dim=axis)
+    if onesided:
+        y = y.narrow(axis, 0, n // 2 + 1)
+    return torch.view_as_real(y).to(x.dtype)
+
+
+def _complex(x: Tensor) -> Tensor:
+    """Real parts, or real and imaginary ones, of the last axis as complex numbers."""
+    wide = x.double()
+    return torch.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else torch.zeros_like(wide[..., 0]))
+
+
+# ---------------------------------------------------------------------- optimizers
+
+DOMAIN = "ai.onnx.preview.training"
+Step = Callable[[float, int, list[Tensor]], tuple[Tensor, ...]]
+"""Takes the rate, the count of steps and a tensor with its gradient and states; returns the tensor and its states."""
+
+
+def _each(step: Step, kinds: int) -> Run:
+    """A kernel of all tensors, then all gradients, then each kind of state, which returns them in this order."""
+
+    def run(rate: Tensor, count: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        n = len(tensors) // kinds
+        groups = [[tensors[i + part * n] for part in range(kinds)] for i in range(n)]
+        steps = [step(float(rate), int(count), [x.double() for x in group]) for group in groups]
+        kept = [(group[0], *group[2:]) for group in groups]
+        return tuple(steps[i][part].to(kept[i][part].dtype) for part in range(kinds - 1) for i in range(n))
+
+    return run
+
+
+@overrides("Adagrad", domain=DOMAIN, model_update=True)
+def adagrad(at: TorchKernelContext) -> Run:
+    decay, epsilon, norm = at.attr("decay_factor", 0.0), at.attr("epsilon", 1e-6), at.attr("norm_coefficient", 0.0)
+
+    def step(rate: float, count: int, values: list[Tensor]) -> tuple[Tensor, ...]:
+        x, gradient, square = values
+        gradient = norm * x + gradient
+        square = square + gradient * gradient
+        return x - rate / (1 + count * decay) * gradient / (torch.sqrt(square) + epsilon), square
+
+    return _each(step, 3)
+
+
+@overrides("Momentum", domain=DOMAIN, model_update=True)
+def momentum(at: TorchKernelContext) -> Run:
+    """With Nesterov's mode, the step looks ahead by one more gradient."""
+    alpha, beta, norm = at.attr("alpha"), at.attr("beta"), at.attr("norm_coefficient")
+    ahead = at.attr("mode") == "nesterov"
+
+    def step(rate: float, count: int, values: list[Tensor]) -> tuple[Tensor, ...]:
+        x, gradient, velocity = values
+        gradient = norm * x + gradient
+        velocity = alpha * velocity + (beta if count > 0 else 1.0) * gradient
+        return x - rate * (gradient + alpha * velocity if ahead else velocity), velocity
+
+    return _each(step, 3)

@@ -1,0 +1,376 @@
+"""The kernels of the xla engine: those that all engines share, over a namespace of JAX, and what XLA needs otherwise.
+
+A kernel is called once, while its node is traced. An operand is either traced, with a shape and a type but no content, or
+*known*: a NumPy array, because it is a small constant or was computed from such, or from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrt.engines.kernels import ops as shared
+from xrt.engines.kernels.arrays import NARROW, extreme, round_once, trim
+from xrt.engines.kernels.elementwise import binary
+from xrt.engines.kernels.namespace import ArrayNamespace
+from xrt.engines.kernels.quantization import SATURABLE
+from xrt.engines.kernels.windows import Window, compute_padding_trims, make_window, with_bias
+from xrt.graph import DType
+from xrt.passes import find_constant
+
+if TYPE_CHECKING:
+    from xrt.engines.kernels.table import Advance, Factory, NodeContext, Run, States
+    from xrt.engines.kernels.windows import Placement
+    from xrt.engines.xla.export import LoweringContext
+    from xrt.graph import Node
+
+__all__ = ["BY_NUMPY", "JAX", "MOST_KNOWN", "NUMPY", "Operand", "lowers", "ops"]
+
+Operand: TypeAlias = Any
+"""A traced array of JAX, or a NumPy array, which is known."""
+NUMPY = ArrayNamespace(np)
+"""The namespace for operators whose operands are all known."""
+
+ops = shared.extend("xla")
+BY_NUMPY = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
+        *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
+        *(
+            "Greater",
+            "GreaterOrEqual",
+            "Identity",
+            "IsNaN",
+            "Less",
+            "LessOrEqual",
+            "Log",
+            "Max",
+            "Min",
+            "Mod",
+            "Mul",
+            "Neg",
+            "Not",
+        ),
+        *("Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Sin", "Sinh"),
+        *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
+    }
+)
+"""Operators that NumPy computes if all operands are known: models make shapes with them, and other operators need those."""
+MOST_KNOWN = 1024
+"""The most elements of a result that is known because its operands are."""
+
+
+def lowers(*op_types: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function of a `LoweringContext` and the operands, in place of the shared kernel if there is one."""
+
+    def register(lowering: Callable[..., Any]) -> Callable[..., Any]:
+        ops(*op_types, priority=1, **options)(lambda node, at: partial(lowering, at))
+        return lowering
+
+    return register
+
+
+# ---------------------------------------------------------------------- the namespace
+
+
+class JaxNamespace:
+    """The functions of ``jax.numpy``, and the operations that libraries spell differently; all can be traced.
+
+    The methods are those of `ArrayNamespace`.
+    """
+
+    narrow = NARROW
+    exact: Any = np.int32
+    wide: Any = np.float32
+    constants = NUMPY
+    sizes = staticmethod(NUMPY.sizes)
+    kind = staticmethod(NUMPY.kind)
+    extreme = staticmethod(NUMPY.extreme)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    def astype(self, x: Operand, dtype: Any) -> Operand:
+        return x.astype(dtype)
+
+    def take(self, x: Operand, indices: Operand, axis: int | None = None) -> Operand:
+        extent = prod(x.shape) if axis is None else x.shape[axis]
+        return jnp.take(x, jnp.where(indices < 0, indices + extent, indices), axis=axis, mode="clip")
+
+    def order(self, x: Operand, axis: int, descending: bool) -> Operand:
+        return jnp.argsort(x, axis=axis, stable=True, descending=descending)
+
+    def erf(self, x: Operand) -> Operand:
+        return jax.lax.erf(x)
+
+    def convert(self, x: Operand, to: DType, saturate: bool = True, round_mode: str = "up") -> Operand:
+        if to.numpy == x.dtype:
+            return x
+        if to is DType.BOOL:
+            return x != 0
+        if to in SATURABLE and saturate:
+            most = float(jnp.finfo(to.numpy).max)
+            x = jnp.clip(x.astype(np.float32) if x.dtype.itemsize < 4 else x, -most, most)
+        if to.is_integer and to.bits < 8:
+            x = x.astype(np.int32)  # whole numbers keep their lowest bits, as ONNX says; XLA would saturate a float
+        if x.dtype == np.bool_ and to.is_float:
+            # XLA takes a product with a converted truth value for a choice of zero, though NaN times zero is NaN.
+            return jnp.where(x, to.numpy.type(1), to.numpy.type(0))
+        return x.astype(to.numpy)
+
+    def subtract_max(self, x: Operand, axis: int) -> Operand:
+        """Zero for the largest element.
+
+        If x is a product, XLA computes it again for the difference, inside an FMA and so unrounded: for large numbers, the
+        largest element would be hundreds away from itself.
+        """
+        top = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
+        return jnp.where(x == top, top - top, x - top)
+
+    def convolve(self, x: Operand, w: Operand, window: Window, group: int) -> Operand:
+        return jax.lax.conv_general_dilated(
+            jnp.asarray(x),
+            jnp.asarray(w),
+            window.strides,
+            window.over(x.shape[2:]).pads,
+            rhs_dilation=window.dilations,
+            feature_group_count=group,
+            precision=jax.lax.Precision.HIGHEST,
+        )
+
+    def around(self, place: Placement, x: Operand, fill: Any) -> Operand:
+        return jnp.pad(x, [(0, 0)] * (x.ndim - len(place.extents)) + place.pads, constant_values=fill)
+
+    def sum_windows(self, x: Operand, place: Placement) -> Operand:
+        return _combine_windows(place, x, jax.lax.add, 0)
+
+    def max_windows(self, x: Operand, place: Placement) -> Operand:
+        return _combine_windows(place, x, jax.lax.max, extreme(x.dtype, lowest=True))
+
+    def fold(self, columns: Operand, place: Placement, extents: Sequence[int]) -> Operand:
+        out: Any = jnp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
+        for offset, picked in place.offsets():
+            out = out.at[picked].add(columns[(slice(None), slice(None), *offset)])
+        return out
+
+    def pad_axes(self, x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
+        x, more = trim(x, pads, axes)
+        return jnp.pad(x, more, constant_values=value) if mode == "constant" else jnp.pad(x, more, mode=mode)
+
+    def scatter(self, x: Operand, places: tuple[Operand, ...], values: Operand, reduction: str) -> Operand:
+        target: Any = jnp.asarray(x).at[places]
+        write = {"none": target.set, "add": target.add, "mul": target.multiply, "min": target.min, "max": target.max}[reduction]
+        return write(values)
+
+    def walk(
+        self, gates: Operand, states: States, lengths: Operand | None, backwards: bool, advance: Advance
+    ) -> tuple[Operand, States]:
+        def step(states: States, now: tuple[Operand, Operand]) -> tuple[States, Operand]:
+            time, part = now
+            following = advance(part, states)
+            if lengths is None:
+                return following, following[0]
+            alive = (time < lengths)[:, None]
+            states = tuple(jnp.where(alive, new, old) for new, old in zip(following, states, strict=True))
+            return states, jnp.where(alive, states[0], 0)
+
+        first = tuple(map(jnp.asarray, states))
+        last, history = jax.lax.scan(step, first, (jnp.arange(len(gates)), gates), reverse=backwards)
+        return history, last
+
+
+JAX = JaxNamespace()
+
+
+def _combine_windows(place: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
+    """(N, C, *spatial) with what each window sees combined, ``neutral`` being what padding is."""
+    window = place.window
+    return jax.lax.reduce_window(
+        x,
+        np.asarray(neutral, x.dtype),
+        combine,
+        (1, 1, *window.kernel),
+        (1, 1, *window.strides),
+        [(0, 0), (0, 0), *place.pads],
+        window_dilation=(1, 1, *window.dilations),
+    )
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def make_sum(name: str) -> Factory:
+    """The factory of a kernel that adds or subtracts, and that XLA does not merge with other sums of constants.
+
+    XLA turns ``(x + a) + b`` into ``x + (a + b)``, which undoes intended rounding. The barrier is removed before fusion.
+    """
+
+    def factory(node: Node, env: NodeContext) -> Run:
+        def run(a: Operand, b: Operand) -> Operand:
+            if env.xp is JAX and not _is_whole(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
+                a, b = (x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x) for x in (a, b))
+            return getattr(env.xp, name)(a, b)
+
+        return run
+
+    return factory
+
+
+for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
+    binary(ops, _op)(make_sum(_name))
+
+
+def _is_whole(x: Operand) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.integer))
+
+
+@binary(ops, "Pow")
+def power(node: Node, env: NodeContext) -> Run:
+    """Mixed types are computed in the wider of floats; whole numbers to negative powers in float64, and truncated."""
+    return _power
+
+
+def _power(base: Operand, exponent: Operand) -> Operand:
+    if not _is_whole(base):
+        return jnp.power(base, exponent.astype(base.dtype))
+    if not _is_whole(exponent):
+        return jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
+    whole = jnp.power(base, jnp.maximum(exponent, 0)).astype(base.dtype)
+    if jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
+        return whole
+    cut = jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
+    return jnp.where(exponent < 0, cut, whole)
+
+
+@lowers("DFT", until=19)
+def dft_by_attribute(at: LoweringContext, x: Operand, length: Operand = None) -> Operand:
+    return _transform(at, x, None if length is None else at.ints(length, 1)[0], at.attr("axis", 1))
+
+
+@lowers("DFT", since=20)
+def dft(at: LoweringContext, x: Operand, length: Operand = None, axis: Operand = None) -> Operand:
+    return _transform(at, x, None if length is None else at.ints(length, 1)[0], -2 if axis is None else at.ints(axis, 2)[0])
+
+
+def _transform(at: LoweringContext, x: Operand, length: int | None, axis: int) -> Operand:
+    """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary ones."""
+    axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
+    # Forward, XLA leaves 1e-5 in float32 where a sum cancels; the inverse divides that by the length.
+    wide = x if inverse else x.astype(jnp.float64)
+    whole = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
+    n = length or x.shape[axis]
+    if onesided and inverse:
+        return jnp.fft.irfft(whole, n=length, axis=axis)[..., None].astype(x.dtype)
+    y = (jnp.fft.ifft if inverse else jnp.fft.fft)(whole, n=n, axis=axis)
+    if onesided:
+        y = jax.lax.slice_in_dim(y, 0, n // 2 + 1, axis=axis)
+    return jnp.stack([y.real, y.imag], axis=-1).astype(x.dtype)
+
+
+# ---------------------------------------------------------------------- layout
+
+
+@lowers("Expand")
+def expand(at: LoweringContext, x: Operand, target: Operand) -> Operand:
+    extents = np.broadcast_shapes(x.shape, at.ints(target, 1))
+    return (np if _is_few(x, extents) else jnp).broadcast_to(x, extents)
+
+
+def _is_few(x: Operand, extents: Sequence[int]) -> bool:
+    return isinstance(x, np.ndarray) and prod(extents) <= MOST_KNOWN
+
+
+@lowers("Tile", since=6)
+def tile(at: LoweringContext, x: Operand, repeats: Operand) -> Operand:
+    counts = at.ints(repeats, 1)
+    few = isinstance(x, np.ndarray) and x.size * prod(counts) <= MOST_KNOWN
+    return (np if few else jnp).tile(x, counts)
+
+
+@lowers("Pad", since=2, until=10)
+def pad_by_attributes(at: LoweringContext, x: Operand) -> Operand:
+    return JAX.pad_axes(x, at.attr("pads"), at.attr("mode", "constant"), at.attr("value", 0.0))
+
+
+@lowers("Pad", since=11)
+def pad(at: LoweringContext, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None) -> Operand:
+    fill = 0 if value is None else value.reshape(())
+    return JAX.pad_axes(x, at.ints(pads, 1), at.attr("mode", "constant"), fill, None if axes is None else at.ints(axes, 3))
+
+
+@lowers("Constant")
+def constant(at: LoweringContext) -> Operand:
+    value = find_constant(at.node, at.function)
+    if value is None:
+        raise at.refuse("of no numbers is not lowered")
+    return value.array
+
+
+@lowers("ConstantOfShape")
+def constant_of_shape(at: LoweringContext, shape: Operand) -> Operand:
+    extents, given = at.ints(shape, 0), at.attr("value")
+    value = np.zeros((), np.float32) if given is None else given.array.reshape(())
+    xp: Any = np if prod(extents) <= MOST_KNOWN else jnp
+    return xp.full(extents, value, dtype=value.dtype)
+
+
+@lowers("EyeLike")
+def eye_like(at: LoweringContext, x: Operand) -> Operand:
+    return np.eye(x.shape[0], x.shape[1], k=at.attr("k", 0), dtype=at.dtype("dtype", x.dtype))
+
+
+@lowers("Range")
+def range_(at: LoweringContext, start: Operand, limit: Operand, delta: Operand) -> Operand:
+    """Element i is ``start + i * delta``, in float32 for narrower floats."""
+    first, end, step = (at.get_constant(v, i).reshape(()).item() for i, v in enumerate((start, limit, delta)))
+    count = max(0, ceil((end - first) / step))
+    wide = np.dtype(np.float32) if start.dtype in NARROW else start.dtype
+    xp: Any = np if count <= MOST_KNOWN else jnp
+    return (wide.type(first) + xp.arange(count, dtype=wide) * wide.type(step)).astype(start.dtype)
+
+
+@lowers("Dropout", since=7)
+def dropout(at: LoweringContext, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
+    """Versions before 10 have a mask of x's type."""
+    mask = jnp.ones(x.shape, bool if at.version >= 10 else x.dtype)
+    return (x, mask) if at.wants(1) else x
+
+
+@lowers("BitCast")
+def bit_cast(at: LoweringContext, x: Operand) -> Operand:
+    return jax.lax.bitcast_convert_type(x, at.dtype("to"))
+
+
+@lowers("ConvTranspose")
+def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = None) -> Operand:
+    """The gradient of a convolution: a convolution of x spread out by the strides, with the kernel turned around."""
+    window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
+
+    def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
+        whole = _transposed(x, w, window, group)
+        pads = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
+        return with_bias(JAX.pad_axes(whole, pads, "constant", 0, range(2, x.ndim)), bias)
+
+    return round_once(JAX, compute)(x, w, bias)
+
+
+def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
+    """Everything that the windows laid down by the elements of x reach."""
+    parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
+    turned = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
+    return jax.lax.conv_general_dilated(
+        jnp.asarray(x),
+        turned,
+        (1,) * len(window.kernel),
+        [(span - 1, span - 1) for span in window.spans],
+        lhs_dilation=window.strides,
+        rhs_dilation=window.dilations,
+        feature_group_count=group,
+        precision=jax.lax.Precision.HIGHEST,
+    )
