@@ -20,6 +20,7 @@ LINE = (
     ("measure", "comparison", "logging", "processes", "progress"),
     ("html",),
     ("graph",),
+    ("operators",),
     ("formats",),
     ("builder",),
     ("passes",),
@@ -47,7 +48,7 @@ LINE = (
 )
 """A package may import the packages on the lines above its own. Packages on one line do not see each other."""
 
-BESIDE = {"models": ("errors", "graph", "formats", "builder")}
+BESIDE = {"models": ("errors", "graph", "operators", "formats", "builder")}
 """Packages beside the line, and all that they may import."""
 
 EDGES = {"module.model_source": ("frontends.torch.module", "a module of PyTorch is run by the XRTModule of its front end")}

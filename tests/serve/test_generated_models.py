@@ -14,7 +14,7 @@ import xrt
 from tests.serve.serving import ask, run
 from xrt.errors import OptionError, XRTError
 from xrt.graph import Function
-from xrt.graph.sample_inputs import sample_inputs as sample
+from xrt.operators.sample_inputs import sample_inputs as sample
 from xrt.serve import app
 from xrt.serve.protocol import DATATYPES, NAMES, decode_binary, decode_json, encode_binary
 from xrt.testing.strategies import functions

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node as Node, NodePattern as NodePattern, read_attributes as read_attributes
     from xrt.graph.schemas import (
         find_schema as find_schema,
-        is_deterministic as is_deterministic,
-        is_training as is_training,
         latest_opset as latest_opset,
         since_version as since_version,
     )
@@ -43,7 +41,7 @@ _MODULES = {
     "xrt.graph.function": ("Function", "Use"),
     "xrt.graph.hashing": ("fingerprint", "hash_values", "shape_key"),
     "xrt.graph.node": ("Node", "NodePattern", "read_attributes"),
-    "xrt.graph.schemas": ("find_schema", "is_deterministic", "is_training", "latest_opset", "since_version"),
+    "xrt.graph.schemas": ("find_schema", "latest_opset", "since_version"),
     "xrt.graph.state": ("State", "declare_states", "list_states"),
     "xrt.graph.types": (
         "DType",

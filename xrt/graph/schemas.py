@@ -30,8 +30,6 @@ __all__ = [
     "find_schema",
     "first_version",
     "infer_output_types",
-    "is_deterministic",
-    "is_training",
     "join_types",
     "latest_opset",
     "latest_version",
@@ -76,34 +74,6 @@ def latest_opset() -> int:
     from onnx import defs
 
     return int(defs.onnx_opset_version())
-
-
-_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
-
-
-def is_deterministic(node: Node, function: Function) -> bool:
-    """Whether the node always computes the same outputs from the same inputs.
-
-    False for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes whose
-    bodies contain such nodes. These must not be folded, merged or shared.
-    """
-    if since_version(node, function) is None or node.op_type in _RANDOM:
-        return False
-    if node.op_type == "Dropout" and is_training(node, function):
-        return False
-    return all(is_deterministic(inner, body) for body in node.bodies for inner in body.nodes)
-
-
-def is_training(node: Node, function: Function) -> bool:
-    """Whether the node is in training mode. A Dropout whose flag is not constant is assumed to be."""
-    # Before opset 7 Dropout had an `is_test` attribute, which defaults to training.
-    if node.op == "Dropout" and function.opsets.get("", 7) < 7:
-        return not node.attr("is_test", 0)
-    # From opset 12 on training mode is an input.
-    if node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2]:
-        flag = function.constants.get(node.inputs[2])
-        return flag is None or bool(flag.array)
-    return node.op_type == "BatchNormalization" and node.attr("training_mode", 0) == 1
 
 
 # How schemas encode that the number of inputs or outputs is unlimited.

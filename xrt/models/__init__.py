@@ -3,9 +3,9 @@
 Everything is deterministic for a seed; nothing is downloaded.
 """
 
-from xrt.graph.sample_inputs import sample_inputs
 from xrt.models.light import fill_random_weights, light_models, load_light
 from xrt.models.registry import check_sizes, list_model_sizes, load, names
+from xrt.operators.sample_inputs import sample_inputs
 
 __all__ = [
     "check_sizes",

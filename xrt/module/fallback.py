@@ -350,7 +350,7 @@ Look: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
 def _why_not_comparable(function: Function) -> str:
-    from xrt.graph import is_deterministic
+    from xrt.operators import is_deterministic
 
     drawn = next((node for node in function.nodes if not is_deterministic(node, function)), None)
     return f"node {drawn.name!r} ({drawn.op}) does not give the same twice" if drawn is not None else ""

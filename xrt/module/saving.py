@@ -93,8 +93,8 @@ def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any
 
 def draw_inputs(function: Function) -> list[Any]:
     """Return random inputs; raises OptionError and InputError as `make_example` does."""
-    from xrt.graph import is_deterministic  # imports onnx, which a load does not need
-    from xrt.graph.sample_inputs import sample_inputs
+    from xrt.operators import is_deterministic  # imports onnx, which a load does not need
+    from xrt.operators.sample_inputs import sample_inputs
 
     if not all(is_deterministic(node, function) for node in function.nodes):
         raise _why_not("the same inputs may give other outputs")

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, is_deterministic
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.function import pause_gc
+from xrt.operators import is_deterministic
 from xrt.passes.inlining import find_decided_body
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 from xrt.passes.splicing import BodyNames, Splice

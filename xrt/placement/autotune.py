@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
-from xrt.graph.sample_inputs import sample_inputs
+from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.partition.device_map import DeviceMap

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory, RunFailed, XRTError
-from xrt.graph import Function, TensorType, Value, is_deterministic
+from xrt.graph import Function, TensorType, Value
 from xrt.measure.timing import Clock, median_interval
+from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.fold import extract_subgraph

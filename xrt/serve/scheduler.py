@@ -20,8 +20,8 @@ import numpy as np
 from xrt.comparison import compare, tolerance_for
 from xrt.errors import XRTError
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.sample_inputs import sample_inputs
 from xrt.graph.types import Dim
+from xrt.operators.sample_inputs import sample_inputs
 from xrt.serve.protocol import BUSY, Array, RequestRefusal
 
 __all__ = [

@@ -29,8 +29,9 @@ from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats import onnx
-from xrt.graph import Function, find_schema, is_training
+from xrt.graph import Function, find_schema
 from xrt.models import fill_random_weights
+from xrt.operators import is_training
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import InputError, did_you_mean
-from xrt.graph import Attribute, Constant, Function, Node, is_training, list_states
+from xrt.graph import Attribute, Constant, Function, Node, list_states
 from xrt.graph.state import STATE
 from xrt.module.model_source import make_source
 from xrt.module.module import XRTModule
+from xrt.operators import is_training
 from xrt.passes import drop_dead_nodes
 from xrt.runtime import inputs
 from xrt.training.optimizers import RATE, STEP

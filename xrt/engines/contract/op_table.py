@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from xrt.errors import EngineError
-from xrt.graph import Function, Node, is_training
+from xrt.graph import Function, Node
+from xrt.operators import is_training
 
 __all__ = ["Kernel", "OpTable", "Predicate"]
 

@@ -15,7 +15,8 @@ from xrt.engines.toolkit.node_writer import NodeWriter, rewrite_nodes, write_con
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.formats.onnx import expand
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value, is_training
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
+from xrt.operators import is_training
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes
 from xrt.passes.opset_upgrade import upgrade_opset
 

@@ -19,10 +19,9 @@ from xrt.graph import (
     Node,
     TensorType,
     Type,
-    is_deterministic,
-    is_training,
     since_version,
 )
+from xrt.operators import is_deterministic, is_training
 from xrt.passes.opset_upgrade import why_not_upgradable
 
 __all__ = ["why_not"]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.toolkit.known_issues import AXIS_IS_INPUT, KnownIssue, Test, Transform, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.node_query import has_symbolic_dims
-from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, find_schema, is_training, since_version
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, find_schema, since_version
+from xrt.operators import is_training
 
 __all__ = [
     "EXPORTED",

@@ -15,6 +15,7 @@ from xrt.engines.ort.session import LIBRARY
 from xrt.engines.toolkit.known_issues import Transform
 from xrt.engines.toolkit.node_writer import has_quantized_readers, list_readers
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
+from xrt.operators import Trait, has_trait
 
 __all__ = ["ISSUES", "OrtKnownIssue", "find_known_issue", "has_vector_products", "is_fused"]
 
@@ -110,13 +111,10 @@ def is_fused_with_relu(node: Node, scope: Scope) -> bool:
     return maker is not None and maker.op_type == "Relu" and scope.dtype(node, 0) not in (DType.FLOAT32, DType.FLOAT16)
 
 
-_SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-
-
 def _is_sized_by_data(node: Node, index: int, scope: Scope) -> bool:
     """Whether the input comes from an operator whose output size depends on data and may be 0."""
     maker = scope.function.producer(node.inputs[index])
-    return maker is not None and maker.op_type in _SIZED_BY_DATA
+    return maker is not None and has_trait(maker, Trait.SIZED_BY_DATA)
 
 
 def broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:

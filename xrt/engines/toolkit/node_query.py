@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 
 from xrt.errors import CompileRefused
 from xrt.graph import Attribute, Constant, Dim, DType, Function, Node, Shape, TensorType, Type, Value
+from xrt.operators import Trait, list_operators
 from xrt.passes import find_constant, infer_shapes
 
 __all__ = [
@@ -79,12 +80,7 @@ def _find_input(name: str, function: Function, find_constant: FindConstant) -> T
 
 SMALL = 64
 """Constants up to this many elements are axes, shapes or scales, not weights."""
-_ELEMENTWISE = (
-    "Abs Add And Cast CastLike Ceil Clip Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity "
-    "LeakyRelu Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow PRelu Reciprocal Relu Round Selu Sigmoid Sign Softplus "
-    "Softsign Sqrt Sub Sum Swish Tanh ThresholdedRelu Where Xor"
-)
-ELEMENTWISE = frozenset(_ELEMENTWISE.split())
+ELEMENTWISE = list_operators(Trait.ELEMENTWISE)
 """Elementwise operators with broadcasting."""
 
 

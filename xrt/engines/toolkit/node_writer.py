@@ -15,6 +15,7 @@ import numpy as np
 
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.graph.node import rename_node
+from xrt.operators import Trait, has_trait
 
 __all__ = [
     "Meaning",
@@ -306,8 +307,6 @@ BYTES = frozenset({DType.INT8, DType.UINT8})
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _BOUNDS = frozenset({"Clip", "Relu"})
 """Operators that libraries fuse into the quantization that follows."""
-_MOVES = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators that libraries swap with a preceding dequantization."""
 
 
 def list_readers(node: Node, function: Function) -> list[Node]:
@@ -333,9 +332,9 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
 
 
 def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
-    """Yield the readers of the result, through operators that only move data, each with the value that it reads."""
+    """Yield the readers of the result, through operators that libraries swap with a dequantization, with the value read."""
     for reader in list_readers(node, function):
-        if reader.op in _MOVES and reader.inputs[0] == node.outputs[0]:
+        if has_trait(reader, Trait.REARRANGES) and reader.inputs[0] == node.outputs[0]:
             yield from _iter_readers(reader, function)
         else:
             yield reader, node.outputs[0]
@@ -356,7 +355,7 @@ def _has_quantized_operand(reader: Node, constant: str, function: Function, quan
 def _has_one_scale(name: str, function: Function) -> bool:
     """Whether a value is dequantized per tensor, not per channel."""
     producer = function.producer(name)
-    while producer is not None and producer.op in _MOVES:
+    while producer is not None and has_trait(producer, Trait.REARRANGES):
         producer = function.producer(producer.inputs[0])
     scale = None if producer is None else function.constants.get(producer.inputs[1])
     return scale is not None and scale.array.size == 1
@@ -365,7 +364,7 @@ def _has_one_scale(name: str, function: Function) -> bool:
 def _is_dequantized(name: str, function: Function) -> bool:
     """Whether a value is dequantized from computed 8-bit integers, possibly moved since."""
     producer = function.producer(name)
-    while producer is not None and producer.op in _MOVES:
+    while producer is not None and has_trait(producer, Trait.REARRANGES):
         producer = function.producer(producer.inputs[0])
     if producer is None or producer.op != "DequantizeLinear" or producer.inputs[0] in function.constants:
         return False

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import Function, Node, TensorType
+from xrt.operators import Trait, has_trait, list_operators
 
 __all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs", "make_writable_alias"]
 
-SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
+SCATTERS = list_operators(Trait.UPDATES)
 """Operators that update parts of their first input."""
 
 
@@ -27,14 +28,14 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
         if len(uses) != 1 or value.name in outputs or not isinstance(value.type, TensorType):
             continue
         node = uses[0].node
-        if node.op_type in SCATTERS and not node.domain and node.inputs[0] == value.name and node.outputs[0] in outputs:
+        if has_trait(node, Trait.UPDATES) and node.inputs[0] == value.name and node.outputs[0] in outputs:
             found[place] = outputs.index(node.outputs[0])
     return found
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
     """Positions of inputs over which such an engine can write the node's result."""
-    return (0,) if node.op_type in SCATTERS and not node.domain else ()
+    return (0,) if has_trait(node, Trait.UPDATES) else ()
 
 
 class _WritableMemory:

@@ -14,7 +14,8 @@ from xrt.engines.tvm.export import INLINE, compiler_lock, import_function, make_
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, is_training, since_version
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
+from xrt.operators import Trait, has_trait, is_training, list_operators, list_shape_operands
 
 __all__ = ["DEFECTS", "find_known_issue", "positions_read_at_import", "why_not"]
 
@@ -119,13 +120,12 @@ def _widens_what_may_wrap(node: Node, function: Function) -> bool:
     ):
         return False
     maker = function.producer(node.inputs[0])
-    while maker is not None and maker.op_type in _MOVERS:
+    while maker is not None and has_trait(maker, Trait.SELECTS):
         maker = function.producer(maker.inputs[0])
     return maker is not None and maker.op_type not in _NEVER_WRAP
 
 
-_MOVERS = {"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-_NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Gather", "Max", "Min", "Mod", "Sign", "Where"}
+_NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Mod", "Sign", "Where"}
 DEFECTS: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
@@ -282,8 +282,7 @@ LOOPS_APART = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )
 """Operators whose loops are arranged for fixed sizes alone."""
-_MOVES = ["Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"]
-AT_EVERY_SIZE = ELEMENTWISE.union(_MOVES, LOOPS_APART)
+AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), LOOPS_APART, ["Concat"])
 """Operators that were tried with symbolic dims, and agreed at every size."""
 
 
@@ -360,31 +359,13 @@ def _agrees(got: TensorType, want: TensorType) -> bool:
     )
 
 
-_READ_AT_IMPORT = {
-    "AffineGrid": (1,),
-    "ConstantOfShape": (0,),
-    "CumSum": (1,),
-    "Expand": (1,),
-    "MaxUnpool": (2,),
-    "OneHot": (1, 2),
-    "Pad": (1, 2, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Trilu": (1,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-}
+_READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
+"""Inputs beside the shape operands."""
 
 
 def positions_read_at_import(op_type: str) -> tuple[int, ...]:
     """Return which inputs decide what code TVM makes, and so must be constants."""
-    return (1,) if op_type.startswith("Reduce") else _READ_AT_IMPORT.get(op_type, ())
+    return (*list_shape_operands(op_type), *_READ_AT_IMPORT.get(op_type, ()))
 
 
 def _varying(question: NodeQuery) -> str | None:

@@ -12,6 +12,7 @@ from xrt.formats.onnx.inference import node_types
 from xrt.formats.onnx.opsets import expand
 from xrt.graph import Constant, Function, Node, Type
 from xrt.graph.node import Names, rename_node
+from xrt.operators import Trait, list_operators
 from xrt.passes.constant_folding import find_constant, fold_constants
 from xrt.passes.gradient.table import RuleContext, find_rule, may_have_gradient
 from xrt.passes.inlining import drop_dead_nodes
@@ -155,9 +156,9 @@ _STEP = "it is constant between its steps"
 _DRAWN = "what it draws does not depend on its input"
 _SHAPE = "it reads shapes and types only"
 WITHOUT_GRADIENT: Mapping[str, str] = {
-    **dict.fromkeys(("Binarizer", "Ceil", "Floor", "Hardmax", "Round", "Sign"), _STEP),
-    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"), _DRAWN),
-    **dict.fromkeys(("ConstantOfShape", "EyeLike", "Shape", "Size"), _SHAPE),
+    **dict.fromkeys(list_operators(Trait.DISCONTINUOUS), _STEP),
+    **dict.fromkeys(list_operators(Trait.RANDOM), _DRAWN),
+    **dict.fromkeys(list_operators(Trait.READS_SHAPE), _SHAPE),
 }
 """Operators with zero gradient, each with the reason. Integer and boolean values have none either."""
 _SEQUENCES = "gradients of sequences are not computed; Split and Concat do the same with tensors"

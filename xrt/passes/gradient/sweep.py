@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from xrt.graph import Node, is_deterministic
+from xrt.graph import Node
+from xrt.operators import is_deterministic
 from xrt.passes.gradient.preparation import WITHOUT_GRADIENT, describe_missing
 from xrt.passes.gradient.table import RuleContext, add_up, find_rule, may_have_gradient, refuse
 

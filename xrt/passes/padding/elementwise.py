@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType, Node
+from xrt.operators import Trait, has_trait
 from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused
 
 __all__ = [
-    "ELEMENTWISE",
-    "KEEPING_ZERO",
     "apply_arg",
     "apply_cumulative",
     "apply_einsum",
@@ -29,26 +28,10 @@ __all__ = [
     "broadcast",
 ]
 
-KEEPING_ZERO = frozenset(
-    {"Abs", "Cast", "Ceil", "Floor", "Identity", "LeakyRelu", "Neg", "Relu", "Round", "Sign", "ThresholdedRelu"}
-)
-"""Operators that map zero to zero on every engine."""
-ELEMENTWISE = KEEPING_ZERO | frozenset(
-    {
-        *("Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
-        *("BitwiseXor", "Celu", "Clip", "Cos", "Cosh", "Elu", "Equal", "Erf", "Exp", "Gelu", "Greater", "GreaterOrEqual"),
-        *("HardSigmoid", "HardSwish", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mul"),
-        *("Not", "Or", "PRelu", "Pow", "Reciprocal", "Selu", "Shrink", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign"),
-        *("Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "Where", "Xor"),
-    }
-)
-"""Operators of ai.onnx whose output element depends only on the input elements at the same position."""
-
 
 def apply_elementwise(p: Padder, node: Node) -> None:
     """Output axes are padded like those of the inputs; an axis padded in one is padded or broadcast in all."""
-    keeps = node.op_type in KEEPING_ZERO
-    p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if keeps else ())
+    p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
 
 
 def apply_integer_division(p: Padder, node: Node) -> Node:

@@ -23,7 +23,7 @@ from xrt.passes.padding.padder import (
     Refused,
     multiply,
 )
-from xrt.passes.padding.rules import RULES, SHAPE_SLOTS, SIZED
+from xrt.passes.padding.rules import PADDED_SHAPES, RULES, SIZED
 from xrt.passes.shape_inference import list_symbols
 
 __all__ = ["PaddedFunction", "follow", "pad_dims", "walk"]
@@ -363,7 +363,7 @@ def _apply(p: Padder, node: Node) -> Node:
     rule = p.rules.get(node.name) or RULES.get((node.domain, node.op_type))
     if rule is None:
         raise Refused("there is no rule for its operator")
-    own = SHAPE_SLOTS.get(node.op_type, frozenset()) if not node.domain else frozenset()
+    own = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
     if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
         raise Refused("the shape of its result depends on a size in a way that is not followed")
     names = [

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xrt.graph import Node
+from xrt.operators import SHAPE_OPERANDS, Trait, list_operators
 from xrt.passes.padding.elementwise import (
-    ELEMENTWISE,
     NEUTRAL,
     apply_arg,
     apply_cumulative,
@@ -57,25 +57,26 @@ from xrt.passes.padding.windows import (
     apply_rotary,
 )
 
-__all__ = ["RULES", "SHAPE_SLOTS", "SIZED"]
+__all__ = ["PADDED_SHAPES", "RULES", "SIZED"]
 
-SHAPE_SLOTS: Mapping[str, frozenset[int]] = {
-    "ConstantOfShape": frozenset({0}),
-    "Expand": frozenset({1}),
-    "Range": frozenset({0, 1, 2}),
-    "Reshape": frozenset({1}),
-    "Slice": frozenset({1, 2}),
-    "Tile": frozenset({1}),
+PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
+    **{op: SHAPE_OPERANDS[op] for op in ("ConstantOfShape", "Expand", "Range", "Reshape", "Tile")},
+    "Slice": (1, 2),
 }
 """Inputs that describe shapes and so use padded sizes; in all other inputs a size is a value and must be the true one."""
-SIZED = frozenset({"OneHot", "Pad", "Resize", "Split", "TopK"})
-"""Operators whose other inputs determine the shape of the result."""
+SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
+"""Operators that must not read padded sizes: no rule follows these. Squeeze and Unsqueeze read axes."""
 
 
 def _apply_dropout(p: Padder, node: Node) -> None:
     if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
         raise Refused("it is in training mode")
     apply_first(p, node)
+
+
+def _apply_cast_like(p: Padder, node: Node) -> None:
+    """Of the second input only the type matters."""
+    p.set(node.outputs[0], p.axes(node.inputs[0]), p.zeros(node.inputs[0]))
 
 
 def _apply_quantized(p: Padder, node: Node) -> None:
@@ -99,7 +100,8 @@ def _apply_trilu(p: Padder, node: Node) -> None:
 Apply = Callable[[Padder, Node], Any]
 
 _ONNX: Mapping[str, Apply] = {
-    **dict.fromkeys(ELEMENTWISE, apply_elementwise),
+    **dict.fromkeys(list_operators(Trait.ELEMENTWISE), apply_elementwise),
+    "CastLike": _apply_cast_like,
     **dict.fromkeys((op for op in NEUTRAL if op.startswith("Reduce")), apply_reduction),
     **dict.fromkeys(("Div", "Mod"), apply_integer_division),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), apply_softmax),

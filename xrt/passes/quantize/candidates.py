@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import DType, Function, Node, NodePattern, TensorType
+from xrt.operators import Trait, has_trait
 
 __all__ = [
     "ActivationType",
@@ -92,13 +93,6 @@ CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 BOUNDS = frozenset({"Clip", "Relu"})
 """Activations that fuse into a quantized convolution."""
-_HAND_ON = frozenset(
-    {
-        *("DepthToSpace", "Expand", "Flatten", "Identity", "MaxPool", "Reshape", "Slice"),
-        *("SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-    }
-)
-"""Operators whose outputs are elements of their first input and so have its range. Pad adds other numbers."""
 
 
 def why_not_quantized(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -126,8 +120,10 @@ def _is_float32(name: str, function: Function) -> bool:
 
 
 def find_root(value: str, function: Function) -> str:
-    """The value whose range `value` shares: skip operators that only move elements."""
-    while (node := function.producer(value)) is not None and node.op in _HAND_ON and value == node.outputs[0]:
+    """The value whose range `value` shares: skip operators that only select elements of computed values."""
+    while (node := function.producer(value)) is not None and has_trait(node, Trait.SELECTS) and value == node.outputs[0]:
+        if node.inputs[0] in function.constants:  # a table of embeddings, which has no calibrated range
+            break
         value = node.inputs[0]
     return value
 

@@ -11,7 +11,8 @@ import numpy as np
 from xrt.errors import CalibrationError, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.formats.onnx.messages import FreshNames
-from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type, is_training
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type
+from xrt.operators import is_training
 from xrt.passes.quantize.candidates import (
     CONVOLUTIONS,
     QuantizationOptions,

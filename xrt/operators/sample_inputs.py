@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt.errors import InputError
 from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.operators.traits import Trait, has_trait
 
 __all__ = ["sample_inputs"]
 
@@ -19,9 +20,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # NumPy generates 8-byte numbers, which are then cast to the input's type.
 DRAWN = 8
 _LENGTH = 2  # elements of a sequence
-
-# Operators whose results are elements of their first input.
-_HAND_ON = frozenset({"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
@@ -44,8 +42,9 @@ def _rows_read(function: Function) -> dict[str, int]:
         if node.op_type == "Gather" and node.inputs[0] in function.constants:
             extent = function.constants[node.inputs[0]].shape[node.attr("axis", 0)]
             found[node.inputs[1]] = min(extent, found.get(node.inputs[1], extent))
-        elif node.op_type in _HAND_ON and (given := [found[name] for name in node.outputs if name in found]):
-            found[node.inputs[0]] = min(*given, found.get(node.inputs[0], given[0]))
+        elif has_trait(node, Trait.SELECTS) or node.op == "Cast":
+            if extents := [found[name] for name in node.outputs if name in found]:
+                found[node.inputs[0]] = min(*extents, found.get(node.inputs[0], extents[0]))
     return found
 
 
