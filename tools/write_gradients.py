@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 
 from onnx import defs
 
+from xrt.operators.decompositions import DECOMPOSITIONS
 from xrt.passes.gradient import rules  # noqa: F401  # they register themselves
 from xrt.passes.gradient.preparation import DEFINITIONS, MISSING, WITHOUT_GRADIENT
 from xrt.passes.gradient.table import RULES
@@ -40,12 +41,12 @@ def find_way(operator: str) -> str:
     """Return how an operator is differentiated: ``rule``, ``definition``, ``onnx``, ``zero``; or ``missing``."""
     if operator in RULES:
         return "rule"
-    if operator in DEFINITIONS:
-        return "definition"
     if operator in WITHOUT_GRADIENT:
         return "zero"
     if operator in MISSING:
         return "missing"
+    if operator in DEFINITIONS or operator in DECOMPOSITIONS:
+        return "definition"
     schema = defs.get_schema(operator)
     return "onnx" if schema.has_function or schema.has_context_dependent_function else "missing"
 
@@ -63,11 +64,12 @@ def make_page() -> str:
         by_onnx=counts["onnx"],
         missing=counts["missing"],
     )
+    definitions = {**DEFINITIONS, **{name: DECOMPOSITIONS[name][1] for name in operators if ways[name] == "definition"}}
     missing = {name: MISSING.get(name, "it has neither a rule nor a definition") for name in ways if ways[name] == "missing"}
     return top + "".join(
         [
             _table("By a rule", "rule", ((name, _describe(RULES[name])) for name in sorted(RULES))),
-            _table("By XRT's definition", "definition", ((name, _describe(DEFINITIONS[name])) for name in sorted(DEFINITIONS))),
+            _table("By XRT's definition", "definition", ((name, _describe(definitions[name])) for name in sorted(definitions))),
             "\n## By ONNX's definition\n\n" + ", ".join(f"`{name}`" for name in operators if ways[name] == "onnx") + ".\n",
             _table("Without a gradient", "reason", sorted(WITHOUT_GRADIENT.items())),
             _table("Missing", "reason", sorted({**MISSING, **missing}.items())),

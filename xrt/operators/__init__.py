@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
+    from xrt.operators.decompositions import (
+        decompose_operators as decompose_operators,
+        is_decomposable as is_decomposable,
+    )
+    from xrt.operators.rewriting import (
+        NodeWriter as NodeWriter,
+        as_function as as_function,
+        decompose_nodes as decompose_nodes,
+        find_constant as find_constant,
+        find_value as find_value,
+        rewrite_nodes as rewrite_nodes,
+    )
     from xrt.operators.traits import (
         SHAPE_OPERANDS as SHAPE_OPERANDS,
         Trait as Trait,
@@ -18,6 +30,15 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "xrt.operators.decompositions": ("decompose_operators", "is_decomposable"),
+    "xrt.operators.rewriting": (
+        "NodeWriter",
+        "as_function",
+        "decompose_nodes",
+        "find_constant",
+        "find_value",
+        "rewrite_nodes",
+    ),
     "xrt.operators.traits": (
         "SHAPE_OPERANDS",
         "Trait",

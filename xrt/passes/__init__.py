@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
-    from xrt.passes.constant_folding import find_constant as find_constant, fold_constants as fold_constants
+    from xrt.operators.rewriting import find_constant as find_constant
+    from xrt.passes.constant_folding import fold_constants as fold_constants
+    from xrt.passes.decomposition import find_decomposition as find_decomposition
     from xrt.passes.inlining import (
         drop_dead_nodes as drop_dead_nodes,
         inline_constant_control_flow as inline_constant_control_flow,
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from xrt.passes.shape_inference import bind_dims as bind_dims, infer_shapes as infer_shapes, specialize as specialize
 
 _MODULES = {
-    "xrt.passes.constant_folding": ("find_constant", "fold_constants"),
+    "xrt.operators.rewriting": ("find_constant",),
+    "xrt.passes.constant_folding": ("fold_constants",),
+    "xrt.passes.decomposition": ("find_decomposition",),
     "xrt.passes.inlining": ("drop_dead_nodes", "inline_constant_control_flow"),
     "xrt.passes.pipeline": ("Pass", "Pipeline", "make_pipeline"),
     "xrt.passes.shape_inference": ("bind_dims", "infer_shapes", "specialize"),

@@ -11,12 +11,12 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.function import pause_gc
-from xrt.operators import is_deterministic
+from xrt.operators import find_constant, is_deterministic
 from xrt.passes.inlining import find_decided_body
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 from xrt.passes.splicing import BodyNames, Splice
 
-__all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "find_constant", "fold_constants"]
+__all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "fold_constants"]
 
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
 """Runs a Function on positional inputs and returns its outputs in order."""
@@ -52,29 +52,6 @@ def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | Non
     """
     with pause_gc(function.size):
         return _Folding(evaluate, BodyNames(function), is_kept).function(function, None)
-
-
-def find_constant(node: Node, function: Function) -> Constant | None:
-    """The value of a Constant node or of the Shape of a static tensor, which need no evaluation; None for other nodes."""
-    if node.op == "Constant":
-        return _constant(node)
-    type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
-    if not isinstance(type_, TensorType) or not type_.is_static:
-        return None
-    extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
-    return Constant(np.array(extents, np.int64))
-
-
-_PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-"""Element types of the non-tensor attributes of Constant."""
-
-
-def _constant(node: Node) -> Constant | None:
-    for name, dtype in _PLAIN_VALUES.items():
-        if (value := node.attr(name)) is not None:
-            return Constant(np.array(value, dtype))
-    value = node.attr("value")
-    return value if isinstance(value, Constant) else None
 
 
 def _fill(node: Node, known: Knowledge) -> Constant | None:
@@ -126,7 +103,7 @@ class _Folding:
 
     def node(self, node: Node, known: Knowledge) -> dict[str, Constant] | None:
         """The node's outputs as constants, or None if it cannot be folded."""
-        if node.op == "Constant" and (value := _constant(node)) is not None:
+        if node.op == "Constant" and (value := find_constant(node, known.function)) is not None:
             return {node.outputs[0]: value}
         if (integers := known.list_known_integers(node)) is not None:
             return integers

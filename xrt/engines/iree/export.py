@@ -16,7 +16,6 @@ import numpy as np
 from iree.runtime import HalElementType
 
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, since_version
-from xrt.passes import find_constant
 
 __all__ = [
     "ELEMENTS",
@@ -25,7 +24,6 @@ __all__ = [
     "MlirType",
     "builtin_type",
     "export_module",
-    "find_node_constant",
     "list_parameters",
     "literal_type",
     "make_query_module",
@@ -102,12 +100,6 @@ def _parts(type_: Type | None) -> tuple[list[str], MlirType]:
 
 INLINE = 64
 """Constants of at most this many elements are literals: shapes, axes and scales, which decide what code is made."""
-
-
-def find_node_constant(name: str, function: Function) -> Constant | None:
-    """Return the constant that a value will be, None where it is known only at run time."""
-    producer = function.producer(name)
-    return function.constants.get(name) if producer is None else find_constant(producer, function)
 
 
 SCOPE = "weights"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from xrt.engines.iree.export import find_node_constant
 from xrt.engines.iree.lowering import is_decomposed
 from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_known_issue
 from xrt.graph import DType, Function, Node, TensorType
+from xrt.operators import find_value
 
 __all__ = ["GAPS", "find_known_issue"]
 
@@ -35,7 +35,7 @@ def _may_cut(node: Node, function: Function) -> bool:
     """Whether a pad may be negative; before opset 11 they are attributes."""
     if len(node.inputs) < 2 or not node.inputs[1]:
         return any(pad < 0 for pad in node.attr("pads", ()))
-    pads = find_node_constant(node.inputs[1], function)
+    pads = find_value(node.inputs[1], function)
     return pads is None or bool((pads.array < 0).any())
 
 
@@ -56,7 +56,7 @@ def _dtype(name: str, function: Function) -> DType | None:
 def _may_step_back(node: Node, function: Function) -> bool:
     if len(node.inputs) < 5 or not node.inputs[4]:
         return False
-    steps = find_node_constant(node.inputs[4], function)
+    steps = find_value(node.inputs[4], function)
     return steps is None or bool((steps.array < 0).any())
 
 

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from xrt.engines.iree.compiler import lower_module
-from xrt.engines.iree.export import ELEMENTS, INLINE, find_node_constant, make_query_module
+from xrt.engines.iree.export import ELEMENTS, INLINE, make_query_module
 from xrt.engines.iree.known_issues import find_known_issue
-from xrt.engines.iree.lowering import OPSET, preprocess
-from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.iree.lowering import OPSET, find_model_decomposition, preprocess
 from xrt.engines.toolkit.node_query import NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.forking import renew_after_fork
 from xrt.graph import (
@@ -21,7 +20,7 @@ from xrt.graph import (
     Type,
     since_version,
 )
-from xrt.operators import is_deterministic, is_training
+from xrt.operators import find_value, is_deterministic, is_training
 from xrt.passes.opset_upgrade import why_not_upgradable
 
 __all__ = ["why_not"]
@@ -37,7 +36,7 @@ def why_not(node: Node, function: Function) -> str | None:
 
     The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
     """
-    if (said := find_learned_definition(node, function)) is not None:
+    if (said := find_model_decomposition(node, function)) is not None:
         return next((reason for inner in said.nodes if (reason := why_not(inner, said))), None)
     reason = _plain_refusal(node, function)
     if reason or (node.inputs and _is_plain(node, function)):
@@ -132,7 +131,7 @@ def _question(node: Node, function: Function) -> NodeQuery:
 
 def _find_constant(name: str, function: Function) -> Constant | None:
     """Return a constant that is written as a literal; None for other values."""
-    constant = find_node_constant(name, function)
+    constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= INLINE else None
 
 

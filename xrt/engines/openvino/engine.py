@@ -29,7 +29,7 @@ from xrt.engines.openvino.library import (
     summarize_error,
 )
 from xrt.engines.toolkit.libraries import AllocationTracker
-from xrt.engines.toolkit.node_writer import has_quantized_readers
+from xrt.engines.toolkit.rewrites import has_quantized_readers
 from xrt.errors import CompileRefused
 from xrt.graph import TensorType
 

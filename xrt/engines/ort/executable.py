@@ -64,7 +64,7 @@ def list_computed_outputs(function: Function) -> tuple[Value, ...]:
 def session_function(function: Function) -> Function:
     """The Function to export: computed outputs only, and some convolutions and sums rewritten as products."""
     from xrt.engines.ort.export import give_bytes_one_reader, write_sums_as_products
-    from xrt.engines.toolkit.node_writer import write_convolutions_as_products
+    from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 
     computed = list_computed_outputs(function)
     function = give_bytes_one_reader(write_sums_as_products(write_convolutions_as_products(function)))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
-from xrt.engines.toolkit.node_writer import NodeWriter, write_nodes
 from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
 from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.operators import NodeWriter, rewrite_nodes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -66,14 +66,12 @@ LEAST, MOST = 16, 1 << 16
 
 def write_sums_as_products(function: Function) -> Function:
     """Rewrite each ReduceSum over constant leading axes of static extents as a product; same Function if none."""
-    return write_nodes(function, _write_sum)
+    return rewrite_nodes(function, _write_sum)
 
 
-def _write_sum(writer: NodeWriter) -> bool:
+def _write_sum(writer: NodeWriter) -> str | None:
     sizes = _find_sizes(writer.node, writer.function)
-    if sizes is not None:
-        _write_product(writer, *sizes)
-    return sizes is not None
+    return None if sizes is None else _write_product(writer, *sizes)
 
 
 def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] | None:
@@ -90,22 +88,18 @@ def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] |
     return (shape, count) if chosen == list(range(count)) else None
 
 
-def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> None:
+def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> str:
     rows, rest = math.prod(shape[:count]), shape[count:]
     dtype = writer.dtype(writer.x)
     ones = f"xrt/sum/{dtype}/{rows}"  # shared by all sums over this many rows
     writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
     source = writer.x
     if len(shape) > 2:
-        source = writer.op("Reshape", source, writer.constant(np.asarray([rows, -1], np.int64)))
+        source = writer.op("Reshape", source, writer.integers([rows, -1]))
     result = (1,) * count + rest if writer.node.attr("keepdims", 1) else rest
-    output = writer.node.outputs[0]
+    total = writer.op("MatMul", ones, source)
     # MatMul of a vector and a matrix already has the final shape.
-    if len(result) == 1:
-        writer.op("MatMul", ones, source, output=output)
-        return
-    found = writer.op("MatMul", ones, source)
-    writer.op("Reshape", found, writer.constant(np.asarray(result, np.int64)), output=output)
+    return total if len(result) == 1 else writer.op("Reshape", total, writer.integers(result))
 
 
 # ---------------------------------------------------------------------- constants of bytes

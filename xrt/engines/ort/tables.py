@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from xrt.engines.ort.session import LIBRARY
 from xrt.engines.toolkit.known_issues import Transform
-from xrt.engines.toolkit.node_writer import has_quantized_readers, list_readers
+from xrt.engines.toolkit.rewrites import has_quantized_readers, list_readers
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
 from xrt.operators import Trait, has_trait
 

@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 
 from xrt.errors import CompileRefused
 from xrt.graph import Attribute, Constant, Dim, DType, Function, Node, Shape, TensorType, Type, Value
-from xrt.operators import Trait, list_operators
-from xrt.passes import find_constant, infer_shapes
+from xrt.operators import Trait, find_value, list_operators
+from xrt.passes import infer_shapes
 
 __all__ = [
     "ELEMENTWISE",
@@ -125,8 +125,7 @@ def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
 
 def _find_small(name: str, function: Function) -> Constant | None:
     """A constant that may be axes or a shape; None for other values."""
-    producer = function.producer(name)
-    constant = function.constants.get(name) if producer is None else find_constant(producer, function)
+    constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= SMALL else None
 
 

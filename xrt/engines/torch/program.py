@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 
 from xrt.engines.kernels.table import Run
-from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import list_last_uses
-from xrt.engines.toolkit.node_writer import as_function
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_known, ops
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.errors import CompileRefused, RunFailed
-from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.node import DOMAIN
-from xrt.passes import infer_shapes
+from xrt.passes import find_decomposition
 
 __all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]
 
@@ -156,17 +152,8 @@ def _with_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Ru
 
 
 def find_definition(node: Node, function: Function) -> Function | None:
-    """Return the operators of ONNX that define a node without a kernel; None where there is no such definition."""
-    if node.bodies:
-        return None
-    return find_learned_definition(node, function) or _expand(as_function(node, function))
-
-
-@lru_cache(maxsize=256)
-def _expand(one: Function) -> Function | None:
-    """Return the operators that define the node of a Function, all types inferred."""
-    meaning = expand(one)
-    return None if meaning is None else infer_shapes(meaning)
+    """Decompose a node without a kernel; None if no decomposition is known."""
+    return find_decomposition(node, function)
 
 
 def _define(at: TorchKernelContext, reason: str) -> Run:

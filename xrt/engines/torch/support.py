@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from xrt.engines.toolkit.known_issues import KnownIssue, match_known_issue
 from xrt.engines.toolkit.node_query import close_over
-from xrt.engines.toolkit.node_writer import as_function
 from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
 from xrt.engines.torch.opaque import make_opaque_kernel
@@ -14,6 +13,7 @@ from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
 from xrt.graph.node import DOMAIN
+from xrt.operators import as_function
 
 __all__ = ["GAPS", "find_known_issue", "why_not"]
 

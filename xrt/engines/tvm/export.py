@@ -13,16 +13,15 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from xrt.engines.toolkit.learned_models import find_learned_definition
-from xrt.engines.toolkit.node_writer import rewrite_nodes
-from xrt.engines.tvm.decompositions import decompose
+from xrt.engines.tvm.decompositions import decompose, find_model_decomposition
 from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.forking import renew_after_fork
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
-from xrt.passes import find_constant, fold_constants
+from xrt.operators import decompose_nodes
+from xrt.passes import fold_constants
 
-__all__ = ["ImportedModule", "compiler_lock", "import_function", "make_constant", "tensor_type"]
+__all__ = ["ImportedModule", "compiler_lock", "import_function", "tensor_type"]
 
 log = logging.getLogger("xrt.engines.tvm")
 
@@ -51,7 +50,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
     depend on them. With ``polynomials`` exponentials are written out, for processors. Raises whatever TVM's importer raises.
     """
-    function = decompose(fold_constants(rewrite_nodes(function, find_learned_definition), _no_evaluation))
+    function = decompose(fold_constants(decompose_nodes(function, find_model_decomposition), _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
@@ -63,12 +62,6 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     with compiler_lock, _quiet(importer):
         module = rewrite(importer.from_onnx(model.graph, opset), polynomials)
     return ImportedModule(module, tuple(heavy.values()), _result_types(module))
-
-
-def make_constant(name: str, function: Function) -> Constant | None:
-    """Return the constant that a value will be for the importer, None where it is known only at run time."""
-    producer = function.producer(name)
-    return function.constants.get(name) if producer is None else find_constant(producer, function)
 
 
 def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:

@@ -6,16 +6,16 @@ from fractions import Fraction
 from functools import lru_cache
 
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
-from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import ELEMENTWISE, NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.engines.tvm.cuda.codegen import OLDEST, build, make_target as device_target
+from xrt.engines.tvm.decompositions import find_model_decomposition
 from xrt.engines.tvm.executable import summarize_error
-from xrt.engines.tvm.export import INLINE, compiler_lock, import_function, make_constant
+from xrt.engines.tvm.export import INLINE, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
-from xrt.operators import Trait, has_trait, is_training, list_operators, list_shape_operands
+from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
 
 __all__ = ["DEFECTS", "find_known_issue", "positions_read_at_import", "why_not"]
 
@@ -36,7 +36,7 @@ def _is_integer(node: Node, function: Function) -> bool:
 
 def _gathers_from_both_ends(node: Node, function: Function) -> bool:
     """Whether the axis is counted from the end and is not the first, and an index may be too."""
-    type_, indices = function.get_type(node.inputs[0]), make_constant(node.inputs[1], function)
+    type_, indices = function.get_type(node.inputs[0]), find_value(node.inputs[1], function)
     rank = type_.rank if isinstance(type_, TensorType) else None
     may_be_negative = indices is None or bool((indices.array < 0).any())
     return -(rank or 0) != node.attr("axis", 0) < 0 and may_be_negative
@@ -63,7 +63,7 @@ _SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
-    scales = make_constant(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
+    scales = find_value(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
     type_ = function.get_type(node.inputs[0])
     if scales is None or not scales.array.size or not isinstance(type_, TensorType) or type_.shape is None:
         return False
@@ -252,7 +252,7 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 def why_not(node: Node, function: Function) -> str | None:
     """Return why TVM cannot take the node, on the device that it names, as a Function of its own; None when it can."""
-    if (said := find_learned_definition(node, function)) is not None:
+    if (said := find_model_decomposition(node, function)) is not None:
         return next((reason for inner in said.nodes if (reason := why_not(inner, said))), None)
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
@@ -306,7 +306,7 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
 
 def _find_constant(name: str, function: Function) -> Constant | None:
     """Return a constant that the importer may read; None for other values."""
-    constant = make_constant(name, function)
+    constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= INLINE else None
 
 

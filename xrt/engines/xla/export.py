@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_query import NodeInfo
 from xrt.engines.xla import control  # noqa: F401  # fills the table
 from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
 from xrt.errors import CompileRefused
-from xrt.formats.onnx import expand
+from xrt.passes import find_decomposition
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 
 __all__ = ["KNOWN", "LoweringContext", "is_known", "lower"]
@@ -109,7 +108,7 @@ def _plain(result: Any) -> Operand:
 def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
     """Lower what ONNX defines by other operators as these."""
     one = _alone(node, function, scope)
-    meaning = None if node.bodies else find_learned_definition(node, one) or expand(one)
+    meaning = find_decomposition(node, one)
     if meaning is None:
         raise CompileRefused(reason)
     results = lower(meaning, [scope[value.name] for value in one.inputs], {})

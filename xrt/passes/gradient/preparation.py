@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from xrt.builder.builder import Builder
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
-from xrt.formats.onnx.opsets import expand
-from xrt.graph import Constant, Function, Node, Type
-from xrt.graph.node import Names, rename_node
-from xrt.operators import Trait, list_operators
-from xrt.passes.constant_folding import find_constant, fold_constants
+from xrt.graph import Constant, Function, Node
+from xrt.graph.node import rename_node
+from xrt.operators import Trait, as_function, decompose_nodes, find_constant, list_operators
+from xrt.passes.constant_folding import fold_constants
+from xrt.passes.decomposition import find_decomposition
 from xrt.passes.gradient.table import RuleContext, find_rule, may_have_gradient
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
@@ -142,6 +142,7 @@ def define(alone: Function) -> Function:
     builder = new_builder(alone)
     with builder:
         tensors = {value.name: builder.input(value.name, value.type) for value in alone.inputs}
+        tensors.update((name, builder.constant(constant)) for name, constant in alone.constants.items())
         at = RuleContext(replace(node, outputs=()), tensors, (), frozenset(), builder)
         results = dict(zip(node.outputs, DEFINITIONS[node.op](at), strict=False))
         for name in node.defines:
@@ -195,10 +196,6 @@ def describe_missing(node: Node) -> str:
 
 OPSET = 18
 """Lowest opset that the rules emit: reductions take axes as inputs, and scatters have reduction="add"."""
-SMALL = 64
-"""Constant inputs up to this many elements may select the form of a decomposition."""
-DEPTH = 8
-"""Limit on nested decompositions; none of ONNX's needs more."""
 
 
 def prepare(function: Function, targets: Collection[str], wanted: Collection[str]) -> Function:
@@ -208,24 +205,21 @@ def prepare(function: Function, targets: Collection[str], wanted: Collection[str
     """
     # The converter needs types, and returns values without them.
     prepared = lift_constants(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
-    for _ in range(DEPTH):
-        expanded = _expanded(prepared, _find_path(prepared, targets, wanted))
-        if expanded is prepared:
-            break
-        prepared = lift_constants(expanded)
-    return prepared
+    path = _find_path(prepared, targets, wanted)
+    skipped = {id(node) for node in prepared.nodes if node.name not in path}
+    return lift_constants(
+        decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at))
+    )
 
 
 def expand_body(body: Function) -> Function:
     """Decompose the nodes of a body that have floating point results and no rule."""
-    body = lift_constants(body)
-    for _ in range(DEPTH):
-        floating = {node.name for node in body.nodes if any(may_have_gradient(body.get_type(name)) for name in node.defines)}
-        expanded = _expanded(body, floating)
-        if expanded is body:
-            break
-        body = lift_constants(expanded)
-    return body
+    return lift_constants(decompose_nodes(lift_constants(body), _decompose_floating))
+
+
+def _decompose_floating(node: Node, function: Function) -> Function | None:
+    is_floating = any(may_have_gradient(function.get_type(name)) for name in node.defines)
+    return _decompose(node, function) if is_floating else None
 
 
 def _find_path(function: Function, targets: Collection[str], wanted: Collection[str]) -> set[str]:
@@ -244,39 +238,19 @@ def _find_path(function: Function, targets: Collection[str], wanted: Collection[
     return path
 
 
-def _expanded(function: Function, chosen: Collection[str]) -> Function:
-    """Decompose, by one level, the chosen nodes without a rule."""
-    nodes: list[Node] = []
-    constants, types = dict(function.constants), dict(function.types)
-    names: Names | None = None
-    for node in function.nodes:
-        # The nodes of a decomposition could not keep control edges.
-        meaning = _find_definition(node, function) if node.name in chosen and not node.control else None
-        if meaning is None:
-            nodes.append(node)
-            continue
-        if names is None:
-            names = Names()
-            for name in list_names(function):
-                names.take(name)
-        nodes += _spliced(meaning, node, names, constants, types)
-    return function if names is None else function.replace(nodes=tuple(nodes), constants=constants, types=types)
-
-
-def _find_definition(node: Node, function: Function) -> Function | None:
+def _decompose(node: Node, function: Function) -> Function | None:
     """Decompose one node; None if it has a rule or no decomposition."""
-    if find_rule(node) or node.op in WITHOUT_GRADIENT or node.op in MISSING:
+    if node.control or find_rule(node) or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
-    alone = _alone(node, function)
     if node.op in DEFINITIONS:
-        return infer_shapes(define(alone))
+        return infer_shapes(define(as_function(node, function)))
+    body = find_decomposition(node, function)
+    if body is None or body.opset() > function.opset():
+        return None
     try:
-        meaning = expand(alone)
-        if meaning is None or meaning.opset() > function.opset():
-            return None
-        newer = upgrade_opset(infer_shapes(_with_constants(meaning, function)), function.opset())
         # Folding selects branches of the decomposition; the others are removed.
-        return drop_dead_nodes(infer_shapes(fold_constants(infer_shapes(newer), _evaluate_nothing)))
+        folded = fold_constants(infer_shapes(upgrade_opset(body, function.opset())), _evaluate_nothing)
+        return drop_dead_nodes(infer_shapes(folded))
     except ModelError:
         return None  # the sweep reports the missing rule
 
@@ -284,43 +258,3 @@ def _find_definition(node: Node, function: Function) -> Function | None:
 def _evaluate_nothing(function: Function, inputs: list[Any]) -> Sequence[Any]:
     """Evaluator that refuses all: folding then uses known shapes only, which select the branches of decompositions."""
     raise ModelError(f"{function.name!r} is not computed here")
-
-
-def _alone(node: Node, function: Function) -> Function:
-    """The node as a Function with unchanged names."""
-    return Function(
-        inputs=tuple(map(function.value, dict.fromkeys(filter(None, node.inputs)))),
-        outputs=tuple(map(function.value, node.defines)),
-        nodes=(replace(node, device=""),),
-        opsets=function.opsets,
-    )
-
-
-def _with_constants(meaning: Function, function: Function) -> Function:
-    """Bind small constant inputs of a decomposition, because shapes may follow from them."""
-    found = {value.name: constant for value in meaning.inputs if (constant := function.constants.get(value.name)) is not None}
-    small = {name: constant for name, constant in found.items() if constant.array.size <= SMALL}
-    inputs = tuple(value for value in meaning.inputs if value.name not in small)
-    return meaning.replace(inputs=inputs, constants={**meaning.constants, **small}) if small else meaning
-
-
-def _spliced(
-    meaning: Function, node: Node, names: Names, constants: dict[str, Constant], types: dict[str, Type]
-) -> Iterator[Node]:
-    """Yield the nodes of a decomposition under fresh names; add its constants and types to the given dicts.
-
-    The node that computes the first output inherits the name of the decomposed node.
-    """
-    ends = {*filter(None, node.inputs), *node.defines}
-    values = {name: names.plain(f"{node.name}/{name}") for name in dict.fromkeys(list_names(meaning)) if name not in ends}
-    for name, new in values.items():
-        if (constant := meaning.constants.get(name)) is not None:
-            constants[new] = constant
-        elif (type_ := meaning.get_type(name)) is not None:
-            types[new] = type_
-    results = [value.name for value in meaning.outputs if not meaning.computes(value.name)]
-    passed = [Node("Identity", (values.get(name, name),), (name,)) for name in results]
-    first = next(iter(node.defines))
-    for inner in (*meaning.nodes, *passed):
-        name = node.name if first in inner.outputs else ""
-        yield replace(rename_node(inner, values, {}), name=name, control=(), device=node.device)

@@ -19,13 +19,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from xrt.engines.toolkit.known_issues import KnownIssue, always, match_known_issue
-from xrt.engines.toolkit.node_writer import as_function
 from xrt.engines.torch.dtypes import get_torch_dtype, summarize_error
 from xrt.engines.torch.inductor.compiler import why_no_compiler
 from xrt.engines.torch.program import TensorProgram, make_program
 from xrt.graph import Dim, Function, Node, TensorType, Type
 from xrt.graph.node import DOMAIN
-from xrt.operators import is_training
+from xrt.operators import as_function, is_training
 
 __all__ = ["GAPS", "ProgramModule", "SizeHints", "find_known_issue", "why_not", "why_not_traced"]
 

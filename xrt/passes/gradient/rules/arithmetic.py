@@ -257,27 +257,11 @@ def selu(at: RuleContext) -> Gradients:
     return (_where(_is_positive(at.x), at.g * gamma, at.g * (at.y + alpha * gamma), at.g),)
 
 
-@rule("Celu")
-def celu(at: RuleContext) -> Gradients:
-    """Alpha (exp(x / alpha) - 1) below 0, x elsewhere; Barron, arXiv:1704.07483."""
-    # exp of a large positive x overflows; there the slope is exp(0) = 1.
-    slope = emit("Exp", emit("Min", at.x, number(0, at.x)) * (1 / at.attr("alpha", 1.0)))
-    return (at.g * slope,)
-
-
 @rule("HardSigmoid")
 def hard_sigmoid(at: RuleContext) -> Gradients:
     """max(0, min(1, alpha x + beta)): alpha where the result is neither 0 nor 1."""
     inside = emit("And", _is_positive(at.y), emit("Less", at.y, number(1, at.y)))
     return (_where(inside, at.g * at.attr("alpha", 0.2), 0, at.g),)
-
-
-@rule("HardSwish")
-def hard_swish(at: RuleContext) -> Gradients:
-    """For x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
-    x = at.x
-    inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
-    return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
 
 
 @rule("Shrink")
@@ -329,14 +313,6 @@ def mish(at: RuleContext) -> Gradients:
     """For x tanh(log(1 + exp x)) = x t: t + x (1 - t^2) s with the sigmoid s; Misra, arXiv:1908.08681."""
     t = emit("Tanh", emit("Softplus", at.x))
     return (at.g * (t + at.x * (1 - t * t) * emit("Sigmoid", at.x)),)
-
-
-@rule("Swish")
-def swish(at: RuleContext) -> Gradients:
-    """For x s(alpha x) with the sigmoid s: s + alpha x s (1 - s); Ramachandran et al., arXiv:1710.05941."""
-    alpha = at.attr("alpha", 1.0)
-    s = emit("Sigmoid", at.x * alpha)
-    return (at.g * (s + at.x * s * (1 - s) * alpha),)
 
 
 @rule("Softmax")

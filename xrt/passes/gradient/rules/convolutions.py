@@ -15,7 +15,6 @@ import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.graph import DType, TensorType
-from xrt.passes.gradient.preparation import definition
 from xrt.passes.gradient.rules.indexing import sum_at_places
 from xrt.passes.gradient.table import (
     RuleContext,
@@ -406,32 +405,3 @@ def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
         ends = [emit("Shape", whole, start=2), emit("Shape", like, end=2)]
         whole = emit("Reshape", whole, emit("Concat", ends[1], ends[0], axis=0), allowzero=1)
     return fit(whole, like, windows.begins, windows.reaches)
-
-
-@definition("LpPool")
-def take_norm(at: RuleContext) -> Gradients:
-    """(sum |x|^p)^(1/p) over windows: the sum is a mean times the number of elements, padding included."""
-    power = float(at.attr("p", 2))
-    names = ("kernel_shape", "strides", "pads", "dilations", "auto_pad")
-    given = {name: value for name in names if (value := at.attr(name)) is not None}
-    if at.attr("ceil_mode", 0):
-        at.refuse("its windows extend beyond the padding (ceil_mode=1), where a mean counts fewer elements")
-    raised = at.x * at.x if power == 2 else emit("Pow", emit("Abs", at.x), number(power, at.x))
-    mean = emit("AveragePool", raised, count_include_pad=1, **given)
-    total = mean * float(np.prod(at.attr("kernel_shape")))
-    is_zero = emit("Equal", total, number(0, total))
-    # The root has an infinite slope at 0, so it is taken at 1 there.
-    root = emit("Pow", emit("Where", is_zero, number(1, total), total), number(1 / power, total))
-    return (emit("Where", is_zero, number(0, total), root),)
-
-
-@definition("LRN")
-def normalize_neighbors(at: RuleContext) -> Gradients:
-    """The function x / (bias + alpha / size * sum of squares over neighboring channels)^beta; Krizhevsky et al. (2012), 3.3."""
-    size, alpha, beta, bias = at.attr("size"), at.attr("alpha", 0.0001), at.attr("beta", 0.75), at.attr("bias", 1.0)
-    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
-    rows = emit("Reshape", at.x * at.x, emit("Concat", emit("Shape", at.x, end=2), integers(-1), axis=0), allowzero=0)
-    pool = {"kernel_shape": [size, 1], "pads": [before, 0, after, 0], "count_include_pad": 1}
-    mean = emit("Squeeze", emit("AveragePool", emit("Unsqueeze", rows, integers(1)), **pool), integers(1))
-    scale = reshape_to(mean, at.x) * alpha + bias
-    return (at.x / emit("Pow", scale, number(beta, at.x)),)

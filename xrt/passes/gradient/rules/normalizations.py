@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import emit
 from xrt.graph import DType, TensorType
-from xrt.passes.gradient.preparation import definition
 from xrt.passes.gradient.table import RuleContext, add_axes, cast, count, expand_to, number, reduce_sum, rule, sum_to, zeros_like
 
 if TYPE_CHECKING:
@@ -70,25 +69,6 @@ def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tens
             spread = _per_channel(running, at.x, at.x.dtype) / count(at.x, running)
             found = found + (spread * share if slope is None else spread * slope * (2 * share))
     return found
-
-
-@definition("InstanceNormalization")
-def normalize_instances(at: RuleContext) -> Gradients:
-    """Decompose y = scale (x - mean) / sqrt(var + epsilon) + bias with statistics per instance and channel."""
-    x, axes = at.x, list(range(2, at.rank(at.x)))
-    centered = x - emit("ReduceMean", x, axes, keepdims=1)
-    variance = emit("ReduceMean", centered * centered, axes, keepdims=1)
-    normal = centered / emit("Sqrt", variance + at.attr("epsilon", 1e-5))
-    return (normal * _per_channel(at.input(1), x, x.dtype) + _per_channel(at.input(2), x, x.dtype),)
-
-
-@definition("MeanVarianceNormalization")
-def normalize_moments(at: RuleContext) -> Gradients:
-    """(x - E x) / (sqrt(E x^2 - (E x)^2) + 1e-9); ONNX's own definition supports float32 only."""
-    x, axes = at.x, at.attr("axes", [0, 2, 3])
-    mean = emit("ReduceMean", x, axes, keepdims=1)
-    deviation = emit("Sqrt", emit("ReduceMean", x * x, axes, keepdims=1) - mean * mean)
-    return ((x - mean) / (deviation + 1e-9),)
 
 
 @rule("LayerNormalization")
@@ -168,20 +148,6 @@ def take_mean(at: RuleContext) -> Gradients:
     return (expand_to(_with_axes(at, at.g) / count(at.x, at.y), at.x),)
 
 
-@rule("ReduceSumSquare")
-def sum_squares(at: RuleContext) -> Gradients:
-    """d/dx sum x^2 = 2 x."""
-    _check_reduces(at)
-    return (_with_axes(at, at.g) * (at.x * 2),)
-
-
-@rule("ReduceL1")
-def take_l1_norm(at: RuleContext) -> Gradients:
-    """d/dx sum |x| = sign x."""
-    _check_reduces(at)
-    return (_with_axes(at, at.g) * emit("Sign", at.x),)
-
-
 @rule("ReduceL2")
 def take_l2_norm(at: RuleContext) -> Gradients:
     """d/dx sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
@@ -191,13 +157,6 @@ def take_l2_norm(at: RuleContext) -> Gradients:
     # 0 / 0 would be NaN; the inner Where keeps it out of second derivatives, too.
     scale = emit("Where", is_zero, number(0, y), g / emit("Where", is_zero, number(1, y), y))
     return (scale * at.x,)
-
-
-@rule("ReduceLogSum")
-def take_log_of_sum(at: RuleContext) -> Gradients:
-    """d/dx log sum x = 1 / sum x."""
-    _check_reduces(at)
-    return (expand_to(_with_axes(at, at.g) / _sum(at, at.x), at.x),)
 
 
 @rule("ReduceLogSumExp")
@@ -252,23 +211,3 @@ def choose_largest(at: RuleContext) -> Gradients:
         reduction="add",
     )
     return (gradient,)
-
-
-@definition("LpNormalization")
-def divide_by_norm(at: RuleContext) -> Gradients:
-    """Decompose x / |x|_p along an axis; 0 where the norm is 0."""
-    operator = "ReduceL1" if at.attr("p", 2) == 1 else "ReduceL2"
-    norm = emit(operator, at.x, [at.attr("axis", -1)], keepdims=1)
-    is_zero = emit("Equal", norm, number(0, norm))
-    return (emit("Where", is_zero, number(0, norm), at.x / emit("Where", is_zero, number(1, norm), norm)),)
-
-
-@definition("GlobalLpPool")
-def take_norm_of_channels(at: RuleContext) -> Gradients:
-    """(sum |x|^p)^(1/p) over all axes after the first two."""
-    power = float(at.attr("p", 2))
-    axes = list(range(2, at.rank(at.x)))
-    if power == 2:
-        return (emit("ReduceL2", at.x, axes, keepdims=1),)
-    total = emit("ReduceSum", emit("Pow", emit("Abs", at.x), number(power, at.x)), axes, keepdims=1)
-    return (emit("Pow", total, number(1 / power, at.x)),)

@@ -1,0 +1,167 @@
+"""Rewrites and questions that several engines share: convolutions as products, and readers that compute in integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
+
+__all__ = ["has_quantized_readers", "list_readers", "write_convolutions_as_products"]
+
+MOST_PLACES = 9
+"""Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""
+SINCE = 11
+"""The opset from which Pad and Slice take all arguments as inputs."""
+MOST_BYTES = 1 << 26
+"""Maximum size of the columns matrix, which copies the input once per output position."""
+
+
+def write_convolutions_as_products(function: Function) -> Function:
+    """Replace each Conv with computed weights and a small output by a Gemm; same Function if there is none.
+
+    Dequantized weights keep their Conv, which libraries compute in integers.
+    """
+    return rewrite_nodes(function, _write_convolution)
+
+
+Sizes = tuple[int, ...]
+
+
+def _write_convolution(writer: NodeWriter) -> str | None:
+    sizes = _find_sizes(writer.node, writer.function)
+    return None if sizes is None else _write_product(writer, *sizes)
+
+
+def _find_sizes(node: Node, function: Function) -> tuple[Sizes, Sizes, Sizes] | None:
+    """Shapes of input, weights and result if the Conv should become a product; None otherwise."""
+    # Only the plain form: no bias, groups or auto_pad.
+    if node.op != "Conv" or len(node.inputs) != 2 or node.attr("group", 1) != 1 or node.attr("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    if not _is_computed(node.inputs[1], function) or function.opset() < SINCE:
+        return None
+    shapes, size = list[Sizes](), 0
+    for name in (*node.inputs, node.outputs[0]):
+        type_ = function.get_type(name)
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
+            return None
+        size = type_.dtype.numpy.itemsize
+        shapes.append(tuple(extent for extent in type_.shape if isinstance(extent, int)))
+        if len(shapes[-1]) != len(type_.shape) or 0 in shapes[-1]:
+            return None
+    x, w, y = shapes
+    places, elements = math.prod(y[2:]), math.prod(w[2:])
+    # Size of the im2col matrix.
+    is_small = places * math.prod(x[:2]) * elements * size <= MOST_BYTES
+    return (x, w, y) if places <= MOST_PLACES and places < elements and is_small else None
+
+
+def _is_computed(name: str, function: Function) -> bool:
+    """Whether weights are neither constant nor dequantized."""
+    producer = function.producer(name)
+    return name not in function.constants and (producer is None or producer.op != "DequantizeLinear")
+
+
+def _write_product(writer: NodeWriter, x: Sizes, w: Sizes, y: Sizes) -> str:
+    """Multiply weights (M, C * window) by im2col columns (positions * N, C * window) and transpose to NC...."""
+    node, axes = writer.node, len(x) - 2
+    strides, dilations = (node.attr(name) or (1,) * axes for name in ("strides", "dilations"))
+    pads = node.attr("pads") or (0,) * (2 * axes)
+    source = writer.x
+    if any(pads):
+        begins, ends = (0, 0, *pads[:axes]), (0, 0, *pads[axes:])
+        source = writer.op("Pad", source, writer.integers([*begins, *ends]))
+    spatial, steps = writer.integers(range(2, 2 + axes)), writer.integers(dilations)
+    parts = []
+    for place in product(*map(range, y[2:])):
+        starts = [position * stride for position, stride in zip(place, strides, strict=True)]
+        stops = [start + (size - 1) * step + 1 for start, size, step in zip(starts, w[2:], dilations, strict=True)]
+        parts.append(writer.op("Slice", source, writer.integers(starts), writer.integers(stops), spatial, steps))
+    whole = parts[0] if len(parts) == 1 else writer.op("Concat", *parts, axis=0)
+    columns = writer.op("Reshape", whole, writer.integers([-1, math.prod(w[1:])]))
+    weights = writer.op("Reshape", node.inputs[1], writer.integers([w[0], -1]))
+    spread = writer.op("Reshape", writer.op("Gemm", weights, columns, transB=1), writer.integers([w[0], *y[2:], x[0]]))
+    return writer.op("Transpose", spread, perm=[1 + axes, 0, *range(1, 1 + axes)])
+
+
+BYTES = frozenset({DType.INT8, DType.UINT8})
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_BOUNDS = frozenset({"Clip", "Relu"})
+"""Operators that libraries fuse into the quantization that follows."""
+
+
+def list_readers(node: Node, function: Function) -> list[Node]:
+    """The nodes that read the first result; empty if it is also an output of the Function."""
+    if any(value.name == node.outputs[0] for value in function.outputs):
+        return []
+    return [use.node for use in function.users(node.outputs[0])]
+
+
+def has_quantized_readers(node: Node, function: Function, *, quantizing: frozenset[str] = frozenset()) -> bool:
+    """Whether all readers of a DequantizeLinear are products or convolutions with a dequantized first operand.
+
+    That operand must be computed from 8-bit integers. An operator in ``quantizing`` additionally requires that its result is
+    quantized again, possibly after Relu or Clip. ``quantizing`` may also name elementwise operators whose other operand is
+    dequantized; these require a constant with one scale. For a constant of one element one such reader suffices, because
+    quantization tools share it between all readers.
+    """
+    found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
+    constant = function.constants.get(node.inputs[0])
+    # Quantization tools share one scalar between unrelated readers.
+    is_number = constant is not None and constant.array.size == 1
+    return any(found) if is_number else bool(found) and all(found)
+
+
+def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:
+    """Yield the readers of the result, through operators that libraries swap with a dequantization, with the value read."""
+    for reader in list_readers(node, function):
+        if has_trait(reader, Trait.REARRANGES) and reader.inputs[0] == node.outputs[0]:
+            yield from _iter_readers(reader, function)
+        else:
+            yield reader, node.outputs[0]
+
+
+def _has_quantized_operand(reader: Node, constant: str, function: Function, quantizing: frozenset[str]) -> bool:
+    is_product = reader.op in _PRODUCTS
+    if not is_product and reader.op not in quantizing:
+        return False
+    others = [reader.inputs[0]] if is_product else [name for name in reader.inputs if name != constant]
+    if len(others) != 1 or not _is_dequantized(others[0], function):
+        return False
+    if not is_product and not _has_one_scale(constant, function):
+        return False
+    return reader.op not in quantizing or all(last.op == "QuantizeLinear" for last in _iter_ends(reader, function))
+
+
+def _has_one_scale(name: str, function: Function) -> bool:
+    """Whether a value is dequantized per tensor, not per channel."""
+    producer = function.producer(name)
+    while producer is not None and has_trait(producer, Trait.REARRANGES):
+        producer = function.producer(producer.inputs[0])
+    scale = None if producer is None else function.constants.get(producer.inputs[1])
+    return scale is not None and scale.array.size == 1
+
+
+def _is_dequantized(name: str, function: Function) -> bool:
+    """Whether a value is dequantized from computed 8-bit integers, possibly moved since."""
+    producer = function.producer(name)
+    while producer is not None and has_trait(producer, Trait.REARRANGES):
+        producer = function.producer(producer.inputs[0])
+    if producer is None or producer.op != "DequantizeLinear" or producer.inputs[0] in function.constants:
+        return False
+    type_ = function.get_type(producer.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype in BYTES
+
+
+def _iter_ends(node: Node, function: Function) -> Iterator[Node]:
+    """Yield the readers of the node's result, through Relu and Clip; the node itself if there are none."""
+    readers = list_readers(node, function)
+    if not readers:
+        yield node
+    for reader in readers:
+        if reader.op in _BOUNDS and reader.inputs[0] == node.outputs[0]:
+            yield from _iter_ends(reader, function)
+        else:
+            yield reader

@@ -1,0 +1,262 @@
+"""Replace nodes by other nodes: the writer of a replacement, and the rewriting of a Function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
+from xrt.graph.node import rename_node
+
+__all__ = [
+    "Decompose",
+    "NodeWriter",
+    "Write",
+    "as_function",
+    "decompose_nodes",
+    "find_constant",
+    "find_value",
+    "rewrite_nodes",
+]
+
+
+def find_value(name: str, function: Function) -> Constant | None:
+    """The constant that a value is known to be without evaluation; None for other values."""
+    producer = function.producer(name)
+    return function.constants.get(name) if producer is None else find_constant(producer, function)
+
+
+def find_constant(node: Node, function: Function) -> Constant | None:
+    """The value of a Constant node or of the Shape of a static tensor; None for other nodes."""
+    if node.op == "Constant":
+        return _read_value(node)
+    type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
+    return Constant(np.array(extents, np.int64))
+
+
+_PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+"""Element types of the non-tensor attributes of Constant."""
+
+
+def _read_value(node: Node) -> Constant | None:
+    for name, dtype in _PLAIN_VALUES.items():
+        if (value := node.attr(name)) is not None:
+            return Constant(np.array(value, dtype))
+    value = node.attr("value")
+    return value if isinstance(value, Constant) else None
+
+
+@dataclass(slots=True)
+class NodeWriter:
+    """The replacement of one node under construction; values are referred to by name."""
+
+    node: Node
+    function: Function
+    """The Function that contains the node."""
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+
+    def op(self, op_type: str, *inputs: str, output: str = "", attributes: Iterable[Attribute] = (), **more: Any) -> str:
+        """Add a node with one result and return the result's name.
+
+        ``attributes`` are copied from a node, ``more`` adds others by name.
+        """
+        name = output or f"{self._prefix}/replaced/{len(self.nodes)}"
+        self.nodes.append(Node(op_type, inputs, (name,), (*attributes, *read_attributes(more)), name=name))
+        return name
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """Add a constant and return its name."""
+        name = f"{self._prefix}/replaced/constant/{len(self.constants)}"
+        self.constants[name] = Constant(np.array(value, dtype))
+        return name
+
+    def integers(self, values: Iterable[int]) -> str:
+        """Add a vector of int64 and return its name."""
+        return self.constant(list(values), np.int64)
+
+    def number(self, value: float) -> str:
+        """Add a scalar constant of the first input's type and return its name."""
+        return self.constant(value, self.dtype(self.x).numpy)
+
+    def cast(self, name: str, dtype: DType) -> str:
+        """Add a Cast and return the name of its result."""
+        return self.op("Cast", name, to=dtype.onnx)
+
+    def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1, output: str = "") -> str:
+        """Add a reduction over these axes and return the name of its result."""
+        if self.opset < (SUM_AXES_OPSET if op_type == "ReduceSum" else AXES_OPSET):
+            return self.op(op_type, name, axes=tuple(axes), keepdims=keepdims, output=output)
+        return self.op(op_type, name, self.integers(axes), keepdims=keepdims, output=output)
+
+    def has_input(self, index: int) -> bool:
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
+
+    def get_input(self, index: int) -> str:
+        """The name of an input; empty if absent."""
+        return self.node.inputs[index] if self.has_input(index) else ""
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return self.node.attr(name, default)
+
+    def find_constant(self, name: str) -> Constant | None:
+        """Look up a constant, in the Function or added here; None for other values."""
+        return self.constants.get(name) or find_value(name, self.function)
+
+    def find_input(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The elements of a constant input; None if it is computed or absent."""
+        constant = self.find_constant(self.node.inputs[index]) if self.has_input(index) else None
+        return None if constant is None else constant.array
+
+    def find_type(self, name: str) -> TensorType | None:
+        """The type of a tensor of the Function; None if unknown."""
+        type_ = self.function.get_type(name) if name else None
+        return type_ if isinstance(type_, TensorType) else None
+
+    def dtype(self, name: str) -> DType:
+        """The element type of a tensor of the Function; raises ValueError if unknown or not a tensor."""
+        type_ = self.find_type(name)
+        if type_ is None:
+            raise ValueError(f"{name!r} has the type {self.function.get_type(name)}")
+        return type_.dtype
+
+    def rank(self, name: str) -> int:
+        """The rank of a tensor of the Function; raises ValueError if unknown."""
+        type_ = self.find_type(name)
+        if type_ is None or type_.shape is None:
+            raise ValueError(f"the rank of {name!r} is unknown")
+        return len(type_.shape)
+
+    def extents(self, name: str) -> tuple[int, ...]:
+        """The extents of a tensor of the Function, 0 for unknown ones; raises ValueError if the rank is unknown."""
+        self.rank(name)
+        type_ = self.find_type(name)
+        return tuple(extent if isinstance(extent, int) else 0 for extent in (type_ and type_.shape) or ())
+
+    @property
+    def _prefix(self) -> str:
+        return next(iter(self.node.defines))
+
+    @property
+    def opset(self) -> int:
+        """The opset of the default ONNX domain."""
+        return self.function.opset()
+
+    @property
+    def x(self) -> str:
+        """The first input."""
+        return self.node.inputs[0]
+
+    def define(self, results: str | Sequence[str]) -> None:
+        """Name values that were written as the results of the node, by position."""
+        names = [results] if isinstance(results, str) else results
+        for name, output in zip(names, self.node.outputs, strict=False):
+            # Rename the result of the last node instead of adding an Identity.
+            if len(names) == 1 and self.nodes and self.nodes[-1].outputs == (name,) and name not in self.node.outputs:
+                self.nodes[-1] = replace(self.nodes[-1], outputs=(output,))
+            elif output and name != output:
+                self.op("Identity", name, output=output)
+
+
+AXES_OPSET = 18
+"""The first opset in which all reductions read their axes from an input."""
+SUM_AXES_OPSET = 13
+"""The same for ReduceSum."""
+
+Write: TypeAlias = Callable[[NodeWriter], "str | Sequence[str] | None"]
+"""Writes the replacement of a node and returns the names of its results; None to keep the node."""
+
+
+def rewrite_nodes(function: Function, write: Write) -> Function:
+    """Replace each node for which ``write`` returns results; same Function if there is none. Linear."""
+    nodes: list[Node] = []
+    constants: dict[str, Constant] = {}
+    for node in function.nodes:
+        writer = NodeWriter(node, function)
+        results = write(writer)
+        if results is None:
+            nodes.append(node)
+            continue
+        writer.define(results)
+        # The last node keeps name, control edges and device of the original.
+        nodes += [*writer.nodes[:-1], replace(writer.nodes[-1], name=node.name, control=node.control, device=node.device)]
+        constants |= writer.constants
+    # Return the same object, so that callers can detect that nothing was rewritten.
+    unchanged = len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True))
+    return function if unchanged else function.replace(nodes=tuple(nodes), constants={**function.constants, **constants})
+
+
+Decompose: TypeAlias = Callable[[Node, Function], Function | None]
+"""Decomposes a node into a Function with the names of `as_function`; None to keep the node."""
+SMALL = 64
+"""Constants up to this many elements (axes, shapes, scales) stay constants, so that a decomposition can depend on them."""
+
+
+def as_function(node: Node, function: Function) -> Function:
+    """Build a Function of one node with canonical names, equal for equal nodes anywhere.
+
+    Inputs are i0, i1, ... in the order of distinct values that the node reads, outputs o0, o1, ... in the order of the node.
+    """
+    names = _canonical_names(node)
+    read = dict.fromkeys(filter(None, node.inputs))
+    # Large constants become inputs, so that nodes with different weights share a cache entry.
+    small = {names[name]: c for name in read if (c := find_value(name, function)) is not None and c.array.size <= SMALL}
+    return Function(
+        inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
+        outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
+        nodes=(
+            replace(node, inputs=tuple(names[n] for n in node.inputs), outputs=tuple(names[n] for n in node.outputs), name="it"),
+        ),
+        constants=small,
+        opsets=function.opsets,
+    )
+
+
+def _canonical_names(node: Node) -> dict[str, str]:
+    read = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    return read | {name: f"o{k}" for k, name in enumerate(node.outputs) if name} | {"": ""}
+
+
+def decompose_nodes(function: Function, decompose: Decompose) -> Function:
+    """Replace each node for which ``decompose`` returns a Function of the same opset by its nodes, recursively.
+
+    Returns the same Function if there is none.
+    """
+    nodes: list[Node] = []
+    constants, types = dict(function.constants), dict(function.types)
+    for node in function.nodes:
+        body = decompose(node, function)
+        if body is None or body.opset() != function.opset():
+            nodes.append(node)
+        else:
+            nodes += _insert(decompose_nodes(body, decompose), node, constants, types)
+    if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
+        return function
+    return function.replace(nodes=tuple(nodes), constants=constants, types=types)
+
+
+def _insert(body: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
+    """Inline a decomposition in place of ``node``; adds its constants and types to the given dicts.
+
+    The producer of the first result gets the node's name, so that control edges to the node remain valid.
+    """
+    names = {new: old for old, new in _canonical_names(node).items()}
+
+    def outer(name: str) -> str:
+        return names.setdefault(name, f"{next(iter(node.defines))}/replaced/{name}")
+
+    # Names of inputs and outputs map to values outside; all others are new.
+    boundary = set(names)
+    constants |= {outer(name): constant for name, constant in body.constants.items() if name not in boundary}
+    types |= {outer(name): type_ for name, type_ in body.types.items() if name not in boundary}
+    first, nodes = next(iter(node.defines)), []
+    for part in body.nodes:
+        renamed = rename_node(part, {name: outer(name) for name in (*part.uses, *part.defines)}, {})
+        nodes.append(replace(renamed, name=node.name if first in renamed.outputs else "", control=(), device=node.device))
+    return nodes
