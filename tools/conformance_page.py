@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tools.conformance_auto import section
 from tools.conformance_record import ENGINES, TOP, WAYS, Entry, Record, Way
-from tools.known_failures import MIXTURES, load_known_failures
+from tools.known_failures import MIXTURES, list_known_issues, load_known_failures
 from xrt.testing import ResultWord
 
 PAGE = TOP / "docs" / "conformance.md"
@@ -37,7 +37,17 @@ run until it is deleted, unless it depends on how a processor rounds.
 
 def page(record: Record) -> str:
     """Return the page's text."""
-    sections = (_HEAD, _versions(record), _counts(record), _groups(record), _laws(record), section(), _gaps(), _operators(record))
+    sections = (
+        _HEAD,
+        _versions(record),
+        _counts(record),
+        _groups(record),
+        _laws(record),
+        section(),
+        _gaps(),
+        _issues(),
+        _operators(record),
+    )
     return "\n".join([*sections, *_declined(record)])
 
 
@@ -100,6 +110,22 @@ def _gaps() -> str:
         for gap in load_known_failures(name)
     ]
     return f"## Known gaps\n\n{_WORDS}\n" + table(("cases", "of", "word", "reason", "see", "on every processor"), rows)
+
+
+def _issues() -> str:
+    rows = [
+        (
+            name,
+            ", ".join(f"`{op}`" for op in row.ops),
+            row.reason,
+            "; ".join(row.evidence),
+            row.upstream and f"[link]({row.upstream})",
+        )
+        for name, issues in list_known_issues().items()
+        for row in issues
+    ]
+    text = "What an engine declines because its library computes it wrongly, in part of the forms of the operators.\n\n"
+    return f"## Known issues of libraries\n\n{text}" + table(("engine", "operators", "reason", "evidence", "upstream"), rows)
 
 
 def _operators(record: Record) -> str:

@@ -1,15 +1,17 @@
 """What the engines of this repository fail among the tests of ``onnx``, with the reason and a link.
 
-What a library gets wrong by a rule that can be described, its engine declines: its ``known_issues.py``.
+What a library gets wrong by a rule that can be described, its engine declines by its table of known issues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 
+from xrt.engines.toolkit.known_issues import KnownIssue
 from xrt.testing import KnownFailure
 
-__all__ = ["MIXTURES", "list_known_failures", "load_known_failures"]
+__all__ = ["MIXTURES", "list_known_failures", "list_known_issues", "load_known_failures"]
 
 MIXTURES = "mixtures"
 """The name under which stands what no engine fails, but several together."""
@@ -118,3 +120,24 @@ def list_known_failures(engines: Iterable[str]) -> tuple[KnownFailure, ...]:
     """Return what a run on those engines together is known to fail."""
     names = list(engines)
     return tuple(gap for name in (*names, *[MIXTURES] * (len(names) > 1)) for gap in load_known_failures(name))
+
+
+_ISSUES = {
+    "ort": ("xrt.engines.ort.tables.ISSUES",),
+    "tvm": ("xrt.engines.tvm.support.ISSUES",),
+    "openvino": ("xrt.engines.openvino.tables.ISSUES", "xrt.engines.openvino.tables.OPEN_ISSUES"),
+    "iree": ("xrt.engines.iree.known_issues.ISSUES",),
+    "torch{inductor=True}": ("xrt.engines.torch.inductor.support.GAPS",),
+}
+"""The tables of known issues, by engine."""
+
+
+def list_known_issues() -> Mapping[str, tuple[KnownIssue, ...]]:
+    """The issues of each engine's library, in the order of its tables."""
+    return {engine: tuple(row for name in names for row in _load(name)) for engine, names in _ISSUES.items()}
+
+
+def _load(name: str) -> tuple[KnownIssue, ...]:
+    module, _, table = name.rpartition(".")
+    rows: tuple[KnownIssue, ...] = getattr(import_module(module), table)
+    return rows

@@ -19,7 +19,7 @@ from tests.engines.written import tensor
 from xrt.engines import CompileContext
 from xrt.engines.iree import Iree, compiler
 from xrt.engines.iree.export import export_module
-from xrt.engines.iree.known_issues import GAPS
+from xrt.engines.iree.known_issues import ISSUES
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, read_attributes
 
@@ -204,8 +204,8 @@ def _question(op_type: str, name: str) -> str:
 
 @pytest.mark.slow
 def test_every_gap_names_evidence_that_exists() -> None:
-    assert all(gap.ops and gap.reason and gap.evidence for gap in GAPS)
-    assert unknown_evidence(GAPS) == []
+    assert all(gap.ops and gap.reason and gap.evidence for gap in ISSUES)
+    assert unknown_evidence(ISSUES) == []
 
 
 # ---------------------------------------------------------------------- the compiler as a process

@@ -17,7 +17,7 @@ from tests.engines.tvm_running import CONTEXT, run, why
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.support import DEFECTS
+from xrt.engines.tvm.support import ISSUES
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
@@ -159,8 +159,8 @@ def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_every_defect_names_evidence_that_exists() -> None:
-    assert all(defect.ops and defect.reason and defect.evidence for defect in DEFECTS)
-    assert unknown_evidence(DEFECTS) == []
+    assert all(defect.ops and defect.reason and defect.evidence for defect in ISSUES)
+    assert unknown_evidence(ISSUES) == []
 
 
 def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_kno
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import find_value
 
-__all__ = ["GAPS", "find_known_issue"]
+__all__ = ["ISSUES", "find_known_issue"]
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
     """Return the reason of the first gap that the node falls under; None when it falls under none."""
-    return match_known_issue(GAPS, node, function)
+    return match_known_issue(ISSUES, node, function)
 
 
 def _has_input(place: int) -> Test:
@@ -94,7 +94,7 @@ _SUMS = (
     "ReduceSumSquare",
 )
 
-GAPS: tuple[KnownIssue, ...] = (
+ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
         _drops_a_rounding,

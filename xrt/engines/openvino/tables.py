@@ -10,9 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.toolkit.known_issues import AXIS_IS_INPUT, KnownIssue, Test, Transform, always, attribute_is, match_known_issue
+from xrt.engines.toolkit.known_issues import (
+    AXIS_IS_INPUT,
+    KnownIssue,
+    Test,
+    Transform,
+    always,
+    attribute_is,
+    find_dtype,
+    find_input,
+    find_shape,
+    has_input,
+    match_known_issue,
+)
 from xrt.engines.toolkit.node_query import has_symbolic_dims
-from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, find_schema, since_version
+from xrt.graph import Dim, DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
 
 __all__ = [
@@ -144,27 +156,8 @@ def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
 # ---------------------------------------------------------------------- conditions
 
 
-def _has(node: Node, index: int) -> bool:
-    """Whether this input is present."""
-    return index < len(node.inputs) and bool(node.inputs[index])
-
-
-def _shape(node: Node, index: int, function: Function) -> Shape | None:
-    type_ = function.get_type(node.inputs[index]) if _has(node, index) else None
-    return type_.shape if isinstance(type_, TensorType) else None
-
-
-def _dtype(node: Node, index: int, function: Function) -> DType | None:
-    type_ = function.get_type(node.inputs[index]) if _has(node, index) else None
-    return type_.dtype if isinstance(type_, TensorType) else None
-
-
-def _constant(node: Node, index: int, function: Function) -> Constant | None:
-    return function.constants.get(node.inputs[index]) if _has(node, index) else None
-
-
 def _varies(index: int) -> Test:
-    return lambda node, function: _has(node, index) and _constant(node, index, function) is None
+    return lambda node, function: has_input(node, index) and find_input(node, index, function) is None
 
 
 def _has_window(node: Node, function: Function) -> bool:
@@ -173,18 +166,18 @@ def _has_window(node: Node, function: Function) -> bool:
 
 def _flattens(node: Node, function: Function) -> bool:
     """Whether Softmax before opset 13 flattens more than one axis, or may."""
-    shape = _shape(node, 0, function)
+    shape = find_shape(node, 0, function)
     if (since_version(node, function) or 0) >= 13:
         return False
     return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
 
 
 def _is_causal_after_past(node: Node, function: Function) -> bool:
-    return node.attr("is_causal", 0) == 1 and _has(node, 4)
+    return node.attr("is_causal", 0) == 1 and has_input(node, 4)
 
 
 def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
-    kernel = (_shape(node, 1, function) or (None, None, None))[2:]
+    kernel = (find_shape(node, 1, function) or (None, None, None))[2:]
     pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
 
@@ -193,8 +186,8 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether a Resize with aligned corners may have a fractional output size."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
         return False
-    scales, shape = _constant(node, 2, function), _shape(node, 0, function)
-    if not _has(node, 2) or _has(node, 3):
+    scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
+    if not has_input(node, 2) or has_input(node, 3):
         return False
     if scales is None or shape is None:
         return True
@@ -213,7 +206,7 @@ def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
     def applies(node: Node, function: Function) -> bool:
         if not node.attr("ceil_mode", 0):
             return False
-        extents, kernel = (_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
+        extents, kernel = (find_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
         # Without all sizes, assume that the condition holds.
         known = [extent for extent in extents if isinstance(extent, int)]
         if not known or len(known) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
@@ -269,13 +262,13 @@ def _splits_an_open_extent(node: Node, function: Function) -> bool:
     """Whether a Split with ``num_outputs`` (opset 18) divides an extent that is unknown before the run."""
     if not node.attr("num_outputs"):
         return False
-    shape, axis = _shape(node, 0, function), node.attr("axis", 0)
+    shape, axis = find_shape(node, 0, function), node.attr("axis", 0)
     return shape is None or not isinstance(shape[axis], int)
 
 
 def _gathers_from_another_shape(node: Node, function: Function) -> bool:
     """Whether indices may be smaller than data along another axis than the gathered one."""
-    data, indices = _shape(node, 0, function), _shape(node, 1, function)
+    data, indices = find_shape(node, 0, function), find_shape(node, 1, function)
     if data is None or indices is None or len(data) != len(indices):
         return True
     others = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
@@ -284,7 +277,7 @@ def _gathers_from_another_shape(node: Node, function: Function) -> bool:
 
 def _has_slopes_of_channels(node: Node, function: Function) -> bool:
     """Whether slopes along the last axis could be mistaken for slopes per channel."""
-    shape, slopes = _shape(node, 0, function), _shape(node, 1, function)
+    shape, slopes = find_shape(node, 0, function), find_shape(node, 1, function)
     if shape is None or slopes is None:
         return True
     if len(slopes) != 1 or len(shape) <= 2:
@@ -296,19 +289,17 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
     """Whether a computed shape, axes or pads may be empty."""
     if not _varies(1)(node, function):
         return False
-    shape = _shape(node, 1, function)
+    shape = find_shape(node, 1, function)
     return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
 
 
 def _is_inexact_transform(node: Node, function: Function) -> bool:
     """Whether float32 angles make the error of the transform exceed the tolerance."""
-    opset = function.opsets.get("", 0)
-    shape, constant = (lambda place: _shape(node, place, function)), (lambda place: _constant(node, place, function))
-    return Transform(node, opset, shape, constant).error() > TOLERANCE
+    return Transform(node, function).error() > TOLERANCE
 
 
 def _divides_constant_integers(node: Node, function: Function) -> bool:
-    dtype = _dtype(node, 0, function)
+    dtype = find_dtype(node, 0, function)
     return dtype is not None and dtype.is_integer and _is_folded(node, function)
 
 
@@ -329,7 +320,7 @@ def _is_folded(node: Node, function: Function) -> bool:
 
 def _leads_away(node: Node, function: Function) -> bool:
     """Whether a Range of constants steps away from its limit."""
-    values = [_constant(node, place, function) for place in range(3)]
+    values = [find_input(node, place, function) for place in range(3)]
     if None in values:
         return False
     start, limit, step = (one.array.item() for one in values if one is not None)
@@ -340,8 +331,8 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
     """Whether the axis is negative or an input, and not the default one."""
     if (since_version(node, function) or 0) < AXIS_IS_INPUT:
         return bool(node.attr("axis", 1) < 0)
-    rank, axis = len(_shape(node, 0, function) or ()), _constant(node, 2, function)
-    if _has(node, 2) and axis is None:
+    rank, axis = len(find_shape(node, 0, function) or ()), find_input(node, 2, function)
+    if has_input(node, 2) and axis is None:
         return True
     return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
 
@@ -382,8 +373,12 @@ def _wraps_in_a_region(node: Node, function: Function) -> bool:
 
 def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:
     """Whether a Loop that may run no iteration stacks rows with undeclared or symbolic dims."""
-    turns, goes_on = (_constant(node, index, function) for index in (0, 1))
-    if turns is not None and turns.array.item() > 0 and (not _has(node, 1) or (goes_on is not None and goes_on.array.item())):
+    turns, goes_on = (find_input(node, index, function) for index in (0, 1))
+    if (
+        turns is not None
+        and turns.array.item() > 0
+        and (not has_input(node, 1) or (goes_on is not None and goes_on.array.item()))
+    ):
         return False
     carried = len(node.inputs) - 2
     rows = [value.type for body in node.bodies for value in body.outputs[1 + carried :]]
@@ -408,7 +403,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Expand",),
-        lambda node, function: _shape(node, 0, function) in ((), None) and _may_be_empty_at_run_time(node, function),
+        lambda node, function: find_shape(node, 0, function) in ((), None) and _may_be_empty_at_run_time(node, function),
         "ends the process where a shape that is known only at run time expands a number to a number",
         ("expanded_to_its_own_rank_0 of the corpus", "expanded_to_a_given_rank_0 of the corpus: fails when run"),
     ),
@@ -435,13 +430,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Add", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Div", "Mod", "Mul", "Sub"),
-        lambda node, function: _dtype(node, 0, function) in (DType.UINT32, DType.UINT64),
+        lambda node, function: find_dtype(node, 0, function) in (DType.UINT32, DType.UINT64),
         "computes unsigned integers of 32 and 64 bits in int32",
         ("hash_of_unsigned_integers of the corpus: with OpenVINO's own numbers the masks of a Dropout are empty",),
     ),
     KnownIssue(
         ("Abs",),
-        lambda node, function: _dtype(node, 0, function) in HALVES and _is_folded(node, function),
+        lambda node, function: find_dtype(node, 0, function) in HALVES and _is_folded(node, function),
         "leaves the sign of a constant of 16 bits that Abs reads",
         ("absolute_value_of_constants of the corpus",),
     ),
@@ -495,7 +490,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("LSTM",),
-        lambda node, function: _has(node, 7),
+        lambda node, function: has_input(node, 7),
         "ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
     ),

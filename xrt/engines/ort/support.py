@@ -8,7 +8,7 @@ alone decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -28,12 +28,12 @@ from xrt.engines.ort.session import (
     why_not_opened,
 )
 from xrt.engines.ort.tables import find_known_issue
+from xrt.engines.toolkit.node_query import close_over
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
 
 __all__ = ["check_conversion", "why_not"]
 
-TypeOf: TypeAlias = Callable[[str], Type | None]
 Types: TypeAlias = tuple[str | None, ...]
 Bound: TypeAlias = Mapping[str, frozenset[str]]
 
@@ -51,28 +51,21 @@ def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str |
     reason = why_not_downgradable(node, function, newest_opset())
     if reason:
         return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
-    return _why_not_inside(node, function, function.get_type, providers)
+    return _why_not_inside(node, function, providers)
 
 
-def _why_not_inside(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
+def _why_not_inside(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain for the node, then for the nodes in its bodies, which see the types of outer values."""
-    reason = _why_not_itself(node, function, type_of, providers)
+    reason = _why_not_itself(node, function, providers)
     if reason or not node.bodies:
         return reason
     for body in node.bodies:
-        nested = _nested(body, type_of)
-        for inner in body.nodes:
-            reason = _why_not_inside(inner, body, nested, providers)
+        closed = close_over(body, function)
+        for inner in closed.nodes:
+            reason = _why_not_inside(inner, closed, providers)
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
-
-
-def _nested(body: Function, outer: TypeOf) -> TypeOf:
-    def type_of(name: str) -> Type | None:
-        return body.get_type(name) or outer(name)
-
-    return type_of
 
 
 def _why_node_has_no_kernel(
@@ -82,11 +75,11 @@ def _why_node_has_no_kernel(
     return _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
 
 
-def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
-    reason = find_known_issue(node, function, type_of) or _why_not_crossing(node, function, type_of)
+def _why_not_itself(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
+    reason = find_known_issue(node, function) or _why_not_crossing(node, function)
     if reason:
         return reason
-    inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
+    inputs, outputs = _names(node.inputs, function), _names(node.outputs, function)
     reason = _why_node_has_no_kernel(node, function, inputs, outputs, providers)
     # The list of kernels decides if there is a kernel; only otherwise a session is tried.
     if reason is None and node.op not in _CHECKED_AT_OPENING:
@@ -94,14 +87,14 @@ def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: 
     # A trial session needs the types of all inputs.
     if _has_unknown(node, inputs):
         return reason
-    refusal = check_conversion(node, function, type_of, providers)
+    refusal = check_conversion(node, function, providers)
     return None if refusal is None else _joined(reason, refusal, node)
 
 
-def _why_not_crossing(node: Node, function: Function, type_of: TypeOf) -> str | None:
+def _why_not_crossing(node: Node, function: Function) -> str | None:
     """Explain why a value of the node cannot be an input or output, as required if the node forms a region alone."""
     for name in (*node.uses, *node.defines):
-        reason = None if name in function.constants else why_not_carried(name, type_of(name))
+        reason = None if name in function.constants else why_not_carried(name, function.get_type(name))
         if reason:
             return reason
     return None
@@ -117,8 +110,8 @@ def _since(node: Node, function: Function) -> int:
     return known.since if known else version
 
 
-def _names(values: Sequence[str], type_of: TypeOf) -> Types:
-    types = map(type_of, values)
+def _names(values: Sequence[str], function: Function) -> Types:
+    types = map(function.get_type, values)
     return tuple(None if type_ is None else type_name(type_) for type_ in types)
 
 
@@ -226,17 +219,15 @@ class SessionQuery:
         return hash(self.function.fingerprint)
 
 
-def check_conversion(
-    node: Node, function: Function, type_of: Callable[[str], Type | None], providers: tuple[str, ...]
-) -> str | None:
+def check_conversion(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain why the library rejects the node in isolation; None if it opens a session.
 
     Takes about a millisecond, to open the session, for the first node of a kind.
     """
     read = dict.fromkeys(node.uses)
     constants = {name: function.constants[name] for name in read if _is_small(function.constants.get(name))}
-    inputs = tuple(Value(name, _known_any_size(type_of(name))) for name in read if name not in constants)
-    outputs = tuple(Value(name, _known_any_size(type_of(name))) for name in node.defines)
+    inputs = tuple(Value(name, _known_any_size(function.get_type(name))) for name in read if name not in constants)
+    outputs = tuple(Value(name, _known_any_size(function.get_type(name))) for name in node.defines)
     alone = Function(inputs, outputs, (replace(node, control=()),), constants, function.opsets)
     return _answer(SessionQuery(alone), providers)
 

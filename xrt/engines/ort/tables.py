@@ -7,50 +7,27 @@ without need runs on another engine, while one accepted by mistake gives wrong r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from xrt.engines.ort.session import LIBRARY
-from xrt.engines.toolkit.known_issues import Transform
+from xrt.engines.toolkit.known_issues import (
+    KnownIssue,
+    Transform,
+    always,
+    find_dtype,
+    find_input,
+    find_shape,
+    has_input,
+    match_known_issue,
+)
 from xrt.engines.toolkit.rewrites import has_quantized_readers, list_readers
-from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
+from xrt.graph import Dim, DType, Function, Node, TensorType
 from xrt.operators import Trait, has_trait
 
-__all__ = ["ISSUES", "OrtKnownIssue", "find_known_issue", "has_vector_products", "is_fused"]
+__all__ = ["ISSUES", "find_known_issue", "has_vector_products", "is_fused"]
 
 TOLERANCE = 1e-4
 """Maximum rounding error relative to the largest element of a result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Types and constants that a predicate can read in addition to the node."""
-
-    function: Function
-    type_of: Callable[[str], Type | None]
-
-    def shape(self, node: Node, index: int) -> Shape | None:
-        """The shape of an input; None if absent, not a tensor, or of unknown rank."""
-        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
-        return type_.shape if isinstance(type_, TensorType) else None
-
-    def dtype(self, node: Node, index: int) -> DType | None:
-        """The element type of an input; None if absent, not a tensor, or unknown."""
-        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
-        return type_.dtype if isinstance(type_, TensorType) else None
-
-    def constant(self, node: Node, index: int) -> Constant | None:
-        """The constant at an input; None if it is computed or absent."""
-        return self.function.constants.get(node.inputs[index]) if has_input(node, index) else None
-
-
-Condition: TypeAlias = Callable[[Node, Scope], bool]
-
-
-def has_input(node: Node, index: int) -> bool:
-    """Whether this input is present."""
-    return index < len(node.inputs) and bool(node.inputs[index])
 
 
 def has_output(node: Node, index: int) -> bool:
@@ -58,116 +35,116 @@ def has_output(node: Node, index: int) -> bool:
     return index < len(node.outputs) and bool(node.outputs[index])
 
 
-def is_single(node: Node, scope: Scope) -> bool:
-    return scope.dtype(node, 0) is DType.FLOAT32
+def is_single(node: Node, function: Function) -> bool:
+    return find_dtype(node, 0, function) is DType.FLOAT32
 
 
-def is_wider_than_single(node: Node, scope: Scope) -> bool:
+def is_wider_than_single(node: Node, function: Function) -> bool:
     """Whether the first input has values that float32 cannot represent."""
-    return scope.dtype(node, 0) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
+    return find_dtype(node, 0, function) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
 
 
-def is_batch_major(node: Node, scope: Scope) -> bool:
+def is_batch_major(node: Node, function: Function) -> bool:
     """Whether a recurrent operator has the batch dim first."""
     return bool(node.attr("layout", 0))
 
 
-def is_over_the_greatest(node: Node, scope: Scope) -> bool:
+def is_over_the_greatest(node: Node, function: Function) -> bool:
     """Whether a Normalizer divides by the maximum, the default."""
     return node.attr("norm", "MAX") in ("MAX", b"MAX")
 
 
-def has_output_shape(node: Node, scope: Scope) -> bool:
+def has_output_shape(node: Node, function: Function) -> bool:
     """Whether MaxUnpool has an output shape."""
     return has_input(node, 2)
 
 
-def may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
+def may_reduce_no_booleans(node: Node, function: Function) -> bool:
     """Whether a reduction of booleans may be empty."""
-    if scope.dtype(node, 0) is not DType.BOOL:
+    if find_dtype(node, 0, function) is not DType.BOOL:
         return False
-    shape = scope.shape(node, 0)
+    shape = find_shape(node, 0, function)
     return shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape)
 
 
-def reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
+def reduces_nothing_from_the_end(node: Node, function: Function) -> bool:
     """Whether a dim is or may be 0 (symbolic dims count as sizes) and an axis is or may be negative."""
-    shape = scope.shape(node, 0)
-    if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
+    shape = find_shape(node, 0, function)
+    if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
         return False
-    axes, given = scope.constant(node, 1), node.attr("axes", ())
+    axes, given = find_input(node, 1, function), node.attr("axes", ())
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
 
 
-def wraps_nothing(node: Node, scope: Scope) -> bool:
+def wraps_nothing(node: Node, function: Function) -> bool:
     """Whether a Pad with mode wrap may read a tensor without elements."""
-    shape = scope.shape(node, 0)
-    return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, scope))
+    shape = find_shape(node, 0, function)
+    return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, function))
 
 
-def is_fused_with_relu(node: Node, scope: Scope) -> bool:
+def is_fused_with_relu(node: Node, function: Function) -> bool:
     """Whether a Clip follows a Relu with a type that their fusion lacks."""
-    maker = scope.function.producer(node.inputs[0])
-    return maker is not None and maker.op_type == "Relu" and scope.dtype(node, 0) not in (DType.FLOAT32, DType.FLOAT16)
+    maker = function.producer(node.inputs[0])
+    return maker is not None and maker.op_type == "Relu" and find_dtype(node, 0, function) not in (DType.FLOAT32, DType.FLOAT16)
 
 
-def _is_sized_by_data(node: Node, index: int, scope: Scope) -> bool:
+def _is_sized_by_data(node: Node, index: int, function: Function) -> bool:
     """Whether the input comes from an operator whose output size depends on data and may be 0."""
-    maker = scope.function.producer(node.inputs[index])
+    maker = function.producer(node.inputs[index])
     return maker is not None and has_trait(maker, Trait.SIZED_BY_DATA)
 
 
-def broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
+def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
     """Whether a dim is or may be 0 and an operand is a vector or the batch dims differ."""
-    left, right = (scope.shape(node, index) or () for index in (0, 1))
-    sized_by_data = any(_is_sized_by_data(node, index, scope) for index in (0, 1))
+    left, right = (find_shape(node, index, function) or () for index in (0, 1))
+    sized_by_data = any(_is_sized_by_data(node, index, function) for index in (0, 1))
     if min(len(left), len(right)) == 1:
         return sized_by_data or 0 in (*left, *right)
     return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
 
 
-def sums_no_products(node: Node, scope: Scope) -> bool:
+def sums_no_products(node: Node, function: Function) -> bool:
     """Whether the last axis of the first input is empty."""
-    return (scope.shape(node, 0) or (None,))[-1] == 0
+    return (find_shape(node, 0, function) or (None,))[-1] == 0
 
 
-def scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
+def scales_what_it_adds_to_nothing(node: Node, function: Function) -> bool:
     """Whether a Gemm with an empty inner dim scales its bias."""
-    inner = (scope.shape(node, 0) or (None, None))[0 if node.attr("transA", 0) else 1]
+    inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
 
 
-def dequantises_signed_without_zero_point(node: Node, scope: Scope) -> bool:
+def dequantises_signed_without_zero_point(node: Node, function: Function) -> bool:
     """Whether int8 is dequantized without a zero point."""
-    return not has_input(node, 2) and scope.dtype(node, 0) is DType.INT8
+    return not has_input(node, 2) and find_dtype(node, 0, function) is DType.INT8
 
 
-def may_have_many_zero_points(node: Node, scope: Scope) -> bool:
+def may_have_many_zero_points(node: Node, function: Function) -> bool:
     """Whether a ConvInteger may have a zero point per channel of the weights."""
-    return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
+    return has_input(node, 3) and find_shape(node, 3, function) not in ((), (1,))
 
 
-def may_round_resized(node: Node, scope: Scope) -> bool:
+def may_round_resized(node: Node, function: Function) -> bool:
     """Whether coordinates depend on output sizes that may be fractional."""
     mode = node.attr("coordinate_transformation_mode")
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
-    scaled = _scaled_extents(node, scope)
+    scaled = _scaled_extents(node, function)
     if mode == "align_corners":
         return scaled is None or not all(_is_whole(*pair) for pair in scaled)
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
     return any(1 < size < 2 for size in sizes)  # pytorch_half_pixel branches on size > 1
 
 
-def is_resized_to_unknown_rank(node: Node, scope: Scope) -> bool:
+def is_resized_to_unknown_rank(node: Node, function: Function) -> bool:
     """Whether the number of scales or sizes of a Resize is unknown."""
-    shapes = [scope.shape(node, index) for index in (2, 3) if has_input(node, index)]
+    shapes = [find_shape(node, index, function) for index in (2, 3) if has_input(node, index)]
     return any(not shape or not isinstance(shape[0], int) for shape in shapes)
 
 
-def _scaled_extents(node: Node, scope: Scope) -> list[tuple[Dim, float]] | None:
+def _scaled_extents(node: Node, function: Function) -> list[tuple[Dim, float]] | None:
     """Pairs of extent and scale of a Resize; None if unknown."""
-    scales, shape = scope.constant(node, 2), scope.shape(node, 0)
+    scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
     if scales is None or shape is None:
         return None
     axes = node.attr("axes", range(len(shape)))
@@ -179,31 +156,29 @@ def _is_whole(extent: Dim, scale: float) -> bool:
     return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
-def is_inexact_transform(node: Node, scope: Scope) -> bool:
+def is_inexact_transform(node: Node, function: Function) -> bool:
     """Whether a float32 transform exceeds the tolerance."""
-    opset = scope.function.opsets.get("", 0)
-    transform = Transform(node, opset, lambda place: scope.shape(node, place), lambda place: scope.constant(node, place))
-    return is_single(node, scope) and transform.error() > TOLERANCE
+    return is_single(node, function) and Transform(node, function).error() > TOLERANCE
 
 
 def _pads_to_same(node: Node) -> bool:
     return node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
 
 
-def pads_dilated_to_same(node: Node, scope: Scope) -> bool:
+def pads_dilated_to_same(node: Node, function: Function) -> bool:
     """Whether dilated windows use SAME padding."""
     return _pads_to_same(node) and any(dilation > 1 for dilation in node.attr("dilations", ()))
 
 
-def pads_less_than_nothing(node: Node, scope: Scope) -> bool:
+def pads_less_than_nothing(node: Node, function: Function) -> bool:
     """Whether SAME padding may be negative because a stride is longer than the kernel."""
     kernel = node.attr("kernel_shape", ())
     return _pads_to_same(node) and any(k < stride for k, stride in zip(kernel, node.attr("strides", ()), strict=False))
 
 
-def transposes_to_gaps(node: Node, scope: Scope) -> bool:
+def transposes_to_gaps(node: Node, function: Function) -> bool:
     """Whether a SAME ConvTranspose leaves gaps between windows."""
-    weights = scope.shape(node, 1)
+    weights = find_shape(node, 1, function)
     kernel = node.attr("kernel_shape") or (weights[2:] if weights else ())
     count = len(kernel)
     strides, dilations, added = (node.attr(n, (d,) * count) for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
@@ -211,26 +186,26 @@ def transposes_to_gaps(node: Node, scope: Scope) -> bool:
     return _pads_to_same(node) and any(not isinstance(k, int) or (k - 1) * d + 1 + a < s for k, s, d, a in windows)
 
 
-def rounds_valid_up(node: Node, scope: Scope) -> bool:
+def rounds_valid_up(node: Node, function: Function) -> bool:
     """Whether a pool combines VALID padding with ceil_mode."""
     return bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0))
 
 
-def has_even_size(node: Node, scope: Scope) -> bool:
+def has_even_size(node: Node, function: Function) -> bool:
     return bool(node.attr("size", 1) % 2 == 0)
 
 
-def gives_capped_scores(node: Node, scope: Scope) -> bool:
+def gives_capped_scores(node: Node, function: Function) -> bool:
     """Whether an Attention returns raw scores and has a softcap."""
     return has_output(node, 3) and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
-def has_odd_mask(node: Node, scope: Scope) -> bool:
+def has_odd_mask(node: Node, function: Function) -> bool:
     """Whether the last two dims of the mask differ from those of the scores (queries by keys, past included), if known."""
-    mask, queries, keys = (scope.shape(node, index) for index in (3, 0, 1))
+    mask, queries, keys = (find_shape(node, index, function) for index in (3, 0, 1))
     if not mask or len(mask) < 2 or not queries or not keys:
         return False
-    past = (scope.shape(node, 4) or (None, None)) if has_input(node, 4) else (0, 0)
+    past = (find_shape(node, 4, function) or (None, None)) if has_input(node, 4) else (0, 0)
     return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
 
 
@@ -251,13 +226,13 @@ def list_labels(node: Node) -> Sequence[object]:
     return next((labels for name in names if (labels := node.attr(name, ()))), ())
 
 
-def is_transformed_decision(node: Node, scope: Scope) -> bool:
+def is_transformed_decision(node: Node, function: Function) -> bool:
     """Whether a two-class SVMClassifier without probabilities transforms its decision value."""
     has_one_decision = len(node.attr("vectors_per_class", ())) == 2 and not node.attr("prob_a", ())
     return node.attr("post_transform", "NONE") in ("SOFTMAX", "SOFTMAX_ZERO", "PROBIT") and has_one_decision
 
 
-def has_positive_weights_to_transform(node: Node, scope: Scope) -> bool:
+def has_positive_weights_to_transform(node: Node, function: Function) -> bool:
     """Whether a two-class TreeEnsembleClassifier transforms scores of positive weights."""
     are_positive = all(weight >= 0 for weight in node.attr("class_weights", ()))
     return len(list_labels(node)) == 2 and node.attr("post_transform", "NONE") not in ("NONE", "PROBIT") and are_positive
@@ -266,59 +241,43 @@ def has_positive_weights_to_transform(node: Node, scope: Scope) -> bool:
 # ---------------------------------------------------------------------- issues
 
 
-@dataclass(frozen=True, slots=True)
-class OrtKnownIssue:
-    """A set of nodes to decline: those of the operators for which ``applies`` holds."""
-
-    op_types: tuple[str, ...]
-    applies: Condition
-    reason: str
-    """The defect, in words that follow the name of the library."""
-    evidence: tuple[str, ...]
-    domain: str = ""
-
-
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
 
-ISSUES: tuple[OrtKnownIssue, ...] = (
-    OrtKnownIssue(
+ISSUES: tuple[KnownIssue, ...] = (
+    KnownIssue(
         ("RNN", "GRU", "LSTM"),
         is_batch_major,
         "has no batch-major recurrent operators (layout=1)",
-        (
-            "test_simple_rnn_batchwise, test_gru_batchwise, test_lstm_batchwise: refused by the kernel's constructor",
-            "https://github.com/opencv/opencv/issues/26456 quotes the error",
-        ),
+        ("test_simple_rnn_batchwise, test_gru_batchwise, test_lstm_batchwise: refused by the kernel's constructor",),
+        upstream="https://github.com/opencv/opencv/issues/26456",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MaxUnpool",),
         has_output_shape,
         "places values of MaxUnpool by output_shape where ONNX places them by the shape inferred without it",
-        (
-            "test_maxunpool_export_with_output_shape",
-            "https://github.com/microsoft/onnxruntime/pull/2193 explains the other reading",
-        ),
+        ("test_maxunpool_export_with_output_shape",),
+        upstream="https://github.com/microsoft/onnxruntime/pull/2193",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("ReduceMax", "ReduceMin"),
         may_reduce_no_booleans,
         "cannot reduce an empty set of booleans, which this may be",
         ("test_reduce_max_empty_set_bool: refused when run",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         _REDUCTIONS,
         reduces_nothing_from_the_end,
         "overlooks negative axes when it reduces an empty tensor, and gives another shape",
         ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("ReduceMean",),
-        lambda node, scope: 0 in (scope.shape(node, 0) or ()),
+        lambda node, function: 0 in (find_shape(node, 0, function) or ()),
         "gives 0 for the mean of no elements, which is not a number",
         ("mean_of_nothing of the corpus: 0",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MatMul",),
         broadcasts_an_empty_product,
         "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
@@ -328,64 +287,62 @@ ISSUES: tuple[OrtKnownIssue, ...] = (
             "compared with the definition: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
         ),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Pad",),
         wraps_nothing,
         "fails to pad a tensor without elements from its other end, which this may be",
         ("wrapped_around_nothing of the corpus: refused when run",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Clip",),
         is_fused_with_relu,
         "fails to fuse a Clip of this type with the Relu before it",
         ("clipped_relu_in_float64 of the corpus: refused by the optimiser",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Shrink",),
         is_wider_than_single,
         "computes Shrink in float32",
         ("shrink_keeps_every_digit of the corpus",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MatMulInteger",),
         sums_no_products,
         "leaves the products of MatMulInteger as the memory was where none are summed",
         ("compared with the definition: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Gemm",),
         scales_what_it_adds_to_nothing,
         "does not scale what Gemm adds (beta) where no products are summed",
         ("scaled_bias_of_no_products of the corpus: the bias is added once",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("DequantizeLinear",),
         dequantises_signed_without_zero_point,
         "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
         ("signed_dequantised_then_moved of the corpus: -0.25 comes out as 0",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("ConvInteger",),
         may_have_many_zero_points,
         "computes ConvInteger with one zero point for all weights only",
         ("test_convinteger_with_padding: refused when run",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Resize",),
         may_round_resized,
         "places pixels by the rounded size, ONNX by the exact one, and these scales may give a size that is not whole",
-        (
-            "test_resize_downsample_scales_linear_align_corners, test_resize_downsample_scales_cubic_align_corners",
-            "https://github.com/onnx/onnx/issues/2462 has both sides",
-        ),
+        ("test_resize_downsample_scales_linear_align_corners, test_resize_downsample_scales_cubic_align_corners",),
+        upstream="https://github.com/onnx/onnx/issues/2462",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Resize",),
         is_resized_to_unknown_rank,
         "takes scales and sizes of which the number is not known for none, and refuses the model",
         ("refused by the session where the sizes are int64[N]: it counts none",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool"),
         pads_dilated_to_same,
         "does not pad to the same size (auto_pad) where there are dilations: it fails, or gives another size",
@@ -394,124 +351,101 @@ ISSUES: tuple[OrtKnownIssue, ...] = (
             "compared with onnx.reference: Conv is refused when run",
         ),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MaxPool",),
         pads_less_than_nothing,
         "refuses to pad MaxPool to the same size (auto_pad) where a stride is longer than the kernel",
         ("compared with onnx.reference: MaxPool of 8 by kernel 1, stride 2 is refused when run",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("ConvTranspose",),
         transposes_to_gaps,
         "gives ConvTranspose another size than the same one (auto_pad) where a stride is longer than the kernel",
         ("compared with onnx.reference: 6 by kernel 1, stride 3 gives 16 instead of 18",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
         rounds_valid_up,
         "rounds the size of a pooling without padding (auto_pad=VALID, ceil_mode=1) up where ONNX rounds it down",
-        (
-            "compared with the formula: 9 by kernel 2, stride 2 gives 5 instead of 4",
-            "https://onnx.ai/onnx/operators/onnx__MaxPool.html has the formula",
-        ),
+        ("compared with the formula: 9 by kernel 2, stride 2 gives 5 instead of 4",),
+        upstream="https://onnx.ai/onnx/operators/onnx__MaxPool.html",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("LRN",),
         has_even_size,
         "computes LRN over an odd number of channels only",
         ("refused by the kernel's constructor",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Attention",),
         gives_capped_scores,
         "caps the scores that it gives before the cap (qk_matmul_output_mode=0 with a softcap)",
-        ("compared with onnx.reference: https://onnx.ai/onnx/operators/onnx__Attention.html has the order of the stages",),
+        ("compared with onnx.reference: the order of the stages",),
+        upstream="https://onnx.ai/onnx/operators/onnx__Attention.html",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("Attention",),
         has_odd_mask,
         "neither broadcasts nor pads the last two extents of an attention mask",
         ("test_attention_4d_diff_heads_mask4d_padded_kv: refused when run",),
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("DFT", "STFT"),
         is_inexact_transform,
         "computes the angles of this transform in float32, so that its error is beyond 1e-4 of the largest element",
-        (
-            "compared with NumPy: 1,000 random numbers, 1.9e-4 of the largest element; 5,000, 9e-4; 1,024, 6e-7",
-            "https://github.com/onnx/onnx/issues/4798",
-        ),
+        ("compared with NumPy: 1,000 random numbers, 1.9e-4 of the largest element; 5,000, 9e-4; 1,024, 6e-7",),
+        upstream="https://github.com/onnx/onnx/issues/4798",
     ),
-    OrtKnownIssue(
+    KnownIssue(
         ("MeanVarianceNormalization",),
-        lambda node, scope: True,
+        always,
         "divides by zero in MeanVarianceNormalization where all elements are equal",
         ("compared with the definition: NaN for a constant image",),
     ),
-    OrtKnownIssue(
-        ("SVMRegressor",),
-        lambda node, scope: node.attr("post_transform", "NONE") != "NONE",
+    KnownIssue(
+        ("ai.onnx.ml.SVMRegressor",),
+        lambda node, function: node.attr("post_transform", "NONE") != "NONE",
         "leaves out the post_transform of SVMRegressor",
         ("compared with onnx.reference",),
-        domain="ai.onnx.ml",
     ),
-    OrtKnownIssue(
-        ("SVMClassifier",),
+    KnownIssue(
+        ("ai.onnx.ml.SVMClassifier",),
         is_transformed_decision,
         "does not transform the one decision of an SVMClassifier of two classes",
         ("compared with onnx.reference",),
-        domain="ai.onnx.ml",
     ),
-    OrtKnownIssue(
-        ("SVMClassifier",),
-        lambda node, scope: not node.attr("vectors_per_class", ()) and len(list_labels(node)) < 3,
+    KnownIssue(
+        ("ai.onnx.ml.SVMClassifier",),
+        lambda node, function: not node.attr("vectors_per_class", ()) and len(list_labels(node)) < 3,
         "chooses by the sign of a score, not by the larger, in an SVMClassifier without vectors of two classes",
         ("compared with onnx.reference",),
-        domain="ai.onnx.ml",
     ),
-    OrtKnownIssue(
-        ("TreeEnsembleClassifier",),
-        lambda node, scope: len(list_labels(node)) == len(set(node.attr("class_ids", ()))) == 2,
+    KnownIssue(
+        ("ai.onnx.ml.TreeEnsembleClassifier",),
+        lambda node, function: len(list_labels(node)) == len(set(node.attr("class_ids", ()))) == 2,
         "gives 0 and 1, not its labels, where the leaves of a TreeEnsembleClassifier have both of two classes",
         ("compared with onnx.reference",),
-        domain="ai.onnx.ml",
     ),
-    OrtKnownIssue(
-        ("TreeEnsembleClassifier",),
+    KnownIssue(
+        ("ai.onnx.ml.TreeEnsembleClassifier",),
         has_positive_weights_to_transform,
         "takes positive weights of a TreeEnsembleClassifier for probabilities, and does not transform them",
         ("compared with onnx.reference",),
-        domain="ai.onnx.ml",
     ),
-    OrtKnownIssue(
-        ("Normalizer",),
+    KnownIssue(
+        ("ai.onnx.ml.Normalizer",),
         is_over_the_greatest,
         "divides by the greatest element of a row, where scikit-learn and the reference of onnx take the greatest magnitude",
         ("rows_over_their_norms of the corpus; ONNX's text says max(X), its reference and scikit-learn take the magnitude",),
-        domain="ai.onnx.ml",
     ),
 )
 """Known issues of ONNX Runtime 1.31."""
 
-_BY_OP: Mapping[tuple[str, str], tuple[OrtKnownIssue, ...]] = {
-    key: tuple(one for one in ISSUES if key[0] == one.domain and key[1] in one.op_types)
-    for key in {(issue.domain, op) for issue in ISSUES for op in issue.op_types}
-}
 
-
-def find_known_issue(node: Node, function: Function, type_of: Callable[[str], Type | None]) -> str | None:
+def find_known_issue(node: Node, function: Function) -> str | None:
     """The reason of the first matching issue."""
-    scope = Scope(function, type_of)
-    issues = _BY_OP.get((node.domain, node.op_type), ())
-    return next((f"{LIBRARY} {issue.reason}" for issue in issues if _applies(issue, node, scope)), None)
-
-
-def _applies(issue: OrtKnownIssue, node: Node, scope: Scope) -> bool:
-    """Whether the issue matches. A malformed node matches none: the library rejects it."""
-    try:
-        return issue.applies(node, scope)
-    except (LookupError, TypeError, ValueError):
-        return False
+    reason = match_known_issue(ISSUES, node, function)
+    return reason and f"{LIBRARY} {reason}"
 
 
 # ---------------------------------------------------------------------- quantized operands

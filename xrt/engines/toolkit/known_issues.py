@@ -7,19 +7,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from xrt.graph import Function, Node
+from xrt.graph import DType, Function, Node, TensorType
 
 if TYPE_CHECKING:
     from xrt.graph import Constant, Dim, Shape
 
-__all__ = ["AXIS_IS_INPUT", "KnownIssue", "Test", "Transform", "always", "attribute_is", "match_known_issue"]
+__all__ = [
+    "AXIS_IS_INPUT",
+    "KnownIssue",
+    "Test",
+    "Transform",
+    "always",
+    "attribute_is",
+    "find_dtype",
+    "find_input",
+    "find_input_type",
+    "find_shape",
+    "has_input",
+    "match_known_issue",
+]
 
 Test: TypeAlias = Callable[[Node, Function], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownIssue:
-    """A set of nodes that a library computes wrongly: those of ``ops`` for which ``applies`` holds."""
+    """A set of nodes that a library computes wrongly: those of ``ops`` for which ``applies`` holds.
+
+    Operators of other domains are written with their domain, as in ``ai.onnx.ml.Scaler``.
+    """
 
     ops: tuple[str, ...]
     applies: Test
@@ -27,11 +43,13 @@ class KnownIssue:
     """The defect, in one sentence."""
     evidence: tuple[str, ...]
     """Names of failing ``onnx`` node tests, entries of XRT's corpus, chains of casts, or a description of the comparison."""
+    upstream: str = ""
+    """Address of the library's issue, or of the text that decides who is right; empty if nobody has reported it."""
 
 
 def match_known_issue(defects: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
     """The reason of the first issue that matches the node; None if none does."""
-    return next((d.reason for d in defects if node.op_type in d.ops and _applies(d, node, function)), None)
+    return next((d.reason for d in defects if node.op in d.ops and _applies(d, node, function)), None)
 
 
 def _applies(defect: KnownIssue, node: Node, function: Function) -> bool:
@@ -52,20 +70,44 @@ def attribute_is(name: str, value: object, default: object = None) -> Test:
     return lambda node, function: node.attr(name, default) == value
 
 
+def has_input(node: Node, index: int) -> bool:
+    """Whether this input is present."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def find_input_type(node: Node, index: int, function: Function) -> TensorType | None:
+    """The type of an input; None if absent, not a tensor, or unknown."""
+    type_ = function.get_type(node.inputs[index]) if has_input(node, index) else None
+    return type_ if isinstance(type_, TensorType) else None
+
+
+def find_shape(node: Node, index: int, function: Function) -> Shape | None:
+    """The shape of an input; None if absent, not a tensor, or of unknown rank."""
+    type_ = find_input_type(node, index, function)
+    return None if type_ is None else type_.shape
+
+
+def find_dtype(node: Node, index: int, function: Function) -> DType | None:
+    """The element type of an input; None if absent, not a tensor, or unknown."""
+    type_ = find_input_type(node, index, function)
+    return None if type_ is None else type_.dtype
+
+
+def find_input(node: Node, index: int, function: Function) -> Constant | None:
+    """The constant at an input; None if it is computed or absent."""
+    return function.constants.get(node.inputs[index]) if has_input(node, index) else None
+
+
 AXIS_IS_INPUT = 20
 """The first opset in which DFT reads its axis from an input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A DFT or STFT with the known shapes and constants of its inputs."""
+    """A DFT or STFT, and its accuracy in float32."""
 
     node: Node
-    opset: int
-    shape: Callable[[int], Shape | None]
-    """The shape of the input at a position; None if absent or unknown."""
-    constant: Callable[[int], Constant | None]
-    """The constant at an input position; None if it is computed or absent."""
+    function: Function
 
     def error(self) -> float:
         """Estimate the error of the result relative to its largest element; infinite if the length is unknown.
@@ -79,21 +121,22 @@ class Transform:
         """Possible transform lengths; empty if unknown."""
         is_short_time = self.node.op_type == "STFT"
         place = 3 if is_short_time else 1
-        given = self.constant(place)
+        given = find_input(self.node, place, self.function)
         if given is not None:
             return (int(given.array),)
         if is_short_time:  # without a length the window determines it, else the signal bounds it
-            return (self.shape(2) or (self.shape(0) or ())[1:2])[:1]
-        shape = self.shape(0) or ()
-        if self._has(place) or not shape:
+            return (self._shape(2) or self._shape(0)[1:2])[:1]
+        shape = self._shape(0)
+        if has_input(self.node, place) or not shape:
             return ()
-        if not self._has(2):
-            return (shape[self.node.attr("axis", 1) if self.opset < AXIS_IS_INPUT else -2],)
-        axis = self.constant(2)
+        if not has_input(self.node, 2):
+            return (shape[self.node.attr("axis", 1) if self.function.opsets.get("", 0) < AXIS_IS_INPUT else -2],)
+        axis = find_input(self.node, 2, self.function)
         return shape[:-1] if axis is None else (shape[int(axis.array)],)
 
-    def _has(self, place: int) -> bool:
-        return place < len(self.node.inputs) and bool(self.node.inputs[place])
+    def _shape(self, place: int) -> Shape:
+        """The shape of an input; empty if absent or unknown."""
+        return find_shape(self.node, place, self.function) or ()
 
 
 def _error_of_length(length: Dim) -> float:

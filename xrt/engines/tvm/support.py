@@ -17,12 +17,12 @@ from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
 from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
 
-__all__ = ["DEFECTS", "find_known_issue", "positions_read_at_import", "why_not"]
+__all__ = ["ISSUES", "find_known_issue", "positions_read_at_import", "why_not"]
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
     """Return the reason of the first defect that the node falls under; None when it falls under none."""
-    return match_known_issue(DEFECTS, node, function)
+    return match_known_issue(ISSUES, node, function)
 
 
 def _is_float(node: Node, function: Function) -> bool:
@@ -126,7 +126,7 @@ def _widens_what_may_wrap(node: Node, function: Function) -> bool:
 
 
 _NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Mod", "Sign", "Where"}
-DEFECTS: tuple[KnownIssue, ...] = (
+ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
         _drops_a_rounding,
