@@ -18,7 +18,7 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import AttrKind
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
-from xrt.graph.node import Names, Node, rename_function, rename_node
+from xrt.graph.node import FreshNames, Node, list_definitions, rename_function, rename_node
 from xrt.graph.schemas import Inference, domain_title, latest_version, may_equal
 from xrt.graph.state import State, declare_states
 from xrt.graph.types import DType, TensorType, Value
@@ -39,7 +39,7 @@ def finalize(builder: Builder) -> Function:
     for tensor, wanted, target in _all_outputs(builder):
         name = wanted if wanted is not None else renames.get(tensor.name, tensor.name)
         if wanted is not None and wanted != tensor.name:
-            builder.names.take(_free(builder, wanted))
+            builder.names.reserve(_free(builder, wanted))
         if target in builder.states and any(value.name == name for value in outputs):
             name = _copy(builder, tensor, None)  # a session returns one and keeps the other, so they must be distinct
         elif _can_be_called(builder, tensor, name, computed, renames):
@@ -91,7 +91,7 @@ def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[st
 
 
 def _copy(builder: Builder, tensor: Tensor, wanted: str | None) -> str:
-    name = wanted if wanted is not None else builder.names.plain(f"{tensor.name}_copy")
+    name = wanted if wanted is not None else builder.names.take(f"{tensor.name}_copy")
     builder.record(Node("Identity", (tensor.name,), (name,), name=name), [tensor.type])
     return name
 
@@ -143,7 +143,7 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
     for name in function.captures:
         if name not in visible:
             raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
-    values = {n: builder.names.plain(n) for n in _defined_in(function)}
+    values = {n: builder.names.take(n) for n in list_definitions(function)}
     return rename_function(function, {a: b for a, b in values.items() if a != b}, {}).replace(opsets=dict(builder.opsets))
 
 
@@ -160,7 +160,7 @@ def inline_function(builder: Builder, function: Function, inputs: Sequence[Tenso
     given = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)}
     values = {name: tensor.name for name, tensor in {**constants, **given}.items()}
     with builder.scope(function.name):
-        values.update((name, builder.fresh(name)) for name in _defined_in(function) if name not in values)
+        values.update((name, builder.fresh(name)) for name in list_definitions(function) if name not in values)
         nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
     for node in function.nodes:
         types = [function.get_type(name) if name else None for name in node.outputs]
@@ -182,14 +182,6 @@ def _defined_by(builder: Builder) -> Iterator[str]:
     yield from builder.constants
     for node in builder.nodes:
         yield from node.defines
-
-
-def _defined_in(function: Function) -> Iterator[str]:
-    """Yield every name defined in the Function, including its bodies."""
-    yield from function.value_names()
-    for node in function.nodes:
-        for body in node.bodies:
-            yield from _defined_in(body)
 
 
 DEFAULT_OPSET = min(26, latest_version())
@@ -229,8 +221,8 @@ class Builder:
         self.opsets: dict[str, int] = outer.opsets if outer else versions
         self.inference = inference
         self.outer = outer
-        self.names: Names = outer.names if outer else Names()
-        self.parts: Names = outer.parts if outer else Names()
+        self.names: FreshNames = outer.names if outer else FreshNames()
+        self.parts: FreshNames = outer.parts if outer else FreshNames()
         self.inputs: list[Tensor] = []
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = {}
@@ -279,8 +271,8 @@ class Builder:
         labels: Sequence[str] = (),
     ) -> Node:
         """Create a node with fresh output names; ``name`` is for the node and its first output, ``labels`` for the others."""
-        first = self._explicit(name) if name is not None else self.names.make_numbered(self._prefix + op_type.lower())
-        outputs = (first, *(self.names.plain(f"{first}_{label}") for label in labels[1:count]))
+        first = self._explicit(name) if name is not None else self.names.number(self._prefix + op_type.lower())
+        outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
         read = tuple("" if symbol is None else symbol.name for symbol in inputs)
         return self.add_placement(Node(op_type, read, outputs, attributes, domain, first))
 
@@ -292,14 +284,14 @@ class Builder:
 
     def fresh(self, name: str) -> str:
         """Reserve a free name similar to ``name``, with the prefix of the current scope."""
-        return self.names.plain(self._prefix + name)
+        return self.names.take(self._prefix + name)
 
     def _explicit(self, name: str) -> str:
         full = self._prefix + name
         if not name or full in self.names:
             what = "an empty name" if not name else f"the name {full!r}, which another value of the graph has"
             raise ModelError(f"{what}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
-        return self.names.take(full)
+        return self.names.reserve(full)
 
     def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
         """Append a node and return its outputs; raises ModelError if the graph is already finalized."""
@@ -319,7 +311,7 @@ class Builder:
         """Add an input with exactly this name; raises ModelError if the name is in use."""
         if name in self.names:
             raise ModelError(f"the graph has a value named {name!r} already; choose another name for the input")
-        return self._input(self.names.take(name), type_)
+        return self._input(self.names.reserve(name), type_)
 
     def _input(self, name: str, type_: Type | None) -> Tensor:
         tensor = Tensor(self, name, type_)
@@ -355,7 +347,7 @@ class Builder:
 
     def _constant_name(self, value: object) -> str:
         hint = self._hints.get(id(value))
-        return self.names.make_numbered(f"{self._prefix}constant") if hint is None else self.names.plain(hint)
+        return self.names.number(f"{self._prefix}constant") if hint is None else self.names.take(hint)
 
     def know(self, arrays: Mapping[str, Any]) -> None:
         """Register names for arrays that may become constants. The caller must keep the arrays alive during tracing."""
@@ -478,7 +470,7 @@ class Builder:
         hints = _parameter_names(title, body, inputs)
         child = Builder(title, inference=self.inference, outer=self)
         with child:
-            result = body(*(child._input(self.names.plain(h), t) for h, (_, t) in zip(hints, inputs, strict=True)))
+            result = body(*(child._input(self.names.take(h), t) for h, (_, t) in zip(hints, inputs, strict=True)))
             single = not isinstance(result, tuple | list)
             for value in (result,) if single else result:
                 child.output(value)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.errors import ModelError, did_you_mean
 from xrt.forking import renew_after_fork
 from xrt.graph.attributes import FrozenDict
+from xrt.graph.node import FreshNames
 from xrt.graph.types import Type, Value
 
 if TYPE_CHECKING:
@@ -392,7 +393,7 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return nodes
     referred = {name for node in nodes for name in node.control}
     seen: set[str] = set()
-    counts: dict[str, int] = {}
+    names = FreshNames(taken, start=2)
     out = []
     for node in nodes:
         name = node.name
@@ -403,22 +404,10 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         if name in referred:
             raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
         base = name or next(node.defines, node.op_type)
-        fresh = _fresh(base, taken, counts)
-        taken.add(fresh)
+        fresh = names.take(base)
         seen.add(fresh)
         out.append(replace(node, name=fresh))
     return tuple(out)
-
-
-def _fresh(base: str, taken: set[str], counts: dict[str, int]) -> str:
-    """Append the first free number to ``base``; ``counts`` caches where to start searching."""
-    if base not in taken:
-        return base
-    count = counts.get(base, 2)
-    while f"{base}_{count}" in taken:
-        count += 1
-    counts[base] = count + 1
-    return f"{base}_{count}"
 
 
 def _producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:

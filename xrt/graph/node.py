@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DOMAIN",
     "OPERATOR",
-    "Names",
+    "FreshNames",
     "Node",
     "NodePattern",
     "OpaqueCall",
     "Tagged",
     "compile_patterns",
+    "list_definitions",
+    "list_names",
     "rename_function",
     "rename_node",
 ]
@@ -281,43 +283,75 @@ def _decode(item: Any) -> Any:
     return Tagged(kind, value)
 
 
-class Names:
-    """A set of used names. A trace and its bodies share one instance, so that a body never shadows an outer value."""
+class FreshNames:
+    """Generates names that are not in use.
 
-    def __init__(self) -> None:
-        self._taken: dict[str, None] = {}
+    A trace and its bodies share one instance, so that a body never shadows an outer value.
+    """
+
+    def __init__(self, used: Iterable[str] = (), start: int = 1) -> None:
+        self._used = dict.fromkeys(used)
+        self._start = start
+        """The first number appended to a name in use."""
         self._counts: dict[str, int] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._taken
+    @classmethod
+    def of(cls, function: Function) -> Self:
+        """For new values anywhere in a Function: ONNX forbids shadowing an outer name."""
+        return cls((*list_definitions(function), *function.captures), start=2)
 
-    def take(self, name: str) -> str:
+    def __contains__(self, name: str) -> bool:
+        return name in self._used
+
+    def reserve(self, name: str) -> str:
         """Reserve a name that is known to be free."""
-        self._taken[name] = None
+        self._used[name] = None
         return name
 
-    def plain(self, name: str) -> str:
-        """Reserve ``name``, with a number appended if it is in use."""
-        return self.make_numbered(name) if name in self._taken else self.take(name)
+    def release(self, name: str) -> None:
+        """Free a name if it is reserved."""
+        self._used.pop(name, None)
 
-    def make_numbered(self, base: str) -> str:
+    def take(self, name: str) -> str:
+        """Reserve ``name``, with a number appended if it is in use."""
+        return self.number(name) if name in self._used else self.reserve(name)
+
+    def number(self, base: str) -> str:
         """Reserve the first free name of ``base_1``, ``base_2``, ..."""
-        count = self._counts.get(base, 0) + 1
-        while f"{base}_{count}" in self._taken:
+        count = self._counts.get(base, self._start)
+        while f"{base}_{count}" in self._used:
             count += 1
-        self._counts[base] = count
-        return self.take(f"{base}_{count}")
+        self._counts[base] = count + 1
+        return self.reserve(f"{base}_{count}")
 
     def mark(self) -> tuple[int, dict[str, int]]:
         """Create a savepoint for `rewind`."""
-        return len(self._taken), dict(self._counts)
+        return len(self._used), dict(self._counts)
 
     def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
         """Free all names reserved since ``mark``."""
         size, self._counts = mark
         # A dict keeps insertion order, so the newest names are removed.
-        while len(self._taken) > size:
-            self._taken.popitem()
+        while len(self._used) > size:
+            self._used.popitem()
+
+
+def list_definitions(function: Function) -> Iterator[str]:
+    """Yield every value name defined by the Function or a nested body, possibly more than once."""
+    yield from function.value_names()
+    for node in function.nodes:
+        for body in node.bodies:
+            yield from list_definitions(body)
+
+
+def list_names(function: Function) -> Iterator[str]:
+    """Yield all names of values and nodes, captures and bodies included, possibly more than once."""
+    yield from function.value_names()
+    yield from function.captures
+    for node in function.nodes:
+        yield node.name
+        for body in node.bodies:
+            yield from list_names(body)
 
 
 def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import expand
-from xrt.graph import Function, Node
+from xrt.graph import Function, Node, Value
 from xrt.operators import as_function, learned_models, rewrite_nodes  # noqa: F401  # its rules register themselves
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes.shape_inference import infer_shapes
@@ -29,7 +29,18 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
 def _decompose(alone: Function) -> Function | None:
     try:
         body = rewrite_nodes(alone, write_decomposition)
-        lowered = expand(alone) if body is alone else body.replace(types={})
+        lowered = _expand(alone) if body is alone else body.replace(types={})
         return None if lowered is None else infer_shapes(lowered)
     except (ModelError, ValueError, IndexError, TypeError, KeyError):  # inconsistent attributes
         return None
+
+
+def _expand(alone: Function) -> Function | None:
+    """Replace the operator by ONNX's body. Constants are inputs meanwhile: onnx wants the types of all values."""
+    constants = alone.constants
+    opened = alone.replace(inputs=(*alone.inputs, *(Value(name, one.type) for name, one in constants.items())), constants={})
+    body = expand(opened)
+    if body is None:
+        return None
+    inputs = tuple(value for value in body.inputs if value.name not in constants)
+    return body.replace(inputs=inputs, constants={**body.constants, **constants})

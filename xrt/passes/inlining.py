@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from xrt.graph import Constant, Function, Node, TensorType, Value, read_attributes, since_version
+from xrt.graph.node import FreshNames
 from xrt.passes.splicing import BodyNames, Splice, SplicedBody
 
 __all__ = ["drop_dead_nodes", "find_decided_body", "inline_constant_control_flow"]
@@ -106,10 +107,10 @@ def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Funct
     # The first iteration has number 0, and its condition is the loop's.
     step, go = (value.name for value in body.inputs[:2])
     constants = {**body.constants, step: Constant(np.array(0)), go: _shaped_like(flag, body.inputs[1])}
-    taken = {*body.value_names(), *body.captures}
+    names = FreshNames.of(body)
     nodes, outputs = list(body.nodes), list(body.outputs[1 : carried + 1])
     for value in body.outputs[carried + 1 :]:
-        name, axes = (_free(f"{value.name}_{what}", taken) for what in ("stacked", "axes"))
+        name, axes = (names.take(f"{value.name}_{what}") for what in ("stacked", "axes"))
         if opset < _AXES_ARE_AN_INPUT:
             nodes.append(Node("Unsqueeze", (value.name,), (name,), read_attributes({"axes": (0,)})))
         else:
@@ -123,13 +124,6 @@ def _shaped_like(flag: Constant, value: Value) -> Constant:
     """Reshape the condition to the rank that the body declares: ONNX allows a scalar and a tensor of one element."""
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return flag if rank is None or rank == len(flag.shape) else Constant(flag.array.reshape((1,) * rank))
-
-
-def _free(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def drop_dead_nodes(function: Function) -> Function:

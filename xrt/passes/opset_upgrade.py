@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.messages import FreshNames
 from xrt.formats.onnx.opsets import ConversionScope, as_function, convert, splice
 from xrt.formats.onnx.writing import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import Function, Node, since_version
+from xrt.graph.node import FreshNames
 from xrt.graph.schemas import find_operator
 
 __all__ = ["upgrade_opset", "why_not_upgradable"]
@@ -20,7 +20,7 @@ def upgrade_opset(function: Function, opset: int) -> Function:
     """
     if function.opset() >= opset:
         return function
-    fresh, scope = FreshNames(function), ConversionScope((function,))
+    fresh, scope = FreshNames.of(function), ConversionScope((function,))
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:

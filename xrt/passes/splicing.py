@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xrt.graph import Constant, FrozenDict, Function, Node, TensorType, Type, Value
-from xrt.graph.node import rename_node
+from xrt.graph.node import FreshNames, list_definitions, rename_node
 
 __all__ = ["BodyNames", "Splice", "SplicedBody"]
 
@@ -36,13 +36,13 @@ class BodyNames:
     @property
     def counts(self) -> Counter[str]:
         if self._counts is None:
-            self._counts = Counter(_defined_in(self._root))
+            self._counts = Counter(list_definitions(self._root))
         return self._counts
 
     def release(self, node: Node) -> None:
         """Remove the names defined in the node's bodies."""
         for body in node.bodies:
-            self.counts.subtract(_defined_in(body))
+            self.counts.subtract(list_definitions(body))
 
     def adopt(self, name: str) -> str:
         """Reserve `name`, with a numeric suffix if it is in use."""
@@ -52,14 +52,6 @@ class BodyNames:
             fresh = f"{name}_{count}"
         self.counts[fresh] = 1
         return fresh
-
-
-def _defined_in(function: Function) -> Iterator[str]:
-    """Yield every name defined by the Function or a nested body."""
-    yield from function.value_names()
-    for node in function.nodes:
-        for body in node.bodies:
-            yield from _defined_in(body)
 
 
 class Splice:
@@ -80,7 +72,7 @@ class Splice:
         self._awaited = {name for node in function.nodes for name in node.control}
         self._last: dict[str, tuple[str, ...]] = {}
         """By replaced node: the nodes that control edges to it must point to."""
-        self._node_names: set[str] | None = None
+        self._node_names: FreshNames | None = None
         self._came: set[str] = set()
 
     def iter_pending(self) -> Iterator[Node]:
@@ -105,8 +97,8 @@ class Splice:
             return False
         values = self._renamed_values(node, body)
         known = self._own_node_names()
-        known.discard(node.name)
-        nodes = {inner.name: _free(inner.name, known) for inner in body.function.nodes}
+        known.release(node.name)
+        nodes = {inner.name: known.take(inner.name) for inner in body.function.nodes}
         inlined = [rename_node(inner, values, nodes) for inner in body.function.nodes]
         inlined += self._passed_on(body, values, known)
         self._take_facts(body, values)
@@ -123,9 +115,9 @@ class Splice:
         """Whether a control edge starts at the node."""
         return node.name in self._awaited
 
-    def _own_node_names(self) -> set[str]:
+    def _own_node_names(self) -> FreshNames:
         if self._node_names is None:
-            self._node_names = {node.name for node in self.function.nodes}
+            self._node_names = FreshNames((node.name for node in self.function.nodes), start=2)
         return self._node_names
 
     def _renamed_values(self, node: Node, body: SplicedBody) -> dict[str, str]:
@@ -138,18 +130,18 @@ class Splice:
                 # Write the outer name directly, which saves an Identity.
                 values.setdefault(result, name)
         captured = frozenset(inner.captures)
-        for name in dict.fromkeys(_defined_in(inner)):
+        for name in dict.fromkeys(list_definitions(inner)):
             if name not in values and name not in captured:
                 values[name] = self._names.adopt(name)
         self.constants.update((values[name], constant) for name, constant in inner.constants.items())
         self._came.update(values.values())
         return values
 
-    def _passed_on(self, body: SplicedBody, values: Mapping[str, str], known: set[str]) -> Iterator[Node]:
+    def _passed_on(self, body: SplicedBody, values: Mapping[str, str], known: FreshNames) -> Iterator[Node]:
         """Yield an Identity for each result that is not a distinct node output."""
         for result, name in body.results:
             if body.function.producer(result) is None or values[result] != name:
-                yield Node("Identity", (values.get(result, result),), (name,), name=_free(name, known))
+                yield Node("Identity", (values.get(result, result),), (name,), name=known.take(name))
 
     def _take_facts(self, body: SplicedBody, values: Mapping[str, str]) -> None:
         inner, known = body.function, {*body.given.values(), *(name for _, name in body.results)}
@@ -204,18 +196,8 @@ def _can_be_passed_on(body: SplicedBody, function: Function) -> bool:
 
 def _is_hidden(body: SplicedBody) -> bool:
     """Whether a nested body redefines the name of an input: renaming could then capture the wrong value."""
-    inside = (name for node in body.function.nodes for inner in node.bodies for name in _defined_in(inner))
+    inside = (name for node in body.function.nodes for inner in node.bodies for name in list_definitions(inner))
     return bool(body.function.inputs) and not {value.name for value in body.function.inputs}.isdisjoint(inside)
-
-
-def _free(name: str, known: set[str]) -> str:
-    """Reserve a node name, with a numeric suffix if it is in use."""
-    fresh, count = name, 1
-    while fresh in known:
-        count += 1
-        fresh = f"{name}_{count}"
-    known.add(fresh)
-    return fresh
 
 
 def _after(nodes: list[Node], control: tuple[str, ...]) -> Iterator[Node]:

@@ -39,7 +39,6 @@ __all__ = [
     "DenseLimit",
     "Entries",
     "ExternalData",
-    "FreshNames",
     "check_texts",
     "encode_bytes",
     "encode_data",
@@ -439,36 +438,6 @@ def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
     proto.name = name
     if type_ is not None:
         write_type(type_, proto.type)
-
-
-class FreshNames:
-    """Generates names unused in a Function and its bodies: ONNX forbids shadowing an outer name."""
-
-    def __init__(self, function: Function) -> None:
-        self._taken = set(_all_names(function))
-
-    def take(self, name: str) -> str:
-        """Reserve ``name``, or a similar name if it is in use."""
-        if name in self._taken:
-            return self.like(name)
-        self._taken.add(name)
-        return name
-
-    def like(self, name: str) -> str:
-        """Reserve a new name derived from ``name``."""
-        count = 2
-        while (fresh := f"{name}_{count}") in self._taken:
-            count += 1
-        self._taken.add(fresh)
-        return fresh
-
-
-def _all_names(function: Function) -> list[str]:
-    names = [*function.value_names(), *function.captures]
-    for node in function.nodes:
-        for body in node.bodies:
-            names += _all_names(body)
-    return names
 
 
 def text(value: Any, what: str) -> str:

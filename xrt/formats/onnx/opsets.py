@@ -13,7 +13,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, defs, shape_
 from xrt.errors import ModelError, OptionError
 from xrt.formats.onnx.files import load
 from xrt.formats.onnx.inference import can_propagate
-from xrt.formats.onnx.messages import ExternalData, FreshNames, encode_data, external_tensor, summarize_error, write_tensor
+from xrt.formats.onnx.messages import ExternalData, encode_data, external_tensor, summarize_error, write_tensor
 from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import (
     Style,
@@ -26,7 +26,7 @@ from xrt.formats.onnx.writing import (
     write_model,
 )
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
-from xrt.graph.node import rename_function
+from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
 
 __all__ = [
@@ -84,7 +84,7 @@ def convert_function(function: Function, max_opset: int) -> Function:
     """
     if next(newest_nodes(function, max_opset), None) is None:
         return function
-    return _converted(function, ConversionScope((function,)), max_opset, FreshNames(function))
+    return _converted(function, ConversionScope((function,)), max_opset, FreshNames.of(function))
 
 
 def _converted(function: Function, scope: ConversionScope, max_opset: int, fresh: FreshNames) -> Function:
@@ -208,7 +208,7 @@ def splice(older: Function, node: Node, fresh: FreshNames) -> Function:
     names.update((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
     for own in older.value_names():
         if own not in names:
-            names[own] = fresh.like(node.name)
+            names[own] = fresh.number(node.name)
     return Function(
         inputs=tuple(Value(names[v.name], v.type) for v in older.inputs),
         outputs=tuple(Value(names[v.name], v.type) for v in older.outputs),
@@ -234,7 +234,7 @@ def hoist(function: Function, is_large: Callable[[Constant], bool]) -> Function:
     Bodies then capture them under new names. Not moved: outputs, and Constant nodes with control edges. Returns the Function
     unchanged if nothing moves.
     """
-    hoist = _Hoist(is_large, FreshNames(function))
+    hoist = _Hoist(is_large, FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
     own = _constant_nodes(function, is_large)
     if not own and not hoist.found:
@@ -257,7 +257,7 @@ class _Hoist:
         large.update(_constant_nodes(function, self.is_large))
         if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
             return function
-        names = {name: self.fresh.like(name) for name in large}
+        names = {name: self.fresh.number(name) for name in large}
         self.found.update((names[name], constant) for name, constant in large.items())
         rest = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
@@ -290,7 +290,7 @@ def normalize(function: Function) -> Function:
     """
     if not _is_odd(function) and not any(_is_odd(body, is_body=True) for _, node in function.walk() for body in node.bodies):
         return function
-    return _plain(function, FreshNames(function), is_body=False)
+    return _plain(function, FreshNames.of(function), is_body=False)
 
 
 def _is_odd(function: Function, *, is_body: bool = False) -> bool:
@@ -305,7 +305,7 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
     for value in function.outputs:
         name = value.name
         if name in taken:
-            name = fresh.like(value.name)
+            name = fresh.number(value.name)
             nodes.append(Node("Identity", (value.name,), (name,)))
         taken.add(name)
         outputs.append(Value(name, value.type))

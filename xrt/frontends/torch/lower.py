@@ -271,7 +271,7 @@ class Lowering:
         # Empty tensors have no distinct address.
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
-            free = self._root.names.plain(name)
+            free = self._root.names.take(name)
             constant = Constant(share_array(tensor))
             self._root.constants[free] = constant
             self._constants[key] = Tensor(self._root, free, constant.type)

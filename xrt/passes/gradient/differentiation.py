@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.function import pause_gc
-from xrt.graph.node import Names
+from xrt.graph.node import FreshNames, list_names
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
 from xrt.passes.gradient.preparation import (
     continue_function,
-    list_names,
     prepare,
     record_function,
 )
@@ -53,7 +52,7 @@ class _Rewriter:
         self.types = dict(function.types)
         self._before: dict[str, str] = {}
         """The input of each Expand, by its output."""
-        self._names: Names | None = None
+        self._names: FreshNames | None = None
 
     def rewrite(self, node: Node) -> list[Node]:
         if node.op == "Expand":
@@ -78,16 +77,14 @@ class _Rewriter:
     def _compute_before(self, node: Node, inputs: tuple[str, ...], shape: Shape | None) -> Node:
         """Apply the operator to the unexpanded operand; the node's own output becomes the expansion of that."""
         if self._names is None:
-            self._names = Names()
-            for name in list_names(self._function):
-                self._names.take(name)
+            self._names = FreshNames(list_names(self._function))
         type_ = self._function.get_type(node.outputs[0])
         assert isinstance(type_, TensorType)
         assert shape is not None
-        name = self._names.plain(f"{node.outputs[0]}_before")
+        name = self._names.take(f"{node.outputs[0]}_before")
         self.types[name] = type_.with_shape(shape)  # type: ignore[arg-type]  # from _find_shape
         self._before[node.outputs[0]] = name
-        return replace(node, inputs=inputs, outputs=(name,), name=self._names.plain(f"{node.name}_before"))
+        return replace(node, inputs=inputs, outputs=(name,), name=self._names.take(f"{node.name}_before"))
 
     def _find_shape(self, name: str) -> Shape | None:
         """The shape of a value, or None if it is not static."""

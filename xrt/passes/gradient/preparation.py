@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -10,7 +10,7 @@ from xrt.builder.builder import Builder
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Constant, Function, Node
-from xrt.graph.node import rename_node
+from xrt.graph.node import list_definitions, list_names, rename_node
 from xrt.operators import Trait, as_function, decompose_nodes, find_constant, list_operators
 from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
@@ -34,7 +34,6 @@ __all__ = [
     "describe_missing",
     "expand_body",
     "lift_constants",
-    "list_names",
     "new_builder",
     "prepare",
     "record_function",
@@ -50,22 +49,12 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
     """A builder that already contains the nodes of the Function, and the Function's values by name."""
     builder = new_builder(function)
     for name in list_names(function):
-        builder.names.take(name)
+        builder.names.reserve(name)
     builder.nodes = list(function.nodes)
     builder.constants = dict(function.constants)
     builder.types = {name: type_ for node in function.nodes for name in node.defines if (type_ := function.get_type(name))}
     builder.inputs = [builder.tensor(value.name, value.type) for value in function.inputs]
     return builder, {name: builder.tensor(name, function.get_type(name)) for name in function.value_names()}
-
-
-def list_names(function: Function) -> Iterator[str]:
-    """Yield all names of values and nodes, bodies included, possibly more than once."""
-    yield from function.value_names()
-    yield from function.captures
-    for node in function.nodes:
-        yield node.name
-        for body in node.bodies:
-            yield from list_names(body)
 
 
 def record_function(
@@ -79,23 +68,15 @@ def record_function(
     found.update({value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)})
     found.update({name: builder.constant(constant) for name, constant in function.constants.items()})
     names = {name: tensor.name for name, tensor in found.items()}
-    for name in _list_defined(function):
+    for name in list_definitions(function):
         if name not in names:
-            names[name] = builder.names.plain(name)
-    nodes = {node.name: names.get(node.name) or builder.names.plain(node.name) for node in function.nodes}
+            names[name] = builder.names.take(name)
+    nodes = {node.name: names.get(node.name) or builder.names.take(node.name) for node in function.nodes}
     for node in function.nodes:
         renamed = rename_node(node, names, nodes)
         tensors = builder.record(renamed, [function.get_type(name) if name else None for name in node.outputs])
         found.update(zip(node.outputs, tensors, strict=True))
     return found
-
-
-def _list_defined(function: Function) -> Iterator[str]:
-    """Yield every name defined by the Function or a nested body."""
-    yield from function.value_names()
-    for node in function.nodes:
-        for body in node.bodies:
-            yield from _list_defined(body)
 
 
 def lift_constants(function: Function) -> Function:

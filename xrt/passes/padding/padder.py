@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph.node import FreshNames
 
 __all__ = [
     "ONE",
@@ -248,7 +249,7 @@ class Padder:
         """Extents of values that padding does not affect."""
         self._types: dict[str, TensorType] = {}
         """Types of added values."""
-        self._taken = set(function.value_names())
+        self._names = FreshNames(function.value_names())
         self._known: set[str] = set()
         """Dynamic extents of the inputs, which are known before a call."""
         self._sources: dict[str, tuple[str, int]] = {}
@@ -400,7 +401,7 @@ class Padder:
         constant = Constant(np.asarray(value))
         key = (constant.dtype, constant.shape, constant.digest)
         if key not in self._made:
-            self._made[key] = self._fresh("xrt.constant")
+            self._made[key] = self._names.number("xrt.constant")
             self.constants[self._made[key]] = constant
         return self._made[key]
 
@@ -408,16 +409,9 @@ class Padder:
         """Add a node, unless there is an equal one, and return its output."""
         key = (op_type, inputs, tuple(sorted(attributes.items())))
         if key not in self._made:
-            self._made[key] = self._fresh(f"xrt.{op_type.lower()}")
+            self._made[key] = self._names.number(f"xrt.{op_type.lower()}")
             self.nodes.append(Node(op_type, inputs, (self._made[key],), read_attributes(attributes)))
         return self._made[key]
-
-    def _fresh(self, base: str) -> str:
-        count = 1
-        while (name := f"{base}.{count}") in self._taken:
-            count += 1
-        self._taken.add(name)
-        return name
 
     def value(self, extent: Extent) -> str:
         """Emit the extent without padding as an int64 scalar."""

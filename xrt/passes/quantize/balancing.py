@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.formats.onnx.messages import FreshNames
 from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph.node import FreshNames
 from xrt.passes.quantize.weights import find_inner_axis
 
 __all__ = ["balance_channels", "find_channel_factors", "list_balanced_values", "scale_channels"]
@@ -62,7 +62,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
 
     Powers of two are exact. Infer shapes first.
     """
-    names, constants = FreshNames(function), dict(function.constants)
+    names, constants = FreshNames.of(function), dict(function.constants)
     changed: dict[str, Node] = {}
 
     def scale(node: Node, slot: int, by: Array) -> Node:

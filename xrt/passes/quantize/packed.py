@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType
-from xrt.graph.node import Names
+from xrt.graph.node import FreshNames
 from xrt.passes.quantize.candidates import CONVOLUTIONS, PRODUCTS, QuantizationOptions
 from xrt.passes.quantize.weights import (
     Emission,
@@ -176,9 +176,9 @@ def unpack_weights(function: Function) -> Function:
     packed = {node.name for node in function.nodes if _is_packed(node, function)}
     if not packed:
         return function
-    names = Names()
+    names = FreshNames()
     for name in (*function.value_names(), *(node.name for node in function.nodes)):
-        names.take(name)
+        names.reserve(name)
     constants = dict(function.constants)
     nodes = tuple(
         made
@@ -197,12 +197,12 @@ def _is_packed(node: Node, function: Function) -> bool:
     return all(name in function.constants for name in node.inputs[1 : GROUPS + 1] if name)
 
 
-def _unpack(node: Node, function: Function, names: Names, constants: dict[str, Constant]) -> Iterator[Node]:
+def _unpack(node: Node, function: Function, names: FreshNames, constants: dict[str, Constant]) -> Iterator[Node]:
     """Yield the replacement; the last node inherits the name and output."""
     given = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
     optional = [function.constants[name].array if name else None for name in given[ZERO_POINTS : GROUPS + 1]]
     weights = _compute_weights(node, function.constants[given[1]].array, function.constants[given[2]].array, *optional)
-    constants[matrix := names.plain(f"{node.name}/weights")] = Constant(weights)
+    constants[matrix := names.take(f"{node.name}/weights")] = Constant(weights)
     steps: list[tuple[str, tuple[str, ...], tuple[Attribute, ...]]] = []
     type_ = function.get_type(given[0])
     # The unpacked matrix is float32, so other types are cast there and back.
@@ -220,7 +220,7 @@ def _unpack(node: Node, function: Function, names: Names, constants: dict[str, C
         if at + 1 == len(steps):
             yield replace(node, op_type=op, domain="", inputs=read, attributes=attributes)
             return
-        before = names.plain(f"{node.name}/{op.lower()}")
+        before = names.take(f"{node.name}/{op.lower()}")
         yield Node(op, read, (before,), attributes, name=before, control=node.control)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from xrt.errors import CalibrationError, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
-from xrt.formats.onnx.messages import FreshNames
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type
+from xrt.graph.node import FreshNames
 from xrt.operators import is_training
 from xrt.passes.quantize.candidates import (
     CONVOLUTIONS,
@@ -267,7 +267,7 @@ def fuse_biases(function: Function) -> Function:
 class _Fusion:
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.names = FreshNames(function)
+        self.names = FreshNames.of(function)
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = dict(function.types)
         self.rows: dict[str, str] = {}
@@ -363,7 +363,7 @@ def fold_batch_normalization(function: Function) -> Function:
     """
     folded: dict[str, Node] = {}
     dropped: set[str] = set()
-    constants, names = dict(function.constants), FreshNames(function)
+    constants, names = dict(function.constants), FreshNames.of(function)
     awaited = {name for node in function.nodes for name in node.control}
     for node in function.nodes:
         convolution = _find_convolution(node, function)

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import ModelError, OptionError
-from xrt.formats.onnx.messages import FreshNames
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
+from xrt.graph.node import FreshNames
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.quantize.candidates import QuantizationOptions
@@ -173,7 +173,7 @@ class Emission:
         self.nodes: list[Node] = []
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = dict(function.types)
-        self._names = FreshNames(function)
+        self._names = FreshNames.of(function)
         self._pairs: dict[str, str] = {}
         self._shielded: dict[str, str] = {}
         self._weights: dict[tuple[object, ...], str] = {}

@@ -413,7 +413,7 @@ def _max_pool_with_indices(count: int, result: Any, x: Tensor, kernel: Any, *arg
     _max_pool(count, result[0], x, kernel, *args, **options)
     builder = current("a pool")
     node = builder.nodes.pop()
-    label = builder.names.plain(f"{node.name}_indices")
+    label = builder.names.take(f"{node.name}_indices")
     y, found = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
     plane = scalar(math.prod(fixed_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
     return y, emit("Mod", found, plane)

@@ -264,6 +264,15 @@ def hard_sigmoid(at: RuleContext) -> Gradients:
     return (_where(inside, at.g * at.attr("alpha", 0.2), 0, at.g),)
 
 
+@rule("HardSwish")
+def hard_swish(at: RuleContext) -> Gradients:
+    """For x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3; Howard et al., arXiv:1905.02244."""
+    # ONNX's body has the slope 1 / 6 in float32.
+    x = at.x
+    inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
+    return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
+
+
 @rule("Shrink")
 def shrink(at: RuleContext) -> Gradients:
     """The function x - bias above lambd, x + bias below -lambd, 0 between."""

@@ -135,6 +135,21 @@ def _known_pads(at: RuleContext) -> list[int] | None:
     return [*before, *after]
 
 
+@rule("DepthToSpace")
+def blocks_to_depth(at: RuleContext) -> Gradients:
+    """SpaceToDepth inverts mode DCR; for CRD, scatter to the source positions."""
+    if at.attr("mode", "DCR") == "DCR":
+        return (emit("SpaceToDepth", at.g, blocksize=at.attr("blocksize")),)
+    options = {"blocksize": at.attr("blocksize"), "mode": at.attr("mode")}
+    return (_sum_sources(at, lambda places: emit("DepthToSpace", places, **options)),)
+
+
+@rule("SpaceToDepth")
+def depth_to_blocks(at: RuleContext) -> Gradients:
+    """The inverse is DepthToSpace."""
+    return (emit("DepthToSpace", at.g, blocksize=at.attr("blocksize"), mode="DCR"),)
+
+
 @rule("ReverseSequence")
 def reverse_back(at: RuleContext) -> Gradients:
     """The operator is its own inverse."""
