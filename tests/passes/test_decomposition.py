@@ -1,0 +1,92 @@
+"""A decomposition computes what its operator does."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt.engines.toolkit.reference_evaluator import evaluate
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.operators import decompose_operators, learned_models  # noqa: F401  # its rules register themselves
+from xrt.operators.decompositions import DECOMPOSITIONS
+from xrt.passes import find_decomposition, fold_constants, infer_shapes
+from xrt.testing.cases import node_cases
+from xrt.testing.corpus import CORPUS
+
+MOST = 6
+"""Cases of an operator that are run."""
+
+
+ELSEWHERE = {"GlobalLpPool", "ai.onnx.ml.Scaler", "ai.onnx.ml.TreeEnsembleRegressor"}
+"""Operators without a case that can be decomposed; GlobalLpPool is below, the models are in the tests of the engines."""
+
+
+@cache
+def cases() -> dict[str, list[Any]]:
+    """The node tests and corpus entries by operator."""
+    found: dict[str, list[Any]] = {}
+    for case in (*node_cases(), *CORPUS):
+        if "bf16" not in case.name:  # compared with results of float32
+            for operator in {node.op for node in case.function.nodes} & DECOMPOSITIONS.keys():
+                found.setdefault(operator, []).append(case)
+    return found
+
+
+def evaluate_decomposed(function: Function, operator: str, inputs: list[Any]) -> list[Any] | None:
+    """Evaluate with the operator decomposed; None if no node of it can be."""
+    typed = infer_shapes(fold_constants(infer_shapes(function), evaluate))
+    lowered = decompose_operators(typed, {operator})
+    return None if lowered is typed else list(evaluate(lowered, inputs))
+
+
+@pytest.mark.parametrize("operator", sorted(DECOMPOSITIONS.keys() - ELSEWHERE))
+def test_a_decomposition_computes_what_its_operator_does(operator: str) -> None:
+    count = 0
+    for case in cases()[operator]:
+        inputs = list(case.make_inputs() if hasattr(case, "make_inputs") else case.inputs)
+        with np.errstate(all="ignore"):
+            results = evaluate_decomposed(case.function, operator, inputs)
+        if results is not None:
+            assert case.judge(results), case.name
+            count += 1
+        if count == MOST:
+            break
+    assert count, f"no case of {operator} is decomposed"
+
+
+def one(op: str, *inputs: Any, opset: int = 24, **attributes: Any) -> Function:
+    """A node of arrays, the first of which is the input."""
+    names = [f"i{k}" for k in range(len(inputs))]
+    first = TensorType(DType.of(inputs[0]), inputs[0].shape)
+    return infer_shapes(
+        Function(
+            (Value("i0", first),),
+            (Value("y"),),
+            (Node(op, tuple(names), ("y",), read_attributes(attributes)),),
+            {name: Constant(np.asarray(array)) for name, array in zip(names[1:], inputs[1:], strict=True)},
+            {"": opset},
+        )
+    )
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_a_global_norm_is_decomposed(power: int) -> None:
+    x = np.linspace(-2, 2, 24, dtype=np.float32).reshape(1, 2, 3, 4)
+    function = one("GlobalLpPool", x, p=power)
+    lowered = decompose_operators(function, {"GlobalLpPool"})
+    assert {node.op for node in lowered.nodes} <= {"Abs", "Pow", "ReduceSum", "ReduceL2"}
+    np.testing.assert_allclose(evaluate(lowered, [x])[0], evaluate(function, [x])[0], rtol=1e-5)
+
+
+def test_an_operator_without_a_rule_gets_the_body_that_onnx_has() -> None:
+    x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+    function = one("ReduceL1", x, np.array([1]), keepdims=0)
+    body = find_decomposition(function.nodes[0], function)
+    assert body is not None
+    assert [node.op for node in body.nodes] == ["Abs", "ReduceSum"]
+    np.testing.assert_allclose(evaluate(body, [x])[0], np.abs(x).sum(1), rtol=1e-6)
+    add = one("Add", x, x)
+    assert find_decomposition(add.nodes[0], add) is None
