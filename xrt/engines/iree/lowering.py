@@ -13,11 +13,11 @@ from xrt.engines.toolkit.rewrites import write_convolutions_as_products
 from xrt.graph import Attribute, Function, Node, TensorType
 from xrt.operators import NodeWriter, decompose_nodes, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
-from xrt.operators.learned_models import ML
 from xrt.passes import drop_dead_nodes, find_decomposition, fold_constants, infer_shapes
+from xrt.passes.decomposition import find_model_decomposition
 from xrt.passes.opset_upgrade import upgrade_opset
 
-__all__ = ["LOWERED", "OPSET", "find_model_decomposition", "is_decomposed", "preprocess", "why_not_sized"]
+__all__ = ["LOWERED", "OPSET", "is_decomposed", "preprocess", "why_not_sized"]
 
 Array = np.ndarray[Any, Any]
 
@@ -106,11 +106,6 @@ _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
     "Conv": (11, _conv),
 }
 """Operators whose computation IREE gets wrong in some forms: the first opset of the form that the rule reads, and the rule."""
-
-
-def find_model_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose a node of ai.onnx.ml; None for others."""
-    return find_decomposition(node, function) if node.domain == ML else None
 
 
 def _find_body(node: Node, function: Function) -> Function | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xrt.engines.iree.compiler import lower_module
 from xrt.engines.iree.export import ELEMENTS, INLINE, make_query_module
 from xrt.engines.iree.known_issues import find_known_issue
-from xrt.engines.iree.lowering import OPSET, find_model_decomposition, preprocess
+from xrt.engines.iree.lowering import OPSET, preprocess
 from xrt.engines.toolkit.node_query import NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.forking import renew_after_fork
 from xrt.graph import (
@@ -21,6 +21,7 @@ from xrt.graph import (
     since_version,
 )
 from xrt.operators import find_value, is_deterministic, is_training
+from xrt.passes.decomposition import find_model_decomposition
 from xrt.passes.opset_upgrade import why_not_upgradable
 
 __all__ = ["why_not"]

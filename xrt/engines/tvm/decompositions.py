@@ -15,22 +15,16 @@ import numpy as np
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import NodeWriter, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
-from xrt.operators.learned_models import ML
-from xrt.passes import drop_dead_nodes, find_decomposition
+from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
-__all__ = ["LOWERED", "decompose", "find_model_decomposition"]
+__all__ = ["LOWERED", "decompose"]
 
 OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
 FARTHEST = 16384
 """Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
-
-
-def find_model_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose a node of ai.onnx.ml; None for others."""
-    return find_decomposition(node, function) if node.domain == ML else None
 
 
 def decompose(function: Function) -> Function:

@@ -13,13 +13,14 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from xrt.engines.tvm.decompositions import decompose, find_model_decomposition
+from xrt.engines.tvm.decompositions import decompose
 from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.forking import renew_after_fork
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
 from xrt.operators import decompose_nodes
 from xrt.passes import fold_constants
+from xrt.passes.decomposition import find_model_decomposition
 
 __all__ = ["ImportedModule", "compiler_lock", "import_function", "tensor_type"]
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.node_query import ELEMENTWISE, NodeQuery, has_symbolic_dims, why_not_at_every_size
 from xrt.engines.tvm.cuda.codegen import OLDEST, build, make_target as device_target
-from xrt.engines.tvm.decompositions import find_model_decomposition
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import INLINE, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
@@ -16,6 +15,7 @@ from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
 from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
+from xrt.passes.decomposition import find_model_decomposition
 
 __all__ = ["ISSUES", "find_known_issue", "positions_read_at_import", "why_not"]
 
