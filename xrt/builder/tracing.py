@@ -162,7 +162,7 @@ def _named_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
 
 def _part_name(builder: Builder, title: str) -> str:
     """Name one use of a graph inside another: the lower-case class name and a number."""
-    return builder.parts.make_numbered(title.lower())
+    return builder.parts.number(title.lower())
 
 
 # ---------------------------------------------------------------------- how nodes are recorded

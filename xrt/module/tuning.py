@@ -20,10 +20,10 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.comparison import compare_all
 from xrt.errors import OptionError, PlacementWarning, XRTError, warn
-from xrt.graph.sample_inputs import sample_inputs
 from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
 from xrt.measure.timing import sample_call_times
 from xrt.module.options import make_module_lowering, override_budget
+from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import describe_plan
 from xrt.placement.sizes import list_open_axes, resize_values
 from xrt.placement.throughput import find_batch_dim
