@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from xrt.graph import Function, TensorType, Type, shape_key
+from xrt.operators import Trait, has_trait
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.partition.device_map import DeviceMap
 from xrt.partition.fold import extract_subgraph
@@ -201,15 +202,12 @@ DIVISIONS = (2, 3, 4, 8)
 MOST_SEGMENTS = 256
 """The most parts between narrow places that are looked at, and the most runs."""
 _FAMILIES = {
-    "product": "Conv ConvTranspose Gemm MatMul MatMulInteger QLinearConv QLinearMatMul ConvInteger Einsum LSTM GRU RNN Attention",
-    "reduction": "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "
-    "BatchNormalization MeanVarianceNormalization LpNormalization LRN ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare ArgMax ArgMin TopK CumSum MaxPool AveragePool LpPool "
-    "GlobalAveragePool GlobalMaxPool GlobalLpPool",
-    "movement": "Transpose Reshape Flatten Squeeze Unsqueeze Concat Split Slice Gather GatherElements GatherND ScatterElements "
-    "ScatterND Scatter Pad Tile Expand DepthToSpace SpaceToDepth Resize Upsample ReverseSequence Identity Shape Size Compress",
+    Trait.PRODUCT: "product",
+    Trait.REDUCTION: "reduction",
+    Trait.ELEMENTWISE: "elementwise",
+    Trait.MOVES: "movement",
+    Trait.READS_SHAPE: "movement",
 }
-_FAMILY = {op: name for name, ops in _FAMILIES.items() for op in ops.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +224,9 @@ def classify_operator(node: Node) -> str:
     """Return what sort of work the node does: a product, a reduction, movement, or elementwise and all else."""
     if node.domain:
         return node.domain
-    return "control" if node.bodies else _FAMILY.get(node.op_type, "elementwise")
+    if node.bodies:
+        return "control"
+    return next((family for trait, family in _FAMILIES.items() if has_trait(node, trait)), "elementwise")
 
 
 def enumerate_subgraphs(ground: BitsetGraph) -> tuple[Subgraph, ...]:
