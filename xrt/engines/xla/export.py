@@ -13,8 +13,8 @@ from xrt.engines.toolkit.node_query import NodeInfo
 from xrt.engines.xla import control  # noqa: F401  # fills the table
 from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
 from xrt.errors import CompileRefused
-from xrt.passes import find_decomposition
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
+from xrt.passes import find_decomposition
 
 __all__ = ["KNOWN", "LoweringContext", "is_known", "lower"]
 
