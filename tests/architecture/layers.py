@@ -111,7 +111,7 @@ FILES = (
     "cache.records",
     "cache.signature",
     "processes.priority",
-    "processes.tree",
+    "processes.spawn",
     "runtime.threads",
     "serve.triton_repository",
     "testing.cases",

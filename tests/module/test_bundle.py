@@ -22,7 +22,7 @@ from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import bundle
-from xrt.processes.tree import kill, list_descendants
+from xrt.processes.spawn import kill, list_descendants
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
 

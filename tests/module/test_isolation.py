@@ -28,7 +28,7 @@ from xrt.engines.toolkit.shared_values import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.processes.ipc import SharedBuffer, receive
-from xrt.processes.tree import kill, list_descendants
+from xrt.processes.spawn import kill, list_descendants
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
@@ -242,7 +242,7 @@ def test_the_worker_ends_with_its_module() -> None:
 LEFT = """
 import os
 from tests.module.test_isolation import Announcing, X, isolated
-from xrt.processes.tree import list_descendants
+from xrt.processes.spawn import list_descendants
 m = isolated(Announcing(nth=2, how="hang"), "ort")
 m(X)
 print(*list_descendants(os.getpid()), flush=True)

@@ -17,7 +17,7 @@ from xrt.errors import LockError, SignatureWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.lockfile import lock_module
-from xrt.placement.runners import begin
+from xrt.processes.background import begin
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.SignatureWarning")
 

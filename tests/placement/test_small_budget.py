@@ -25,7 +25,7 @@ from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.profiler import CheckResult
 from xrt.placement.race import PreparedPlan, RankedPlan, TimedCandidate, select_winner
 from xrt.placement.result import CandidateResult, TuningResult, more_than
-from xrt.placement.runners import OutOfTime, within
+from xrt.processes.background import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.verify.execution import Stopped
 

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, sys
-from xrt.placement.runners import OutOfTime, within
+from xrt.processes.background import OutOfTime, within
 
 def work():
     {work}

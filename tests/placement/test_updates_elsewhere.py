@@ -20,7 +20,8 @@ from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.fold import extract_subgraph
 from xrt.placement.race import Candidates
 from xrt.placement.result import PlacementRequest
-from xrt.placement.runners import LocalRunner, OutOfTime, TrialLimits
+from xrt.placement.runners import LocalRunner, TrialLimits
+from xrt.processes.background import OutOfTime
 from xrt.runtime import Program, compile_plan, make_timed_call
 
 X = np.random.default_rng(3).standard_normal((8, 300), dtype="float32")

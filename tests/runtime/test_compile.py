@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.hanging import PATIENCE, taking_interrupts, wait_until
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import CompileFailed, CompileRefused
@@ -204,6 +206,29 @@ def test_an_interrupt_leaves_no_lease_behind(journal: Journal) -> None:
         compiled(planned(1, 2, 3), cache=cache)
     cache.clear()
     assert all(one.closed == 1 for one in journal.made)
+
+
+def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
+    both_compile, released = threading.Barrier(2, timeout=PATIENCE), threading.Event()
+
+    def press_and_hang(function: Function) -> None:
+        if both_compile.wait() == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        released.wait(PATIENCE)
+
+    journal.then = press_and_hang
+    cache, told = CompileCache(), list[tuple[int, int]]()
+    with taking_interrupts(), pytest.raises(KeyboardInterrupt):
+        compiled(planned(1, 2), cache=cache, progress=lambda *step: told.append(step))
+    assert (journal.under_way, told) == (2, [])
+    released.set()
+    # The next compile waits for the compiles that go on and uses their results.
+    program = compiled(planned(1, 2), cache=cache)
+    assert len(journal.compiled) == 2
+    np.testing.assert_array_equal(program.run([np.zeros(3, "float32")])[0], np.full(3, 3))
+    program.close()
+    cache.clear()
+    wait_until(lambda: [one.closed for one in journal.made] == [1, 1])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -25,7 +25,7 @@ from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
 from xrt.logging import VARIABLE
 from xrt.module import saving
-from xrt.processes.tree import kill, list_descendants
+from xrt.processes.spawn import kill, list_descendants
 from xrt.serve import app
 from xrt.serve.application import Addresses, run_server
 

@@ -318,7 +318,7 @@ class OutputChecks:
         """Run the reference, for at most `PATIENCE` if no check was requested."""
         if self.asked is not None:
             return self._run(function, given)
-        from xrt.placement.runners import OutOfTime, within
+        from xrt.processes.background import OutOfTime, within
 
         try:
             return within(PATIENCE, partial(self._run, function, given))

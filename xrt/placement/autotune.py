@@ -64,18 +64,9 @@ from xrt.placement.result import (
     unwrap,
     with_reasons,
 )
-from xrt.placement.runners import (
-    Calibration,
-    Inquiry,
-    LocalRunner,
-    OutOfTime,
-    Runner,
-    WorkerRunner,
-    choose_runner,
-    within,
-    within_or_stopped,
-)
+from xrt.placement.runners import Calibration, Inquiry, LocalRunner, Runner, WorkerRunner, choose_runner
 from xrt.placement.search import GAIN
+from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 

@@ -21,7 +21,8 @@ from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.fold import extract_subgraph
-from xrt.placement.runners import NotStarted, OutOfTime, Runner, TrialLimits, TrialResult, within, within_or_stopped
+from xrt.placement.runners import NotStarted, Runner, TrialLimits, TrialResult
+from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import Program, compile_plan, to_host
 from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_lowered
 from xrt.verify.execution import Stopped, copy_values

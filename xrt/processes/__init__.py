@@ -5,7 +5,6 @@ kills its children and their process groups. `client` and `server` are the two e
 for other programs.
 """
 
-from xrt.processes.spawn import end, run, start, start_python
-from xrt.processes.tree import kill, list_descendants
+from xrt.processes.spawn import end, kill, list_descendants, run, start, start_python
 
 __all__ = ["end", "kill", "list_descendants", "run", "start", "start_python"]

@@ -11,15 +11,25 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from xrt.processes.tree import kill, list_descendants
-
-__all__ = ["NOTHING_ADDED", "SUPPORTED", "end", "hold", "release", "run", "start", "start_python", "tie"]
+__all__ = [
+    "NOTHING_ADDED",
+    "SUPPORTED",
+    "end",
+    "hold",
+    "kill",
+    "list_descendants",
+    "release",
+    "run",
+    "start",
+    "start_python",
+    "tie",
+]
 
 try:
     import fcntl
@@ -149,7 +159,8 @@ def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) ->
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process and its descendants unless it has exited; close its pipes and wait for it."""
-    # Before the kill, after which they belong to init.
+    # Killing a process does not end its descendants, and a compiler among them may run for minutes. List them before the kill,
+    # after which they belong to init.
     others = list_descendants(process.pid) if process.poll() is None else ()
     release(process)
     process.kill()
@@ -161,11 +172,28 @@ def end(process: subprocess.Popen[Any]) -> None:
                 pipe.close()
 
 
+def list_descendants(process: int) -> list[int]:
+    """All descendants of a process; empty if the system does not list them."""
+    descendants: list[int] = []
+    with suppress(OSError):
+        for listing in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in map(int, listing.read_text("ascii").split()):
+                descendants += [child, *list_descendants(child)]
+    return descendants
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kill processes; ignores those that have ended."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Python with the import path of this one, without progress output."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    own = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
-    return {**kept, **own, **more}
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    changed = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
+    return {**inherited, **changed, **more}
 
 
 def _search_path() -> list[str]:
@@ -173,8 +201,8 @@ def _search_path() -> list[str]:
 
     Omits folders whose name contains the path separator, which PYTHONPATH cannot express.
     """
-    found = []
+    folders = []
     for entry in sys.path:
         with suppress(FileNotFoundError):  # the current directory was deleted
-            found.append(str(Path(entry).absolute()))
-    return [folder for folder in found if os.pathsep not in folder]
+            folders.append(str(Path(entry).absolute()))
+    return [folder for folder in folders if os.pathsep not in folder]

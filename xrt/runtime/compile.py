@@ -161,6 +161,8 @@ class _Compilation:
         """Positions of the nodes to blame, by signature."""
         self._progress = progress
         self._done = 0
+        self._is_abandoned = False
+        """Whether an error or interrupt has ended the compile, while threads may still compile."""
         self._lock = renew_after_fork(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
@@ -168,25 +170,48 @@ class _Compilation:
         """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
         try:
             # Hash all functions in parallel first; `signature` is cached.
-            self._at_once(lambda region: region.signature, self._regions)
-            self._at_once(self._compile, self._lanes())
+            self._run_parallel(lambda region: region.signature, self._regions)
+            self._run_parallel(self._compile, self._lanes())
         except BaseException:
+            with self._lock:
+                self._is_abandoned = True
             for outcome in self._outcomes:
                 if isinstance(outcome, Lease):
                     outcome.release()
             raise
         return [outcome for outcome in self._outcomes if outcome is not None]
 
-    def _at_once(self, work: Callable[[T], object], items: Sequence[T]) -> None:
-        """Run `work` for all items on a thread pool; raise the first error in item order."""
+    def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
+        """Run `work` for all items in the threads of the budget; raise an error of one of them.
+
+        Ctrl-C does not wait for the compiles in progress, which no thread can interrupt.
+        """
         workers = min(self._threads, len(items))
         if workers < 2:
             deque(map(work, items), maxlen=0)
             return
-        from concurrent.futures import ThreadPoolExecutor
+        from concurrent.futures import wait
 
-        with ThreadPoolExecutor(workers, "xrt-compile") as pool:
-            deque(pool.map(work, items), maxlen=0)
+        from xrt.processes.background import begin
+
+        remaining = iter(items)
+
+        def run_remaining() -> None:
+            for item in remaining:
+                if self._is_abandoned:
+                    return
+                try:
+                    work(item)
+                except BaseException:
+                    self._is_abandoned = True  # the other threads stop after their current items
+                    raise
+
+        threads = [begin(run_remaining, "xrt-compile") for _ in range(workers)]
+        # A signal that arrives just before a wait is handled only after it, so no wait is long.
+        while wait(threads, 1.0).not_done:
+            pass
+        for thread in threads:
+            thread.result()
 
     def _lanes(self) -> list[list[int]]:
         """Group the regions into lanes; engines that compile one at a time come first, as their lanes are the longest."""
@@ -200,13 +225,16 @@ class _Compilation:
     def _compile(self, lane: Sequence[int]) -> None:
         """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
         for number in lane:
+            if self._is_abandoned:
+                return
             region = self._regions[number]
             try:
-                self._outcomes[number] = _lease(region, self._cache)
+                outcome: Lease | Refusal = _lease(region, self._cache)
             except (CompileRefused, CompileFailed) as error:
-                refusal = _refusal(region.launch, error)
-                self._outcomes[number] = self._narrowed(region, refusal) if self._narrows else refusal
-            self._tell()
+                outcome = _refusal(region.launch, error)
+                if self._narrows:
+                    outcome = self._narrowed(region, outcome)
+            self._store(number, outcome)
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
         """Narrow a refusal to the nodes to blame, if the engine named none."""
@@ -224,11 +252,17 @@ class _Compilation:
             _remember(region, self._cache, CompileRefused(str(error), [function.nodes[at].name for at in self._blamed[key]]))
         return replace(refusal, nodes=tuple(function.nodes[at].name for at in self._blamed[key]))
 
-    def _tell(self) -> None:
+    def _store(self, number: int, outcome: Lease | Refusal) -> None:
         with self._lock:
-            self._done += 1
-            if self._progress is not None:
-                self._progress(self._done, len(self._regions))
+            if not self._is_abandoned:
+                self._outcomes[number] = outcome
+                self._done += 1
+                if self._progress is not None:
+                    self._progress(self._done, len(self._regions))
+                return
+        # The caller has been interrupted, and nobody else would release this lease.
+        if isinstance(outcome, Lease):
+            outcome.release()
 
 
 def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
