@@ -189,6 +189,64 @@ def first_of(response: Any) -> float:
     return float(array[0])
 
 
+@pytest.mark.parametrize("parameters", [{}, {"session_start": True}, {"session_end": True}])
+def test_a_request_that_is_cancelled_in_the_queue_leaves_its_session_as_it_was(parameters: dict[str, bool]) -> None:
+    application = app({"total": xrt.XRTModule(total())})
+    (model,) = application.models
+    entered, opened = threading.Event(), threading.Event()
+
+    async def test() -> None:
+        def held() -> tuple[Any, ...]:
+            entered.set()
+            assert opened.wait(HANGS)
+            return ()
+
+        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
+        assert first_of(await model.infer(request)) == 1
+        blocking = model._scheduler.submit(held, ())
+        assert await asyncio.to_thread(entered.wait, HANGS)
+        cancelled = InferRequest(request.inputs, parameters={"session_id": "a", **parameters})
+        waiting = asyncio.ensure_future(model.infer(cancelled))
+        while not model._scheduler.queued:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        opened.set()
+        await blocking
+        assert first_of(await model.infer(request)) == 2
+
+    run(application, test)
+
+
+def test_a_call_that_is_cancelled_while_it_runs_ends_its_session() -> None:
+    application = app({"total": xrt.XRTModule(total(), engine="toy")})
+    (model,) = application.models
+    entered, opened = threading.Event(), threading.Event()
+
+    class Held:
+        def __call__(self, *values: Any) -> Any:
+            entered.set()
+            assert opened.wait(HANGS)
+            return values[0]
+
+    async def test() -> None:
+        model.sessions.make = Held
+        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
+        running = asyncio.ensure_future(model.infer(request))
+        assert await asyncio.to_thread(entered.wait, HANGS)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        opened.set()
+        message = "session 'a' is gone: a call of it was cancelled while it ran; begin again with session_start"
+        with pytest.raises(RequestRefusal) as gone:
+            await model.infer(request)
+        assert (gone.value.status, str(gone.value)) == (410, message)
+
+    run(application, test)
+
+
 def test_an_expired_session_is_gone_after_thousands_of_others() -> None:
     async def test() -> None:
         now = [0.0]
@@ -240,7 +298,8 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
             steps = {other: count for other, count in steps.items() if used[other] > now[0] - 2.5}
             known = name in steps
             try:
-                with table.enter(SessionRequest(name, start, end)) as state:
+                with table.enter(SessionRequest(name, start, end)) as entry:
+                    state = entry.session
                     assert state[0] == (steps[name] if known and not start else 0)
                     state[0] += 1
                     steps[name], used[name] = state[0], now[0]

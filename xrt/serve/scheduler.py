@@ -190,6 +190,7 @@ class _Waiting:
     """Requests with equal keys can be batched; None for one that runs alone."""
     rows: int
     future: asyncio.Future[Values]
+    on_start: Callable[[], object] | None
     since: float = field(default_factory=time.perf_counter)
 
 
@@ -223,13 +224,23 @@ class Scheduler:
                 f"{self._max_queue} requests are waiting, and no more are queued; try again", BUSY, retry_after=1
             )
 
-    def submit(self, call: Callable[..., Values], values: Values, key: Any = None, rows: int = 1) -> asyncio.Future[Values]:
-        """Queue a call. Requests with equal keys other than None may be batched. Raises RequestRefusal if the queue is full."""
+    def submit(
+        self,
+        call: Callable[..., Values],
+        values: Values,
+        key: Any = None,
+        rows: int = 1,
+        on_start: Callable[[], object] | None = None,
+    ) -> asyncio.Future[Values]:
+        """Queue a call. Requests with equal keys other than None may be batched. Raises RequestRefusal if the queue is full.
+
+        ``on_start`` is called on the event loop when the call leaves the queue; a call that is cancelled before is never run.
+        """
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         # A request larger than the largest batch runs alone.
         joins = key is not None and 0 < rows <= self._most
-        self._queue.append(_Waiting(call, values, key if joins else None, rows, future))
+        self._queue.append(_Waiting(call, values, key if joins else None, rows, future, on_start))
         self._start_calls()
         return future
 
@@ -295,6 +306,8 @@ class Scheduler:
         started = time.perf_counter()
         for one in batch:
             self._observer.note_wait(started - one.since)
+            if one.on_start is not None:
+                one.on_start()
         loop = asyncio.get_running_loop()
         call = batch[0].call
         sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded

@@ -229,14 +229,13 @@ class ServedModel:
             raise RequestRefusal(f"model {self.name!r} has no state, and takes no session")
         values = self._bind(request.inputs)
         self._scheduler.check_room()  # before the session is entered, which a rejected request must not change
-        with self.sessions.enter(session) if session else nullcontext() as state:
+        with self.sessions.enter(session) if session else nullcontext() as entry:
             try:
-                results = await self._submit(state, values)
+                results = await self._submit(entry, values)
             except Exception as error:
                 refusal = self._explain(error)
-                if (
-                    session and state and refusal.status == MALFORMED and state.lost
-                ):  # the failed step has overwritten a part of its state
+                # The failed step has overwritten a part of its state.
+                if session and entry and refusal.status == MALFORMED and entry.session.lost:
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
         outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
@@ -272,9 +271,10 @@ class ServedModel:
             datatype = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
             raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {datatype}")
 
-    def _submit(self, session: Any, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
+    def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         if self._stateful:
-            return self._scheduler.submit(partial(self._step, session), values)
+            session, on_start = (None, None) if entry is None else (entry.session, entry.note_start)
+            return self._scheduler.submit(partial(self._step, session), values, on_start=on_start)
         if not self.options.sizes or not values:
             return self._scheduler.submit(self._call, values)
         # Requests can be joined if all other axes agree, so their sizes are the key.
@@ -471,12 +471,18 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class SessionEntry:
     """A session and its usage."""
 
     session: Any
     used: float
     is_busy: bool = False
+    """Whether a request uses it, queued or running."""
+    is_running: bool = False
+
+    def note_start(self) -> None:
+        """The request has left the queue."""
+        self.is_running = True
 
 
 @dataclass
@@ -489,7 +495,7 @@ class SessionTable:
     explicit: bool = False
     """Whether only ``session_start`` creates a session."""
     clock: Callable[[], float] = time.monotonic
-    _entries: OrderedDict[str, _Session] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[str, SessionEntry] = field(default_factory=OrderedDict)
     """Least recently used first."""
     _forgotten: OrderedDict[int, str] = field(default_factory=OrderedDict)
     """Hash of the name to the reason why the session is gone."""
@@ -502,30 +508,43 @@ class SessionTable:
         return len(self._entries)
 
     @contextmanager
-    def enter(self, request: SessionRequest) -> Iterator[Any]:
-        """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many."""
+    def enter(self, request: SessionRequest) -> Iterator[SessionEntry]:
+        """Use the session for one call; raises RequestRefusal if it is busy or gone, or if there are too many.
+
+        The caller calls `note_start` of the entry when the call begins: one that is cancelled before changes no session.
+        """
+        self.sweep()
+        previous = self._entries.get(request.name)
         entry = self._find(request)
-        entry.is_busy = True
+        entry.is_busy, entry.is_running = True, False
+        ends = request.end
         try:
-            yield entry.session
+            yield entry
+        except asyncio.CancelledError:
+            if entry.is_running:
+                self.forget(request.name, "a call of it was cancelled while it ran")
+            else:
+                # Also undo a session_start that replaced a session.
+                self._entries[request.name] = previous or entry
+                ends = False
+            raise
         except BaseException as error:
             if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
                 self.forget(request.name, f"a call of it failed: {error}")  # its state may be partially updated
             raise
         finally:
             entry.is_busy, entry.used = False, self.clock()
-            if request.end:
+            if ends:
                 self._entries.pop(request.name, None)
             self._watch()
 
-    def _find(self, request: SessionRequest) -> _Session:
-        self.sweep()
+    def _find(self, request: SessionRequest) -> SessionEntry:
         entry = self._entries.get(request.name)
         if entry is not None and entry.is_busy:
             raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
         if entry is None or request.start:
             self._check_new(request, is_known=entry is not None)
-            entry = self._entries[request.name] = _Session(self.make(), self.clock())
+            entry = self._entries[request.name] = SessionEntry(self.make(), self.clock())
             self._forgotten.pop(hash(request.name), None)
         self._entries.move_to_end(request.name)
         return entry
