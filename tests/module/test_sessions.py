@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -392,6 +395,43 @@ def test_a_second_ctrl_c_loses_the_state_and_the_next_use_says_so(tmp_path: Path
     session.restore(tmp_path / "s")
     session(X)
     np.testing.assert_array_equal(session.state["a"], 2 * X)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_a_session_in_a_call_during_a_fork_is_lost_in_the_child() -> None:
+    """In a process of its own: pytest's threads would not survive the fork."""
+    script = """
+import os, threading
+from tests.module.test_sessions import X, interruptible
+from xrt.errors import InputError
+
+engine, session = interruptible()
+session(X)
+running, released = threading.Event(), threading.Event()
+engine.before_run.append(lambda: running.set() or released.wait(300))
+thread = threading.Thread(target=session, args=(X,))
+thread.start()
+assert running.wait(300)
+if os.fork() == 0:
+    try:
+        session(X)
+    except InputError as error:
+        print(error, flush=True)
+    session.reset()
+    session(X)
+    os._exit(0)
+os.wait()
+released.set()
+thread.join()
+print(session(X) is not None, sorted(session.lost))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    message, *rest = done.stdout.splitlines()
+    assert message == (
+        "the state 'a', 'b' may have been written in part by a call that failed, was interrupted, or ran in another thread when "
+        "the process was forked; call session.reset(), session.restore(path), or set the state"
+    )
+    assert rest == ["True []"]
 
 
 @pytest.mark.parametrize("error", [InputError, DeviceError])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, OptionError, XRTError, did_you_mean
-from xrt.forking import renew_after_fork
+from xrt.forking import get_generation, renew_after_fork
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
 from xrt.graph.constants import make_aligned_array
 from xrt.graph.state import Capacity, find_capacity
@@ -360,6 +360,8 @@ class Session:
         self._arrays: dict[str, _SharedArray] = {}
         self._lost: frozenset[str] = frozenset()
         """The states that a call may have written in part, since it failed or was interrupted."""
+        self._generation = get_generation()
+        """That of the last call: a child of a fork does not see the end of a call that was under way in another thread."""
         self._compiled: StatefulFunction | None = None
         self._busy = renew_after_fork(threading.Lock())
         if self._stateful is not None:
@@ -397,7 +399,7 @@ class Session:
         with _interrupted_afterwards() if of.fixed else nullcontext():
             # Whatever leaves the call may leave some of the arrays written and others not. Until the next state is complete,
             # all that is written in place counts as lost.
-            self._lost = of.fixed
+            self._lost, self._generation = of.fixed, get_generation()
             try:
                 results = of.module(*values) if options is None else of.module(*values, options=options)
             except XRTError as error:
@@ -427,9 +429,10 @@ class Session:
     def _check_kept(self, advice: str) -> None:
         if self._lost:
             names = ", ".join(map(repr, sorted(self._lost)))
-            raise InputError(
-                f"the state {names} may have been written in part by a call that failed or was interrupted; {advice}"
-            )
+            call = "a call that failed or was interrupted"
+            if self._generation != get_generation():
+                call = "a call that failed, was interrupted, or ran in another thread when the process was forked"
+            raise InputError(f"the state {names} may have been written in part by {call}; {advice}")
 
     # ------------------------------------------------------------------ state
 
