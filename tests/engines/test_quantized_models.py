@@ -72,7 +72,6 @@ def x_of(function: Function) -> Any:
     ("terms", "engine", "are_kept"),
     [
         ({}, "ort", True),
-        ({}, "auto", True),
         ({}, "toy", False),
         ({}, "ort{optimization=none}", False),
         ({"op": "Conv"}, "ort", True),
@@ -91,7 +90,6 @@ def x_of(function: Function) -> Any:
     ],
     ids=[
         "product",
-        "auto",
         "toy",
         "unoptimized",
         "convolution",
@@ -112,8 +110,18 @@ def x_of(function: Function) -> Any:
 def test_weights_are_kept_quantized_where_the_library_fuses_them(terms: dict[str, Any], engine: str, are_kept: bool) -> None:
     function = quantized_model(**terms)
     x = x_of(function)
-    with xrt.XRTModule(function, engine=engine, **({"budget": 1.0} if engine == "auto" else {})) as m:
+    with xrt.XRTModule(function, engine=engine) as m:
         assert bool(list_dequantized_weights(m, x)) is are_kept
+
+
+def test_auto_passes_weights_as_its_engine_alone_does() -> None:
+    """Which engine is fastest depends on the processor."""
+    function = quantized_model()
+    x = x_of(function)
+    with xrt.XRTModule(function, engine="auto", budget=1.0) as m:
+        weights = list_dequantized_weights(m, x)
+        with xrt.XRTModule(function, engine=[launch.engine for launch in m.plan_for(x).launches]) as alone:
+            assert weights == list_dequantized_weights(alone, x)
 
 
 def test_weights_of_8_bits_do_not_saturate_on_ort() -> None:
