@@ -1,10 +1,9 @@
-"""Few regions, against the bound and the plain algorithm."""
+"""Few regions, against the shortest sequence, and few values between them."""
 
 from __future__ import annotations
 
 import random
 
-import networkx as nx
 import pytest
 from hypothesis import given, strategies as st
 
@@ -12,7 +11,6 @@ from xrt.partition.clustering import (
     CutCounter,
     find_earliest_slots,
     find_engine_sequence,
-    merge_greedily,
     minimize_cut,
 )
 from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph
@@ -74,31 +72,6 @@ def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset
         if units.kind[unit] == kind and then.issuperset(before):
             then.add(unit)
     return frozenset(then)
-
-
-@pytest.mark.slow
-@given(units(most=12, devices=1, engines=4))
-def test_the_plain_algorithm_is_a_grouping_and_never_better(units: QuotientGraph) -> None:
-    group = merge_greedily(units)
-    assert is_grouping(units, group)
-    assert len(find_engine_sequence(units)) <= len(set(group))
-
-
-@pytest.mark.slow
-@given(units(most=12, devices=1))
-def test_the_plain_algorithm_merges_across_each_edge_that_it_can(units: QuotientGraph) -> None:
-    """After it, a further merge across an edge between equal kinds would close a cycle."""
-    small = units.merge(merge_greedily(units))
-    quotient = nx.DiGraph((b, g) for g, before in enumerate(small.graph.predecessors) for b in before)
-    for a, b in quotient.edges:
-        if small.kind[a] == small.kind[b]:
-            assert not nx.is_directed_acyclic_graph(nx.contracted_nodes(quotient, a, b, self_loops=False))
-
-
-def test_the_plain_algorithm_stops_merging_beyond_its_effort() -> None:
-    units = seeded(300, 2, 0)
-    assert len(set(merge_greedily(units, effort=0))) > len(set(merge_greedily(units)))
-    assert is_grouping(units, merge_greedily(units, effort=0))
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.graph.device_names import normalize_device
-from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph, renumber
+from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -22,7 +21,6 @@ __all__ = [
     "find_earliest_slots",
     "find_engine_sequence",
     "find_next_slots",
-    "merge_greedily",
     "minimize_cut",
 ]
 
@@ -129,107 +127,10 @@ class CutCounter:
             del readers[place]
 
 
-def merge_greedily(units: QuotientGraph, effort: float = math.inf) -> list[int]:
-    """Merge across every edge that allows it; return the group of each unit, in topological order.
-
-    This is the algorithm of most partitioners, and the baseline here: units without a common edge are merged only through
-    others. No edge leads to a lower group. Fast if edges are short in topological order, since each cycle check searches only
-    between the two groups. Merging stops when cycle checks have visited more than ``effort`` groups.
-    """
-    groups = _Groups(units)
-    for unit, before in enumerate(units.graph.predecessors):
-        if groups.effort > effort:
-            break
-        for earlier in before:
-            groups.merge(groups.of(earlier), groups.of(unit))
-    return renumber(groups.place[groups.of(unit)] for unit in range(len(units)))
-
-
-def _find(leader: list[int], unit: int) -> int:
-    """Union-find lookup with path halving."""
-    while leader[unit] != unit:
-        leader[unit] = unit = leader[leader[unit]]
-    return unit
-
-
-class _Groups:
-    """Groups with the edges between them, and a topological order that is updated at every merge."""
-
-    def __init__(self, units: QuotientGraph) -> None:
-        self.place = list(range(len(units)))
-        """Position of each group in topological order; a group is represented by one of its units."""
-        self.effort = 0
-        """Groups visited by cycle checks."""
-        self._leader = list(range(len(units)))
-        self._kind = list(units.kind)
-        self._accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
-        self._before = [set(before) for before in units.graph.predecessors]
-        self._after = [set(after) for after in units.graph.successors()]
-
-    def of(self, unit: int) -> int:
-        """The group of the unit."""
-        return _find(self._leader, unit)
-
-    def merge(self, parent: int, child: int) -> None:
-        """Merge two groups, unless they are the same, incompatible, or also connected by another path (a cycle)."""
-        kind = max(self._kind[parent], self._kind[child])
-        if parent == child or not {self._kind[parent], self._kind[child]} <= self._accepted[kind]:
-            return
-        low, high = self.place[parent], self.place[child]
-        # Another path from parent to child would become a cycle.
-        later = self._reach(self._after[parent] - {child}, self._after, low, high)
-        if child in later:
-            return
-        earlier = self._reach(self._before[child] - {parent}, self._before, low, high)
-        # Small to large: relabel the group with fewer edges.
-        kept, gone = sorted((parent, child), key=lambda group: len(self._before[group]) + len(self._after[group]), reverse=True)
-        self._mend(earlier, kept, later, low, high)
-        self._kind[kept] = kind
-        self._join(kept, gone)
-
-    def _reach(self, starts: set[int], edges: Sequence[set[int]], low: int, high: int) -> set[int]:
-        """Groups reachable from ``starts``, restricted to a range of positions."""
-        place = self.place
-        # A path between the two groups visits only positions between theirs.
-        found = {group for group in starts if low <= place[group] <= high}
-        stack = list(found)
-        while stack:
-            fresh = {other for other in edges[stack.pop()] if low <= place[other] <= high and other not in found}
-            found |= fresh
-            stack += fresh
-        self.effort += len(found)
-        return found
-
-    def _mend(self, earlier: set[int], own: int, later: set[int], low: int, high: int) -> None:
-        """Reorder predecessors, the merged group and successors within the positions they occupied before."""
-        rank = self.place.__getitem__
-        places = sorted([low, high, *map(rank, earlier), *map(rank, later)])
-        for group, place in zip([*sorted(earlier, key=rank), own], places, strict=False):
-            self.place[group] = place
-        for group, place in zip(sorted(later, key=rank), places[len(earlier) + 2 :], strict=True):
-            self.place[group] = place
-
-    def _join(self, kept: int, gone: int) -> None:
-        self._leader[gone] = kept
-        for mine, theirs in ((self._before, self._after), (self._after, self._before)):
-            mine[gone].discard(kept)
-            mine[kept].discard(gone)
-            for other in mine[gone]:
-                theirs[other].discard(gone)
-                theirs[other].add(kept)
-            mine[kept] |= mine[gone]
-            mine[gone] = set()
-
-
-# Groups per unit that greedy merging may visit. It only provides an upper bound for the length of a sequence.
-EFFORT = 20
-
-
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Find a short sequence of kinds in which all units can run.
 
-    The shortest for up to two kinds of regions; otherwise never longer than the result of `merge_greedily` (within its effort).
-    Linear.
+    The shortest for up to two kinds of regions; for more, a greedy one, which is rarely more than one slot longer. Linear.
     """
     phases = units.kinds.phases()
     # With up to two kinds the phases simply alternate; only the first one is open.
@@ -242,7 +143,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
         turned = units.reverse()
         backward = _greedy(turned, turned.tails())[::-1]
         found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
-    return found if len(found) == max(tails) else min(found, _used(units, _plain(units)), key=len)
+    return found
 
 
 # ------------------------------------------------------------------ one or two kinds of region
@@ -269,14 +170,6 @@ def _waits(units: QuotientGraph, turn: Sequence[int]) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------ three kinds and more
-
-
-def _plain(units: QuotientGraph) -> tuple[int, ...]:
-    group = merge_greedily(units, EFFORT * len(units))
-    kinds: dict[int, int] = {}
-    for unit, own in enumerate(group):
-        kinds[own] = max(kinds.get(own, 0), units.kind[unit])
-    return tuple(kinds[own] for own in sorted(kinds))
 
 
 def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:

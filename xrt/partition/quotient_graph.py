@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -137,10 +137,3 @@ class DependencyGraph:
             if row and max(row) > own:
                 raise ValueError(f"group {own} needs the later group {max(row)}")
         return DependencyGraph([tuple(row) for row in rows])
-
-
-def renumber(groups: Iterable[int]) -> list[int]:
-    """Renumber groups from 0 without gaps, in the same order."""
-    groups = list(groups)
-    rank = {group: number for number, group in enumerate(sorted(set(groups)))}
-    return [rank[group] for group in groups]
