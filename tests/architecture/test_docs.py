@@ -234,6 +234,12 @@ def test_the_page_of_architecture_has_the_layers_of_the_code() -> None:
     assert [tuple(part.strip() for part in line.split(",")) for line in shown.split("<-")] == list(layers.LINE)
 
 
+def test_modules_on_the_page_of_architecture_exist() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:\w+/)*\w+\.(?:py|cc|h)|(?:\w+/)+)`", text)
+    assert [path for path in paths if not (TOP / path).exists() and not any((TOP / "xrt").rglob(path))] == []
+
+
 _PATH = re.compile(r"`((?:xrt|tests|tools|docs|examples|benchmarks)/[\w./-]+)`")
 
 

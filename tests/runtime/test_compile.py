@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.hanging import PATIENCE, taking_interrupts, wait_until
+from tests.hanging import PATIENCE, wait_until
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import CompileFailed, CompileRefused
@@ -218,7 +218,7 @@ def test_ctrl_c_does_not_wait_for_regions_in_progress(journal: Journal) -> None:
 
     journal.then = press_and_hang
     cache, told = CompileCache(), list[tuple[int, int]]()
-    with taking_interrupts(), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         compiled(planned(1, 2), cache=cache, progress=lambda *step: told.append(step))
     assert (journal.under_way, told) == (2, [])
     released.set()
