@@ -27,7 +27,7 @@ from xrt.passes.quantize import (
     quantize_weights,
 )
 from xrt.passes.quantize.static import drop_bounds
-from xrt.placement.byte_sums import needs_reduced_range
+from xrt.precision.byte_sums import needs_reduced_range
 from xrt.testing.generate import make_seeded_function, rename_values
 from xrt.testing.strategies import Form, make_random_inputs
 

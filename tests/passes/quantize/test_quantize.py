@@ -26,7 +26,7 @@ from xrt.passes.quantize import (
 )
 from xrt.passes.quantize.static import drop_bounds
 from xrt.passes.quantize.weights import find_limits, fit_activation, fit_weight, round_to_integers
-from xrt.placement.byte_sums import needs_reduced_range
+from xrt.precision.byte_sums import needs_reduced_range
 from xrt.testing.generate import rename_values
 
 Array = np.ndarray[Any, Any]
