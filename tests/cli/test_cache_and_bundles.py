@@ -172,7 +172,7 @@ def test_a_bundle_has_several_sizes(
             loaded(np.ones((rows, 3), np.float32))
         assert compiled == []
         assert loaded(np.ones((7, 3), np.float32)).shape == (7, 3)
-        assert compiled == [(7, 3)]
+        assert compiled == [(8, 3)]  # padding serves later sizes
 
 
 @pytest.mark.slow
