@@ -235,10 +235,11 @@ def model_plans() -> tuple[Files, ...]:
         ["xrt_ort_0", "ort", ["matmul", "relu"], [], "main", "ef" * 32, values[0], values[1], ["h"], weights],
         ["xrt_tvm_1", "tvm{opt_level=2}", ["argmax"], ["xrt_ort_0"], "main", "01" * 32, values[1], values[2], ["y"], []],
     ]
-    plan = {"key": [[2, 3]], "inputs": values[0], "outputs": values[2], "launches": launches}
+    program = {"key": [[2, 3]], "inputs": values[0], "outputs": values[2], "launches": launches, "fetch": [], "compiled": []}
+    program |= {"engines": ["ort", "tvm{opt_level=2}"], "implicit": None, "function": "", "plan": ""}
     files = [["/nowhere/model.onnx", [1, 2, 3, 4, 5]]]
     ends = {"inputs": values[0], "outputs": values[2]}
-    facts = {"format": 2, "files": files, **ends, "plans": [plan]}
+    facts = {"format": 2, "facts": {}, "files": files, **ends, "programs": [program]}
     return ({"plans.json": json.dumps(facts).encode()},)
 
 

@@ -223,17 +223,15 @@ def test_a_bundle_has_the_first_sizes_and_those_of_buckets(tmp_path: Path, monke
         assert loaded.run_self_test() is not None
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"shapes": "some"}', b'{"shapes": {"buckets": 1}}', b'{"shapes": {"buckets": {"s": [0]}}}']
-)
-def test_a_bundle_with_damaged_buckets_is_one_error(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damage(path: Path, manifest: Any, models: Any, compiled: Any, **others: Any) -> None:
-        write_bundle(path, manifest, models, {**compiled, "shapes": data}, **others)
+@pytest.mark.parametrize("shapes", [None, 1, "some", {}, {"buckets": 1}, {"buckets": {"s": [0]}}, {"buckets": "auto"}, ["auto"]])
+def test_a_bundle_with_damaged_buckets_is_one_error(shapes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damage(path: Path, record: Any, *parts: Any, **others: Any) -> None:
+        write_bundle(path, record._replace(facts={**record.facts, "shapes": shapes}), *parts, **others)
 
     monkeypatch.setattr("xrt.module.saving.write_bundle", damage)
     with make(softmax(), None, "ort") as module:
         module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
-    with pytest.raises(BundleError, match="section 'shapes' cannot be read"):
+    with pytest.raises(BundleError, match=r"its options cannot be read|it holds no programs"):
         xrt.load(tmp_path / "a.xrt")
 
 

@@ -316,11 +316,11 @@ def test_a_later_version_is_refused_by_name(path: Path, monkeypatch: pytest.Monk
         BundleError, match="it has container version 7, and this version of XRT reads 1; read it with the version"
     ):
         xrt.load(path)
-    monkeypatch.setattr("xrt.formats.bundle.FORMAT", 8)
+    monkeypatch.setattr("xrt.formats.program_record.FORMAT", 8)
     saved(path)
     monkeypatch.undo()
     with pytest.raises(
-        BundleError, match="it has bundle format 8, and this version of XRT reads 1; read it with the version that"
+        BundleError, match=r"model.xrt': it has record format 8, and this version of XRT reads 2; read it with the version that"
     ):
         xrt.load(path)
 

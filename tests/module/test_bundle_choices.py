@@ -24,12 +24,11 @@ def bundle_with(spec: str, path: Path) -> Path:
     """A bundle whose manifest names that engine."""
     with xrt.XRTModule(chain(2), "toy", strict=True, cache=CompileCache(), threads=1) as module:
         module.save(path)
-    manifest = BundleFile(path).manifest
-    for engine in manifest["engines"]:
+    record = BundleFile(path).record
+    for engine in record.facts["engines"]:
         engine["spec"] = spec
     model = BundleFile(path).model("model")
-    manifest["programs"] = ()
-    write_bundle(path, manifest, {"model": model}, {})
+    write_bundle(path, record._replace(programs=()), {"model": model}, {}, {})
     return path
 
 

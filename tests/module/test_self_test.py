@@ -165,7 +165,7 @@ def test_a_damaged_bundle_fails_wherever_the_damage_is(path: Path) -> None:
     saved.save(path, X[:1])
     whole = path.read_bytes()
     sections = Container.open(path, "bundle").sections
-    assert {"manifest", "index", "self-test", "model"} <= {*sections}
+    assert {"manifest", "plan:0", "self-test", "model"} <= {*sections}
     for section in sections.values():
         damaged = bytearray(whole)
         damaged[section.offset + section.size // 2] ^= 1

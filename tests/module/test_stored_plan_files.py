@@ -137,30 +137,30 @@ def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
 
 def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
     module(path)(*inputs())
-    text = bytes(Container.open(files(path)[0], KIND).section("plans"))
+    text = bytes(Container.open(files(path)[0], KIND).section("record"))
     assert parse(text) is not None
     facts = json.loads(text)
-    facts["plans"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
-    with pytest.raises(BundleError, match="it holds no plans: ValueError: launch 'xrt_ort_0' does not fit the others"):
+    facts["programs"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
+    with pytest.raises(BundleError, match="it holds no programs: ValueError: launch 'xrt_ort_0' does not fit the others"):
         parse(json.dumps(facts).encode())
-    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":2', b'"format":3')):
-        with pytest.raises(BundleError, match="it holds no plans"):
+    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":2', b'"format":9')):
+        with pytest.raises(BundleError, match=r"^it holds no programs|^it has record format 9, and this version of XRT reads 2"):
             parse(damaged)
 
 
 MISFITS: dict[str, Callable[[Any], Any]] = {
-    "waits for nobody": lambda facts: facts["plans"][0]["launches"][0].__setitem__(3, ["nobody"]),
-    "no nodes": lambda facts: facts["plans"][0]["launches"][0].__setitem__(2, []),
-    "computes another": lambda facts: facts["plans"][0]["launches"][0].__setitem__(8, ["nowhere"]),
+    "waits for nobody": lambda facts: facts["programs"][0]["launches"][0].__setitem__(3, ["nobody"]),
+    "no nodes": lambda facts: facts["programs"][0]["launches"][0].__setitem__(2, []),
+    "computes another": lambda facts: facts["programs"][0]["launches"][0].__setitem__(8, ["nowhere"]),
     "other inputs": lambda facts: facts["inputs"][0].__setitem__(0, "other"),
     "no outputs": lambda facts: facts["outputs"].clear(),
-    "other shape": lambda facts: facts["plans"][0]["inputs"][0].__setitem__(2, []),
+    "other shape": lambda facts: facts["programs"][0]["inputs"][0].__setitem__(2, []),
     "other extent": lambda facts: facts["inputs"][0][2].__setitem__(0, 0),
     "other type": lambda facts: facts["inputs"][0].__setitem__(1, "int32"),
-    "no shape": lambda facts: facts["plans"][0]["outputs"][0].__setitem__(2, None),
-    "key": lambda facts: facts["plans"][0].__setitem__("key", []),
-    "no text": lambda facts: facts["plans"][0]["launches"][0].__setitem__(4, "\ud800"),
-    "no name": lambda facts: facts["plans"][0]["launches"][0].__setitem__(0, ""),
+    "no shape": lambda facts: facts["programs"][0]["outputs"][0].__setitem__(2, None),
+    "key": lambda facts: facts["programs"][0].__setitem__("key", []),
+    "no text": lambda facts: facts["programs"][0]["launches"][0].__setitem__(4, "\ud800"),
+    "no name": lambda facts: facts["programs"][0]["launches"][0].__setitem__(0, ""),
 }
 
 
@@ -168,16 +168,16 @@ MISFITS: dict[str, Callable[[Any], Any]] = {
 def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None:
     m = module(path)
     m(*inputs())
-    text = bytes(Container.open(files(path)[0], KIND).section("plans"))
+    text = bytes(Container.open(files(path)[0], KIND).section("record"))
     facts = json.loads(text)
     MISFITS[what](facts)
-    with pytest.raises(BundleError, match="it holds no plans"):
+    with pytest.raises(BundleError, match="it holds no programs"):
         parse(json.dumps(facts).encode())
 
 
 def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = module(path)(*inputs())
-    monkeypatch.setattr(stored_plans, "defer_launch", lambda *_, **__: [].pop())
+    monkeypatch.setattr(stored_plans, "_defer_launch", lambda *_, **__: [].pop())
     with pytest.warns(CacheWarning, match="does not fit: IndexError"):
         np.testing.assert_array_equal(module(path)(*inputs()), expected)
 

@@ -21,12 +21,12 @@ from xrt.cache import CompileCache, open_disk_tier
 from xrt.errors import InputError, ModelError
 from xrt.formats.onnx import save
 from xrt.formats.program_record import (
-    MOST_PLANS,
+    MOST_PROGRAMS,
     MOST_SECTIONS,
     OWN,
+    ProgramRecord,
     StoredLaunch,
-    StoredModel,
-    StoredPlan,
+    StoredProgram,
     StoredWeight,
     merge,
 )
@@ -310,22 +310,22 @@ def free_batch(path: Path) -> Function:
 
 
 def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
-    def make(key: int, *digests: str) -> StoredModel:
+    def make(key: int, *digests: str) -> ProgramRecord:
         weights = tuple(StoredWeight(digest, OWN, 0, 4) for digest in digests)
         launch = StoredLaunch("a", "ort", ("n",), (), "f", "0", (), (), (), weights)
-        plan = StoredPlan(((key,),), (), (), (launch,))
-        return StoredModel((("m", (1,)),), (), (), (plan,), dict.fromkeys(digests, b"1234"))
+        program = StoredProgram((), (), (launch,), key=((key,),))
+        return ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))
 
     kept = None
-    for key in range(MOST_PLANS + 3):
+    for key in range(MOST_PROGRAMS + 3):
         kept = merge(kept, make(key, f"{key:02}", "shared"))
         assert kept is not None
-    assert len(kept.plans) == MOST_PLANS
-    assert set(kept.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PLANS + 3))}
+    assert len(kept.programs) == MOST_PROGRAMS
+    assert set(kept.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PROGRAMS + 3))}
     large = make(99, "large")._replace(sections={"large": bytes(MOST_SECTIONS - 6)})
     kept = merge(kept, large)
     assert kept is not None
-    assert [plan.key for plan in kept.plans] == [((99,),)]
+    assert [program.key for program in kept.programs] == [((99,),)]
     assert merge(kept, make(1, "more")._replace(sections={"more": bytes(MOST_SECTIONS + 1)})) is None
 
 

@@ -188,7 +188,7 @@ def test_the_self_test_does_not_read_what_is_for_other_machines(machine: Machine
         else:
             unread.append(name.partition(":")[0])
             assert list_served(path) == ("ort", 2)
-    assert {"compiled", "function@1", "manifest@1", "index@1"} <= {*unread}
+    assert {"compiled", "function@1", "manifest@1", "plan@1"} <= {*unread}
     assert all(kind == "compiled" or kind.endswith("@1") for kind in unread)
 
 

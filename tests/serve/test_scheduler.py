@@ -19,7 +19,7 @@ from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.placement_file import ServingRecord
 from xrt.graph import DType, Function, TensorType
-from xrt.module.bundle_index import store_serving
+from xrt.module.tuning import store_serving
 from xrt.serve import app
 from xrt.serve.protocol import RequestRefusal
 from xrt.serve.scheduler import Scheduler, run_batch

@@ -19,11 +19,12 @@ from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import BundleFile, is_bundle, load_model
+from xrt.formats.program_record import StoredProgram
 from xrt.graph import Function, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, load
-from xrt.module.bundle_index import read_serving
 from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
+from xrt.module.tuning import read_serving
 from xrt.module.variants import read_variants
 from xrt.placement.throughput import ServingConfiguration
 
@@ -211,39 +212,38 @@ def _list_named_bundles(context: click.Context) -> list[str]:
 def read_bundle_facts(path: str) -> dict[str, Any]:
     """Return what there is to say of a bundle, as plain data. No compiled form is read, let alone loaded."""
     file = BundleFile(path)
-    manifest = file.manifest
+    record, facts = file.record, file.record.facts
     return {
-        "writer": f"xrt {manifest['writer']}",
-        "model": "an ONNX model or Function" if manifest["model"] else "traces of a graph",
-        "engines": {engine["spec"]: engine["version"] for engine in manifest["engines"]},
-        "device": manifest["device"],
-        "inputs": {value.name: str(value.type or "?") for value in manifest["inputs"]},
-        "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
+        "writer": f"xrt {facts['writer']}",
+        "model": "an ONNX model or Function" if facts["model"] else "traces of a graph",
+        "engines": {engine["spec"]: engine["version"] for engine in facts["engines"]},
+        "device": facts["device"],
+        "inputs": {value.name: str(value.type or "?") for value in record.inputs},
+        "outputs": {value.name: str(value.type or "?") for value in record.outputs},
         "variants": [
             {"processor": one.machine, "threads": one.threads, "engines": list(one.engines)} for one in read_variants(file)
         ],
         "self_test": SELF_TEST in file.sections,
-        "programs": [_facts_of_program(program) for program in manifest["programs"]],
+        "programs": [_facts_of_program(program, file) for program in record.programs],
         "bytes": file.sizes,
-        **({} if (record := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(record).to_dict()}),
+        **({} if (serving := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(serving).to_dict()}),
     }
 
 
-def _facts_of_program(program: Mapping[str, Any]) -> dict[str, Any]:
-    launches = program["plan"]["launches"]
+def _facts_of_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
+    launches = file.read_plan(program.plan)["launches"]
     regions = [
         {
             "name": launch["name"],
             "engine": launch["engine"],
             "nodes": len(launch["nodes"]),
-            "compiled": bool(region["section"]),
-            "machine": {one["name"]: one["value"] for one in region["ingredients"]}.get("machine", ""),
-            "reason": region["reason"],
+            "compiled": bool(form.section),
+            "machine": dict(form.ingredients).get("machine", ""),
+            "reason": form.reason,
         }
-        for launch, region in zip(launches, program["regions"], strict=False)
+        for launch, form in zip(launches, program.compiled, strict=False)
     ]
-    inputs = {value.name: str(value.type) for value in program["plan"]["function"].inputs}
-    return {"inputs": inputs, "fetch": list(program["fetch"]), "regions": regions}
+    return {"inputs": {one.name: str(one.type) for one in program.inputs}, "fetch": list(program.fetch), "regions": regions}
 
 
 def show_bundle(facts: Mapping[str, Any]) -> None:

@@ -223,8 +223,8 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
 def _inspect_bundle(path: str, *, as_json: bool, as_text: bool) -> None:
     facts = read_bundle_facts(path)
     if as_text:
-        manifest = BundleFile(path).manifest
-        out.print("\n".join(str(program["plan"]["function"]) for program in manifest["programs"]), markup=False)
+        file = BundleFile(path)
+        out.print("\n".join(str(file.read_plan(program.plan)["function"]) for program in file.record.programs), markup=False)
     elif as_json:
         out.print_json(json.dumps(facts))
     else:

@@ -1,6 +1,11 @@
-"""Bundle files: a container with a manifest, each large constant once, and compiled artifacts of engines.
+"""Bundle files: a program record in one container with its sections.
 
-The module package defines the meaning of the manifest; here it is plain values, with Functions for models.
+manifest            the record, as JSON; one for each variant, `manifest@1` for the second
+model, function:0   the model, and the Functions that were planned, as ONNX models
+plan:0              a Plan with its nodes and reasons, as a message of proto/xrt.proto
+compiled:...        a region in its engine's form, by signature
+weight:...          a large constant of these models and plans, by digest
+variants, self-test
 """
 
 from __future__ import annotations
@@ -16,35 +21,35 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.errors import BundleError
+from xrt.formats import program_record
 from xrt.formats.container import MAGIC, Buffer, Container, ContainerWriter
 from xrt.formats.output import replace_file
 
 if TYPE_CHECKING:
+    from xrt.formats.program_record import ProgramRecord
     from xrt.graph import Constant, Function
     from xrt.graph.constants import FileIdentity
 
-__all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
+__all__ = ["BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 
 KIND = "bundle"
-FORMAT = 1
-"""Version of the manifest: the one written, and the only one read."""
-
 _MANIFEST = "manifest"
 _WEIGHT = "weight:"
 
 
 def write_bundle(
     path: str | os.PathLike[str],
-    manifest: Mapping[str, Any],
+    record: ProgramRecord,
     models: Mapping[str, Function],
+    plans: Mapping[str, Mapping[str, Any]],
     compiled: Mapping[str, Buffer],
     *,
     suffix: str = "",
     copied: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> None:
-    """Write a bundle atomically, replacing an existing file. Models and artifacts are keyed by section name.
+    """Write a bundle atomically, replacing an existing file. Models, values of Plan messages and artifacts by section name.
 
-    ``copied`` are sections of an existing bundle that is extended; ``suffix`` distinguishes the new manifest from those in it.
+    ``copied`` are sections of an existing bundle that is extended; ``suffix`` distinguishes the new record from those in it.
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
     from xrt.formats.onnx.messages import encode_data
@@ -58,8 +63,9 @@ def write_bundle(
         constants.setdefault(name, constant)
         return name
 
-    parts: dict[str, Buffer] = {**copied, f"{_MANIFEST}{suffix}": write("Bundle", {**manifest, "format": FORMAT}, keep)}
+    parts: dict[str, Buffer] = {**copied, f"{_MANIFEST}{suffix}": program_record.dump(record)}
     parts.update({name: write_model(function, keep) for name, function in models.items()})
+    parts.update({name: write("Plan", values, keep) for name, values in plans.items()})
     parts.update(compiled)
 
     def fill(file: BinaryIO) -> None:
@@ -78,17 +84,17 @@ def write_bundle(
 
 
 class BundleFile:
-    """An open bundle: constants are mapped; the manifest and artifacts are read on access."""
+    """An open bundle: constants are mapped; the record and artifacts are read on access."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises BundleError with the path if the file is missing or corrupt."""
         self.path = Path(path)
         self.suffix = ""
-        """Selects one of the manifests in the file."""
+        """Selects one of the records in the file."""
         self.unused: frozenset[str] = frozenset()
-        """Sections that are not reachable from the selected manifest."""
+        """Sections that are not reachable from the selected record."""
         self.read_weights: set[str] = set()
-        """Sections of constants that were read by models."""
+        """Sections of constants that were read by models and plans."""
         try:
             self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
@@ -97,9 +103,9 @@ class BundleFile:
             raise self._unloadable(error) from error
 
     def select(self, suffix: str) -> BundleFile:
-        """A view of the same file with another of its manifests."""
+        """A view of the same file with another of its records."""
         found = copy(self)
-        found.__dict__.pop("manifest", None)
+        found.__dict__.pop("record", None)
         found.suffix, found.read_weights = suffix, set()
         return found
 
@@ -108,22 +114,15 @@ class BundleFile:
         return self._container.sections
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest; raises BundleError if it is corrupt or has an unsupported version."""
+    def record(self) -> ProgramRecord:
+        """The programs; raises BundleError if the record is corrupt or has an unsupported version."""
         try:
-            return self._read()
+            record = program_record.parse(bytes(self._container.section(f"{_MANIFEST}{self.suffix}")))
+            if not record.facts:
+                raise BundleError("it has no facts of a module")
         except (BundleError, OSError) as error:
             raise self._unloadable(error) from error
-
-    def _read(self) -> dict[str, Any]:
-        from xrt.formats.protobuf import read
-
-        data = bytes(self._container.section(f"{_MANIFEST}{self.suffix}"))
-        manifest = read("Bundle", data, self._held)
-        if manifest["format"] != FORMAT:
-            said = f"it has bundle format {manifest['format']}, and this version of XRT reads {FORMAT}"
-            raise BundleError(f"{said}; read it with the version that wrote it, xrt {manifest['writer']}")
-        return manifest
+        return record
 
     def _held(self, name: str) -> memoryview | None:
         if not name.startswith(_WEIGHT):
@@ -171,6 +170,15 @@ class BundleFile:
         except BundleError as error:
             raise self._unloadable(error) from error
 
+    def read_plan(self, section: str) -> dict[str, Any]:
+        """The values of a Plan message; raises BundleError if it is corrupt or missing."""
+        from xrt.formats.protobuf import read
+
+        try:
+            return read("Plan", bytes(self._container.section(section)), self._held)
+        except BundleError as error:
+            raise self._unloadable(error) from error
+
     def _unloadable(self, error: Exception) -> BundleError:
         return BundleError(f"cannot load {os.fspath(self.path)!r}: {error}")
 
@@ -190,7 +198,7 @@ def load_model(path: str | os.PathLike[str]) -> Function:
     Raises BundleError if the file is missing or corrupt, or contains no model.
     """
     file = BundleFile(path)
-    sections = [file.manifest["model"], *(program["function"] for program in file.manifest["programs"])]
+    sections = [file.record.facts["model"], *(program.function for program in file.record.programs)]
     for section in filter(None, sections):
         return file.model(section)
     raise BundleError(f"{os.fspath(path)!r} holds no model")

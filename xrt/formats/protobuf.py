@@ -22,7 +22,7 @@ from xrt.graph import Constant, DType, Function, Value
 
 __all__ = ["Held", "Keep", "Kind", "field_names", "read", "read_model", "write", "write_model"]
 
-Kind: TypeAlias = Literal["Plan", "Launch", "ClusteringOptions", "ExecutionOptions", "WeightsMemo", "Bundle"]
+Kind: TypeAlias = Literal["Plan", "Launch", "ClusteringOptions"]
 Keep: TypeAlias = Callable[[Constant], str]
 """Stores a constant elsewhere and returns a name for `Held`."""
 Held: TypeAlias = Callable[[str], memoryview | None]

@@ -12,14 +12,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, DiskTier, Signature, Tier, make_signature, open_cache
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
 from xrt.cache.records import Records, text_schema
-from xrt.engines import GraphCompiler
+from xrt.engines import ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import (
@@ -36,15 +38,14 @@ from xrt.errors import (
 )
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.formats.output import identify_file
-from xrt.formats.program_record import StoredPlan
 from xrt.graph import Function
-from xrt.graph.deferred_function import DeferredFunction
-from xrt.module.bundle_index import defer_plan, read_index, read_shapes
 from xrt.module.engines import check_isolated
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import Check, Isolation, ModuleOptions, parse_options
+from xrt.module.sizes import read_shapes
 from xrt.module.specialization import SavedSpecialization, Specialization
+from xrt.module.stored_plans import BuildContext, restore
 from xrt.module.variants import choose_variant
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
@@ -52,10 +53,11 @@ from xrt.runtime import find_granted_threads, list_regions
 if TYPE_CHECKING:
     from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
+    from xrt.formats.program_record import CompiledForm, ProgramRecord, StoredProgram, StoredWeight
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
-__all__ = ["BundleTier", "load"]
+__all__ = ["CHECKED", "BundleTier", "load"]
 
 
 CHECKED = text_schema("checked", "record of a bundle", list, list, lambda record: not Path(record[0]).exists())
@@ -64,13 +66,13 @@ CHECKED = text_schema("checked", "record of a bundle", list, list, lambda record
 
 @dataclass(eq=False)
 class BundleTier:
-    """Gives the compiled forms of a bundle; asks the disk tier behind it for everything else."""
+    """Loads the compiled forms of a bundle, and everything else from the disk tier behind it."""
 
     file: BundleFile
     behind: Tier | None
     strict: bool
     why_none: str = ""
-    """Why no variant of the bundle is for this machine."""
+    """Why no variant of the bundle fits this machine; empty if one does."""
 
     def __post_init__(self) -> None:
         self._sections: dict[tuple[tuple[str, str], ...], str] = {}
@@ -83,7 +85,7 @@ class BundleTier:
 
     @property
     def statistics(self) -> DiskStatistics:
-        """The tier's behind it, with what came from the bundle among the hits."""
+        """Those of the tier behind it; executables from the bundle count as hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self._loaded)
 
@@ -111,27 +113,26 @@ class BundleTier:
         return [os.fspath(self.file.path.absolute()), self.file.suffix, *(self.file.stamp or ())]
 
     def watch(self, plan: Plan) -> None:
-        """Let the hashes of a plan's weights be remembered: they lie in the bundle, which hardly ever changes."""
+        """Store the hashes of a plan's weights for the next process that loads the bundle."""
         if self.weights is None:
             return
-        read = [launch for launch in plan.launches if not isinstance(launch.function, DeferredFunction)]
-        held = {f"{x.name}:{n}": c for x in read for n, c in x.function.constants.items()}
-        function = Function((), (), constants=held)
-        self._watched.append(function)
+        constants = {f"{one.name}:{name}": constant for one in plan.launches for name, constant in one.function.constants.items()}
+        function = Function((), (), constants=constants)
+        self._watched.append(function)  # the store references it weakly
         self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
 
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
-        """Serve a signature of these ingredients from that section."""
+        """Load signatures with these ingredients from a section."""
         self._sections[_portable(ingredients)] = section
 
     def find_learning_directory(self, engine: str) -> Path | None:
-        """Return where the tier behind keeps what an engine learns."""
+        """The directory of the tier behind for persistent data of an engine."""
         return self.behind.find_learning_directory(engine) if self.behind is not None else None
 
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
+        """Load the signature's executable from the bundle or the tier behind it, or make it; return it prepared."""
         if self.weights is not None:
             self.weights.keep()
         section = self._sections.get(_portable(signature.ingredients))
@@ -156,7 +157,7 @@ class BundleTier:
 
 
 def _portable(ingredients: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the ingredients that mean the same in another installation."""
+    """The ingredients that mean the same in another installation."""
     return tuple((name, value) for name, value in ingredients if name != "code")
 
 
@@ -196,12 +197,12 @@ def load(
     file, why_none = choose_variant(BundleFile(path), threads)
     tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
     tier.recall_check()
-    manifest = read_index(file) or file.manifest
-    check_isolated(settings.isolate.engines, _specs(manifest))
-    named = _named(engine, manifest)
+    record = file.record
+    check_isolated(settings.isolate.engines, _specs(record))
+    named = _named(engine, record)
     try:
-        _check_chosen(file, manifest, named)
-        return _loaded(tier, manifest, settings, _execution(manifest, threads))
+        _check_chosen(file, record, named)
+        return _load_record(tier, record, settings, threads)
     except BundleError:
         raise
     except XRTError as error:
@@ -209,7 +210,7 @@ def load(
 
 
 def _check_kind(path: str | os.PathLike[str]) -> None:
-    """Raise BundleError for a model, which says where it goes."""
+    """Raise BundleError for a file that is a model, with the call that opens it."""
     name = os.fspath(path)
     if Path(path).is_file() and not is_bundle(path):
         try:
@@ -221,79 +222,81 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _loaded(tier: BundleTier, manifest: Mapping[str, Any], asked: ModuleOptions, execution: Mapping[str, Any]) -> XRTModule:
-    file, strict = tier.file, tier.strict
-    plans = [_plan(file, manifest, number) for number in range(len(manifest["programs"]))]
-    missing = _missing(manifest)
-    if missing and strict:
+def _load_record(tier: BundleTier, record: ProgramRecord, asked: ModuleOptions, threads: int | None) -> XRTModule:
+    file, facts, count = tier.file, record.facts, len(record.programs)
+    missing = _missing(record)
+    if missing and tier.strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
     module = XRTModule(
-        _source(file, manifest, plans),
-        [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
-        manifest["device"],
-        cache=CompileCache(disk=tier, max_bytes=max(MOST_BYTES, 2 * len(plans) * LEAST_BYTES)),
-        **_clustering(manifest, missing),
-        strict=manifest["strict"],
-        fold_constants=manifest["fold_constants"],
+        _source(file, record),
+        [spec for spec in _specs(record) if spec not in missing] or REFERENCE,
+        facts["device"],
+        cache=CompileCache(disk=tier, max_bytes=max(MOST_BYTES, 2 * count * LEAST_BYTES)),
+        strict=facts["strict"],
+        fold_constants=facts["fold_constants"],
         check=asked.check,
         isolate=_isolate_available(asked.isolate, missing),
-        **execution,
-        shapes=read_shapes(file),
+        **_read_options(file, missing, threads),
     )
     for reason in missing.values():
         warn(
             f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
         )
-    module.programs.specializations.max_threads += 2 * module.threads * len(plans)  # all that was saved may be in use
-    _restore(module, tier, manifest["programs"], plans, missing)
+    module.programs.specializations.max_threads += 2 * module.threads * count  # all that was saved may be in use
+    _restore(module, tier, record, missing)
     module.bundle = file
     return module
 
 
-def _clustering(manifest: Mapping[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
-    """Return the clustering options of the bundle as keywords."""
-    saved = _without(read_options(manifest["clustering"] or {"pins": ()}), missing)
-    return {field.name: getattr(saved, field.name) for field in fields(saved)}
-
-
-def _execution(manifest: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
-    """Return the execution options of the bundle as keywords, with the thread budget of this process."""
-    saved = manifest["execution"] or {}
-    granted = (threads, find_granted_threads(), saved.get("threads"))
-    return {**saved, "threads": next((count for count in granted if count is not None), None)}
+def _read_options(file: BundleFile, missing: Mapping[str, str], threads: int | None) -> dict[str, Any]:
+    """The options of the bundle as keywords, with the thread budget of this process. Raises BundleError if one is damaged."""
+    facts = file.record.facts
+    try:
+        clustering = _without(read_options(facts["clustering"]), missing)
+        execution = ExecutionOptions(**facts["execution"])
+        shapes = read_shapes(facts["shapes"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
+        raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
+    budgets = (threads, find_granted_threads(), execution.threads)
+    return {
+        **{field.name: getattr(clustering, field.name) for field in fields(clustering)},
+        **{field.name: getattr(execution, field.name) for field in fields(execution)},
+        "shapes": shapes,
+        "threads": next((count for count in budgets if count is not None), None),
+    }
 
 
 # ---------------------------------------------------------------------- engines
 
 
-def _specs(manifest: Mapping[str, Any]) -> list[str]:
-    return [engine["spec"] for engine in manifest["engines"]]
+def _specs(record: ProgramRecord) -> list[str]:
+    return [engine["spec"] for engine in record.facts["engines"]]
 
 
-def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], manifest: Mapping[str, Any]) -> list[str]:
-    """Return the specs of the engines that are named; raises OptionError for one that the bundle does not have."""
+def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], record: ProgramRecord) -> list[str]:
+    """The specs of the engines that the caller names; raises OptionError for one that the bundle does not have."""
     many = [asked] if isinstance(asked, str | GraphCompiler) else asked
     named = [one.spec if isinstance(one, GraphCompiler) else one for one in many]
-    specs = _specs(manifest)
+    specs = _specs(record)
     for spec in named:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     return named
 
 
-def _check_chosen(file: BundleFile, manifest: Mapping[str, Any], named: Sequence[str]) -> None:
+def _check_chosen(file: BundleFile, record: ProgramRecord, named: Sequence[str]) -> None:
     """Raise BundleError for an engine that a file may not choose and that is not in ``named``."""
-    for spec in _specs(manifest):
+    for spec in _specs(record):
         with suppress(EngineUnavailable, UnknownEngine):  # it is not made, and said to be missing
             if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
                 hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
                 raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
 
 
-def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the engines that this machine does not have, each with the reason."""
+def _missing(record: ProgramRecord) -> dict[str, str]:
+    """The engines that this machine does not have, each with the reason."""
     found = {}
-    for spec in _specs(manifest):
+    for spec in _specs(record):
         try:
             registry.create(spec)
         except (EngineUnavailable, UnknownEngine) as error:
@@ -308,7 +311,7 @@ def _isolate_available(isolation: Isolation, missing: Mapping[str, str]) -> Isol
 
 
 def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:
-    """Return the options without pins to engines that are not there."""
+    """Remove the pins to missing engines."""
     gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
     return replace(options, pins=tuple(pin for pin in options.pins if pin.engine not in gone))
 
@@ -316,83 +319,91 @@ def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> Clusteri
 # ---------------------------------------------------------------------- models and plans
 
 
-def _plan(file: BundleFile, manifest: Mapping[str, Any], number: int) -> Plan:
-    """Return the plan of a program, without its nodes where the manifest is that of the index."""
-    program = manifest["programs"][number]
-    if isinstance(program["plan"], StoredPlan):
-        return defer_plan(file, manifest, program, partial(_read_plan, file, number))
-    return _read_plan(file, number)
+class _Bundle:
+    """The origin of programs in a bundle."""
+
+    def __init__(self, file: BundleFile) -> None:
+        self._file = file
+
+    def read_weight(self, weight: StoredWeight) -> Any:
+        return np.frombuffer(self._file.read_weight(weight.digest), np.uint8)
+
+    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
+        plan = self.read_plan(program)
+        saved = SavedSpecialization(plan, partial(self._file.model, program.function), {})
+        return Specialization(plan.function, *context, original=plan.function, saved=saved)
+
+    def read_plan(self, program: StoredProgram) -> Plan:
+        from xrt.partition.serialization import from_message  # imports protobuf, which a load does not need
+
+        return from_message(self._file.read_plan(program.plan))
+
+    def plan_again(self, program: StoredProgram, context: BuildContext) -> Specialization:
+        """The specialization with another plan: an engine of the stored one is missing."""
+        function = self._file.model(program.function)
+        return Specialization(function, *context, original=function, saved=SavedSpecialization(None, lambda: function, {}))
 
 
-def _read_plan(file: BundleFile, number: int) -> Plan:
-    from xrt.partition.serialization import from_message
-
-    return from_message(file.manifest["programs"][number]["plan"] or {"format": None})
-
-
-def _source(file: BundleFile, manifest: Mapping[str, Any], plans: list[Plan]) -> StaticModel | BundledTraces:
-    if manifest["model"]:
-        return BundledModel(manifest["inputs"], manifest["outputs"], lambda: StaticModel(file.model(manifest["model"])))
-    programs = zip(manifest["programs"], plans, strict=True)
+def _source(file: BundleFile, record: ProgramRecord) -> StaticModel | BundledTraces:
+    model = record.facts["model"]
+    if model:
+        return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
     traces: dict[object, Callable[[], Function]] = {
-        _types(plan): partial(file.model, program["function"]) for program, plan in programs if not program["fetch"]
+        _types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
     }
-    return BundledTraces(tuple(value.name for value in manifest["inputs"]), traces)
+    return BundledTraces(tuple(value.name for value in record.inputs), traces)
 
 
-def _types(plan: Plan) -> tuple[Any, ...]:
-    return tuple(value.type for value in plan.function.inputs)
+def _types(program: StoredProgram) -> tuple[Any, ...]:
+    return tuple(value.type for value in program.inputs)
 
 
-def _restore(module: XRTModule, tier: BundleTier, programs: Sequence[Any], plans: list[Plan], missing: Mapping[str, str]) -> None:
-    """Put the saved programs where the module looks for builds."""
+def _restore(module: XRTModule, tier: BundleTier, record: ProgramRecord, missing: Mapping[str, str]) -> None:
+    """Add the saved programs to those of the module."""
     recompiled: dict[str, str] = {}
     engines = module.programs.engines
-    context = engines, module.programs.settings, module.programs.cache
-    for number, (program, plan) in enumerate(zip(programs, plans, strict=True)):
-        is_usable = all(launch.engine in module.engines for launch in plan.launches)
+    origin, context = _Bundle(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
+    for program in record.programs:
+        plan = None if program.launches else origin.read_plan(program)
+        launches = plan.launches if plan else program.launches
+        is_usable = all(launch.engine in module.engines for launch in launches)
         if not is_usable and not missing:
             continue
-        key = module.sizes.restore_key(_types(plan), engines)
+        key = module.sizes.restore_key(_types(program), engines)
         if key is None:
             continue
-        whole = partial(tier.file.model, program["function"])
-        complete = partial(_complete, tier.file, number, whole, context) if isinstance(program["plan"], StoredPlan) else None
-        saved = SavedSpecialization(plan if is_usable else None, whole, {}, cache(complete) if complete else None)
-        function = plan.function if is_usable else whole()
-        build = Specialization(function, *context, original=function, saved=saved)
-        if is_usable:
-            regions = list_regions(plan, engines.by_spec, engines.context)
-            build.remarks = dict(_offered(regions, program["regions"], tier, recompiled))
+        if not is_usable:
+            build = origin.plan_again(program, context)
+        elif plan is not None:
+            build = origin.complete(program, context)
             tier.watch(plan)
-        module.programs.specializations.put((key[0], tuple(program["fetch"])), build)
+        else:
+            plan, build = restore(program, origin, context)
+        if is_usable and plan is not None:
+            regions = list_regions(plan, engines.by_spec, engines.context)
+            build.remarks = dict(_offer(regions, program.compiled, tier, recompiled))
+        module.programs.specializations.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
         _tell(tier, recompiled)
 
 
-def _complete(file: BundleFile, number: int, whole: Callable[[], Function], context: Any) -> Specialization:
-    """Return the specialization whose plan has its nodes and reasons."""
-    plan = _read_plan(file, number)
-    return Specialization(plan.function, *context, original=plan.function, saved=SavedSpecialization(plan, whole, {}))
-
-
-def _offered(
-    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: BundleTier, recompiled: dict[str, str]
+def _offer(
+    regions: list[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Offer the compiled forms that fit this machine to the tier, and yield what is to be said of each region."""
-    for region, entry in zip(regions, entries, strict=False):
-        saved = tuple((one["name"], one["value"]) for one in entry["ingredients"])
-        differences = _differences(region, dict(saved))
+    """Offer the compiled forms that fit this machine to the tier; yield a remark for each region."""
+    for region, form in zip(regions, forms, strict=False):
+        saved = dict(form.ingredients)
+        differences = _differences(region, saved)
         if differences:
             recompiled[region.launch.name] = differences
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
-        elif entry["section"]:
+        elif form.section:
             here = {"version": region.version, "threads": str(region.context.threads)}
-            tier.offer(tuple({**dict(saved), **here}.items()), entry["section"])
+            tier.offer(tuple({**saved, **here}.items()), form.section)
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
-            yield region.launch.name, f"the bundle has no compiled form: {entry['reason'] or 'none was saved'}"
+            yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
 
 
 def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,10 @@ from xrt.comparison import compare, tolerance_for
 from xrt.errors import BundleError, CompileRefused, OptionError, SelfTestFailed, XRTError
 from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
 from xrt.formats.bundle import BundleFile, make_working_directory, write_bundle
-from xrt.module.bundle_index import SECTION, SERVING, SHAPES, dump_shapes, make_index
+from xrt.formats.program_record import OWN, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
+from xrt.module.sizes import dump_shapes
+from xrt.module.stored_plans import list_large_constants, store_program
 from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
 
 if TYPE_CHECKING:
@@ -234,35 +236,44 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
     if base is not None:
         _check_same_model(base, source)
         extension = extend_bundle(base, machine, threads, specs)
+    suffix = extension.suffix
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
-    serving = spell_serving(find_serving_record(module))
-    compiled: dict[str, Buffer] = {f"{SERVING}{extension.suffix}": serving.encode()} if serving else {}
-    programs: list[dict[str, Any]] = []
+    plans: dict[str, dict[str, Any]] = {}
+    compiled: dict[str, Buffer] = {}
+    programs: list[StoredProgram] = []
     for fetch, build in builds:
-        name = f"function{extension.suffix}:{len(programs)}"
-        models[name] = build.full_function()
-        regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
-        programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
-    engines = add_lowered_engines(engines, [build for _, build in builds])
-    ends = {"inputs": source.inputs, "outputs": source.outputs, "model": "" if source.is_traced else "model"}
-    manifest = {**_asked(engines, settings), **ends, "programs": programs}
-    index = make_index(manifest, [build.plan for _, build in builds])
-    if (shapes := module.sizes.saved) != "auto":
-        compiled[f"{SHAPES}{extension.suffix}"] = dump_shapes(shapes)
-    if index is not None:
-        compiled = {f"{SECTION}{extension.suffix}": index, **compiled}
+        plan, number = build.plan, f"{suffix}:{len(programs)}"
+        models[f"function{number}"], plans[f"plan{number}"] = build.full_function(), to_message(plan)
+        regions = zip(build.regions(), build.program().executables, strict=True)
+        forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
+        program = store_program(plan, _list_weights)
+        programs.append(program._replace(fetch=tuple(fetch), function=f"function{number}", plan=f"plan{number}", compiled=forms))
+    facts = {
+        **_list_facts(add_lowered_engines(engines, [build for _, build in builds]), settings),
+        "model": "" if source.is_traced else "model",
+        "shapes": dump_shapes(module.sizes.saved),
+        "serving": spell_serving(find_serving_record(module)),
+    }
+    record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
     if example is not None:
         compiled[SELF_TEST_SECTION] = encode_example(example)
     compiled[VARIANTS] = dump_variants(extension.variants)
-    write_bundle(path, manifest, models, compiled, suffix=extension.suffix, copied=extension.copied)
+    write_bundle(path, record, models, plans, compiled, suffix=suffix, copied=extension.copied)
+
+
+def _list_weights(function: Function) -> Iterator[StoredWeight]:
+    """Yield the large constants of a region, which are sections of the bundle."""
+    for constant in list_large_constants(function).values():
+        yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
 
 
 def _check_same_model(base: BundleFile, source: ModelSource) -> None:
     """Raise BundleError where a bundle is of another model than the module."""
-    manifest = base.manifest
-    same = bool(manifest["model"]) != source.is_traced and tuple(manifest["inputs"]) == tuple(source.inputs)
-    if same and manifest["model"]:
-        same = base.model(manifest["model"]).fingerprint == source.get_declared_function().fingerprint
+    record = base.record
+    model = record.facts["model"]
+    same = bool(model) != source.is_traced and record.inputs == tuple(source.inputs)
+    if same and model:
+        same = base.model(model).fingerprint == source.get_declared_function().fingerprint
     if not same:
         reason = "it is the bundle of another model; save this one to a file of its own"
         raise BundleError(f"cannot add a variant to {os.fspath(base.path)!r}: {reason}")
@@ -277,8 +288,8 @@ def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -
     return replace(engines, engines=(*named, *lowered.values(), *implicit)) if lowered else engines
 
 
-def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
-    """Return what the module was asked for."""
+def _list_facts(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
+    """The engines and options of the module."""
     return {
         "writer": __version__,
         "engines": [{"spec": engine.spec, "version": engine.version()} for engine in _list_named(engines)],
@@ -294,10 +305,9 @@ def _list_named(engines: EngineList) -> list[GraphCompiler]:
     return [engine for engine in engines.engines if engine.spec != engines.implicit]
 
 
-def _region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> dict[str, Any]:
-    """Return what the manifest says of a region, and put its compiled form, if there is one, with the others."""
+def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
+    """Add the compiled form of a region, if its engine can save it, to the others."""
     signature = region.signature
-    ingredients = [{"name": name, "value": value} for name, value in signature.ingredients]
     section, reason = f"compiled:{signature.key}", ""
     if section not in compiled:
         try:
@@ -308,7 +318,7 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again
             _log.warning("engine %r failed to save %s", region.engine.spec, region.launch.name, exc_info=True)
             section, reason = "", f"{type(error).__name__}: {error}"
-    return {"section": section, "ingredients": ingredients, "reason": reason}
+    return CompiledForm(section, signature.ingredients, reason)
 
 
 ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"

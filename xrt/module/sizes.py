@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from xrt.passes.padding import PaddedFunction
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["Buckets", "PaddedModel", "PaddedValues", "Shapes", "SizePolicy", "parse_shapes", "round_up"]
+__all__ = [
+    "Buckets",
+    "PaddedModel",
+    "PaddedValues",
+    "Shapes",
+    "SizePolicy",
+    "dump_shapes",
+    "parse_shapes",
+    "read_shapes",
+    "round_up",
+]
 
 MOST_REMEMBERED = 4096
 """Sets of sizes whose buckets are remembered."""
@@ -66,6 +76,16 @@ def parse_shapes(value: Any) -> Shapes:
     if isinstance(value, Buckets) or value in SHAPES:
         return value  # type: ignore[no-any-return]  # it is one of these
     raise OptionError(f"shapes must be 'auto', 'each', 'one' or xrt.Buckets(...); got {value!r}")
+
+
+def dump_shapes(shapes: Shapes) -> dict[str, Any]:
+    """The option ``shapes`` as plain data for `read_shapes`."""
+    return {"rule": shapes} if isinstance(shapes, str) else {"buckets": shapes.sizes and dict(shapes.sizes)}
+
+
+def read_shapes(facts: Mapping[str, Any]) -> Shapes:
+    """Read the option ``shapes``; raises ValueError, TypeError or KeyError if it is damaged."""
+    return parse_shapes(Buckets(facts["buckets"]) if "buckets" in facts else facts["rule"])
 
 
 def round_up(size: int) -> int:

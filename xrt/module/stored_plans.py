@@ -1,8 +1,8 @@
-"""The plans of a model file in the cache: a process that finds one reads no model and queries no engine about a node.
+"""Start from a program record, of the cache or of a bundle: no model is read, and no engine is queried about a node.
 
-Input: a module's model, options, engines and versions. Output: specializations that have a plan and load what it needs from the
-cache. Other requests to such a specialization (its nodes, its reasons, another plan) go to the one that it represents, which is
-then made from the model.
+`restore` makes a specialization from a stored program: it has a plan and loads what it needs from the compiled forms. Other
+requests to it (its nodes, its reasons, another plan) go to the specialization that it represents, which its origin then makes:
+from the model file (`StoredPlans`) or from the Plan in a bundle (`xrt.module.bundle`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,20 +23,20 @@ from xrt.cache.records import Records, Schema
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
-from xrt.formats.onnx.weight_places import MOST_FILES, OpenFiles, check_unchanged, find_places
+from xrt.formats.onnx.weight_places import MOST_FILES, OpenFiles, Place, check_unchanged, find_places
 from xrt.formats.output import identify_file
 from xrt.formats.program_record import (
-    MOST_PLANS,
+    MOST_PROGRAMS,
     OWN,
+    ProgramRecord,
     StoredLaunch,
-    StoredModel,
-    StoredPlan,
+    StoredProgram,
     StoredWeight,
     is_stale,
     merge,
-    read_plans,
+    read_record,
     read_section,
-    write_plans,
+    write_record,
 )
 from xrt.graph.constants import Stamp, find_file_offset
 from xrt.graph.deferred_function import DeferredFunction, StaleFunction
@@ -48,19 +48,45 @@ from xrt.partition.plan import Plan, launch_node
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.formats.onnx.weight_places import Place
     from xrt.graph import Constant, Node
     from xrt.module.options import ModuleOptions
     from xrt.partition import Launch
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["StoredPlans", "defer_launch", "find_stored_plans", "is_deferrable", "list_large_constants", "store_launch"]
+__all__ = [
+    "PLANS",
+    "BuildContext",
+    "ProgramOrigin",
+    "StoredPlans",
+    "find_stored_plans",
+    "list_large_constants",
+    "restore",
+    "store_program",
+]
 
 SMALL = 1024
 """Bytes of a constant from which a compiled form may refer to it."""
+_log = logging.getLogger(__name__)
 
 
-def is_deferrable(plan: Plan) -> bool:
+# ---------------------------------------------------------------------- store
+
+
+def list_large_constants(function: Function) -> dict[str, Constant]:
+    """The constants, by name, to which a compiled form may refer."""
+    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
+
+
+def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredProgram:
+    """Describe a plan without its nodes; ``list_weights`` locates the large constants of a region.
+
+    A plan that needs its nodes has no launches in the record.
+    """
+    launches = tuple(_store_launch(launch, list_weights) for launch in plan.launches) if _is_deferrable(plan) else ()
+    return StoredProgram(plan.function.inputs, plan.function.outputs, launches, tuple(plan.engines), plan.implicit)
+
+
+def _is_deferrable(plan: Plan) -> bool:
     """Whether the plan can do without its nodes: its ends are tensors of known rank on the host, without aliases."""
     function = plan.function
     if function.constants or function.aliases or not plan.launches:
@@ -72,37 +98,69 @@ def is_deferrable(plan: Plan) -> bool:
     return not any(launch.function.aliases or launch.device for launch in plan.launches)
 
 
-def list_large_constants(function: Function) -> dict[str, Constant]:
-    """Return the constants, by name, to which a compiled form may refer."""
-    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
-
-
-def store_launch(launch: Launch, weights: Iterable[StoredWeight]) -> StoredLaunch:
-    """Return what is stored of a launch; ``weights`` says where the large constants lie."""
+def _store_launch(launch: Launch, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredLaunch:
     function = launch.function
     computed = tuple(value.name for value in function.outputs if function.computes(value.name))
     names = launch.name, launch.engine, launch.nodes, launch.control, function.name, function.fingerprint
-    return StoredLaunch(*names, function.inputs, function.outputs, computed, tuple(weights))
+    return StoredLaunch(*names, function.inputs, function.outputs, computed, tuple(list_weights(function)))
 
 
-def defer_launch(launch: StoredLaunch, weights: Mapping[bytes, Callable[[], Any]], read: Callable[[], Function]) -> Node:
-    """Return the launch node; ``weights`` reads the bytes of constants by digest, ``read`` the whole Function of the region."""
+# ---------------------------------------------------------------------- restore
+
+
+class BuildContext(NamedTuple):
+    """What a specialization is made with, besides its Function."""
+
+    engines: EngineList
+    settings: ModuleOptions
+    cache: CompileCache
+
+
+class ProgramOrigin(Protocol):
+    """The file behind a stored program. Has no reference to the module, so that there is no cycle."""
+
+    def read_weight(self, weight: StoredWeight) -> Any:
+        """The bytes of a large constant. Raises StaleFunction or BundleError."""
+
+    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
+        """Make the specialization with its nodes and reasons. Raises ModelError or BundleError."""
+
+
+def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext) -> tuple[Plan, Specialization]:
+    """Make the specialization of a stored program, and its plan, whose nodes are not read."""
+    complete = cache(partial(origin.complete, program, context))
+    nodes = tuple(
+        _defer_launch(launch, origin, partial(_get_region, complete, number)) for number, launch in enumerate(program.launches)
+    )
+    function = Function(program.inputs, program.outputs, nodes)
+    plan = Plan(function, program.engines, (), context.settings.clustering, program.implicit)
+    saved = SavedSpecialization(plan, lambda: complete().full_function(), {}, complete)
+    return plan, Specialization(function, *context, original=function, saved=saved)
+
+
+def _defer_launch(launch: StoredLaunch, origin: ProgramOrigin, read: Callable[[], Function]) -> Node:
+    """The launch node; ``read`` returns the whole Function of the region."""
     function = DeferredFunction(
         launch.inputs,
         launch.outputs,
         name=launch.function,
         fingerprint=launch.fingerprint,
         computed=launch.computed,
-        weights=weights,
+        weights={bytes.fromhex(one.digest): partial(origin.read_weight, one) for one in launch.weights},
         read=read,
     )
     return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
 
 
-PLANS: Schema[StoredModel] = Schema("plans", "plans", write_plans, read_plans, suffix=".xrt", is_stale=is_stale)
+def _get_region(complete: Callable[[], Specialization], number: int) -> Function:
+    return complete().plan.launches[number].function
+
+
+# ---------------------------------------------------------------------- the record of a model file
+
+PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, read_record, suffix=".xrt", is_stale=is_stale)
 FOLDING = "toy"
 """The engine that constants are folded with; its code decides what a region's weights are."""
-_log = logging.getLogger(__name__)
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
@@ -131,7 +189,7 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 
     Returns None if an engine's code is in no file, or if a path or an option is not text that a file can hold.
     """
-    found = [
+    ingredients = [
         ("model", os.fspath(path)),
         ("xrt", hash_planner()),
         ("numpy", np.__version__),
@@ -141,16 +199,16 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
         ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
     ]
     if not isinstance(settings.shapes, str):
-        found.append(("shapes", repr(settings.shapes)))
+        ingredients.append(("shapes", repr(settings.shapes)))
     for engine in engines.engines:
         if engine.spec == engines.implicit:  # which need not be imported: no region of a kept plan is its own
-            found.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
+            ingredients.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
         else:
             key = make_engine_key(engine, engines.context).ingredients
-            found += [(f"{engine.spec} {name}", value) for name, value in key]
-    is_text = all(part.isprintable() or part.isascii() for pair in found for part in pair)
-    is_known = not any(value.endswith(CODE_UNKNOWN) for _, value in found)
-    return Signature(tuple(found)) if is_text and is_known else None
+            ingredients += [(f"{engine.spec} {name}", value) for name, value in key]
+    is_text = all(part.isprintable() or part.isascii() for pair in ingredients for part in pair)
+    is_known = not any(value.endswith(CODE_UNKNOWN) for _, value in ingredients)
+    return Signature(tuple(ingredients)) if is_text and is_known else None
 
 
 def _stamp_package(name: str) -> str:
@@ -159,106 +217,106 @@ def _stamp_package(name: str) -> str:
     return f"{spec.origin if spec else None} {stamp}"
 
 
+class _ModelFile:
+    """The origin of programs in the cache: a model file with its record."""
+
+    def __init__(self, source: ModelSource, record: ProgramRecord, files: OpenFiles) -> None:
+        self._source, self._record, self._files = source, record, files
+
+    def read_weight(self, weight: StoredWeight) -> Any:
+        if weight.file != OWN:
+            return self._files.read(weight.file, weight.offset, weight.size)
+        try:
+            return np.frombuffer(read_section(self._record.sections[weight.digest], weight.digest), np.uint8)
+        except BundleError as error:
+            raise StaleFunction(str(error)) from error
+
+    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
+        engines, settings, _ = context
+        shapes = None if program.key is None else [Shaped(shape) for shape in program.key]
+        original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
+        simple = optimize(original, fold=settings.fold_constants, engines=engines)
+        return Specialization(simple, *context, original=original)
+
+
 class StoredPlans:
-    """The plans of one model file, for one list of engines and options."""
+    """The stored programs of one model file, for one list of engines and options."""
 
     def __init__(
         self, path: Path, stamp: Stamp, signature: Signature, cache: CompileCache, settings: ModuleOptions, engines: EngineList
     ) -> None:
         """``stamp`` is the file's from before the model is read."""
-        self._path, self._stamp, self._signature, self._cache = path, stamp, signature, cache
-        self._settings, self._engines = settings, engines
+        self._path, self._stamp, self._key = path, stamp, signature.key
+        self._context = BuildContext(engines, settings, cache)
         assert isinstance(cache.disk, DiskTier)
         self._store = cache.disk.store
         self._records = Records(self._store, PLANS)
-        stored = self._records.find(signature.key)
-        self._stored = None if stored is None or is_stale(stored) else stored
-        self._open = self._opened()
-        self._known: set[Any] = {plan.key for plan in self._stored.plans} if self._stored else set()
+        self._record = self._records.find(self._key)
+        self._files = self._open_files()
+        self._tried: set[Any] = {program.key for program in self._record.programs} if self._record else set()
+        """Keys of programs that are stored, or cannot be."""
         self.padded: ModelSource | None = None
-        """The padded form of the model, where plans are of that: it is made from the model, which is read then."""
+        """The padded form of the model, if programs are of that: it is made from the model, which is read then."""
 
-    def _opened(self) -> OpenFiles | None:
-        """Open the files of the plans; where they are others by now, there are no plans."""
+    def _open_files(self) -> OpenFiles | None:
+        """Open the files of the record; if one has changed, nothing of the record is used."""
+        record = self._record
         try:
-            if self._stored is not None and self._stored.files[0] == (os.fspath(self._path), self._stamp):
-                return OpenFiles(self._stored.files)
+            if record is not None and not is_stale(record) and record.files[0] == (os.fspath(self._path), self._stamp):
+                return OpenFiles(record.files)
         except (OSError, StaleFunction) as error:
             _log.info("the plans of %s are not used: %s", self._path, error)
-        self._stored = None
+        self._record = None
         return None
 
     def close(self) -> None:
         """Close the files; what is not read by then is read by a new module alone."""
-        if self._open is not None:
-            self._open.close()
+        if self._files is not None:
+            self._files.close()
 
     @cached_property
     def source(self) -> DeferredModel | None:
-        """The model, which is not read before it is needed; None where nothing is kept of it."""
-        stored = self._stored
-        if stored is None:
+        """The model, which is not read before it is needed; None if nothing is stored."""
+        record = self._record
+        if record is None:
             return None
-        load = partial(load_unchanged, self._path, self._cache, partial(check_unchanged, stored.files))
-        return DeferredModel(stored.inputs, stored.outputs, load)
+        load = partial(load_unchanged, self._path, self._context.cache, partial(check_unchanged, record.files))
+        return DeferredModel(record.inputs, record.outputs, load)
 
     # ------------------------------------------------------------------ reading
 
     def has(self, key: Any) -> bool:
-        """Whether a plan is kept for what of the inputs it depends on."""
-        return self._stored is not None and any(plan.key == key for plan in self._stored.plans)
+        """Whether a program is stored for what of the inputs it depends on."""
+        return self._find_program(key) is not None
+
+    def _find_program(self, key: Any) -> StoredProgram | None:
+        return next((program for program in self._record.programs if program.key == key), None) if self._record else None
 
     def find(self, key: Any) -> Specialization | None:
-        """Return the build for what of the inputs it depends on, None where no plan is kept for it."""
-        source = self.source
-        stored = next((plan for plan in self._stored.plans if plan.key == key), None) if self._stored else None
-        if source is None or stored is None or not all(one.engine in self._engines.specs for one in stored.launches):
+        """The specialization for what of the inputs it depends on; None if none is stored."""
+        program, source, record, files = self._find_program(key), self.source, self._record, self._files
+        if program is None or source is None or record is None or files is None:
             return None
         model = self.padded or source
-        if len(stored.inputs) != len(model.inputs):
+        if not {launch.engine for launch in program.launches} <= {*self._context.engines.specs}:
+            return None
+        if len(program.inputs) != len(model.inputs):
             return None
         try:
-            return self._build(model, stored)
+            return restore(program, _ModelFile(model, record, files), self._context)[1]
         except (XRTError, ValueError, IndexError) as error:
             self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
 
-    def _build(self, source: ModelSource, stored: StoredPlan) -> Specialization:
-        origin = _Origin(source, stored.key, self._settings, self._engines, self._cache)
-        nodes = tuple(self._launch(launch, number, origin) for number, launch in enumerate(stored.launches))
-        function = Function(stored.inputs, stored.outputs, nodes)
-        plan = Plan(function, self._engines.specs, (), self._settings.clustering, self._engines.implicit)
-        saved = SavedSpecialization(plan, lambda: origin.build.function, {}, lambda: origin.build)
-        return Specialization(function, self._engines, self._settings, self._cache, original=function, saved=saved)
-
-    def _launch(self, launch: StoredLaunch, number: int, origin: _Origin) -> Any:
-        weights = {bytes.fromhex(one.digest): self._reader(one) for one in launch.weights}
-        return defer_launch(launch, weights, lambda: origin.build.plan.launches[number].function)
-
-    def _reader(self, weight: StoredWeight) -> Callable[[], Any]:
-        stored, opened = self._stored, self._open
-        assert stored is not None  # the weight is one of its
-        assert opened is not None
-
-        def read() -> Any:
-            if weight.file != OWN:
-                return opened.read(weight.file, weight.offset, weight.size)
-            try:
-                return np.frombuffer(read_section(stored.sections[weight.digest], weight.digest), np.uint8)
-            except BundleError as error:
-                raise StaleFunction(str(error)) from error
-
-        return read
-
     # ------------------------------------------------------------------ writing
 
     def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Keep the plans of builds that were compiled, where the cache has all that they need, and no more than it keeps."""
-        if len(self._known) >= MOST_PLANS:
+        """Store compiled programs if the cache has all that they need, up to the limit."""
+        if len(self._tried) >= MOST_PROGRAMS:
             return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.is_compiled}
-        new = {key: build for key, build in compiled.items() if key not in self._known and self._is_complete(build, source)}
-        self._known.update(compiled)  # what cannot be kept now is not tried again
+        new = {key: build for key, build in compiled.items() if key not in self._tried and self._is_complete(build, source)}
+        self._tried.update(compiled)
         if not new:
             return
         try:
@@ -273,9 +331,9 @@ class StoredPlans:
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
-        if build.refused or build.tuned is not None or not is_deferrable(plan):
+        if build.refused or build.tuned is not None or not store_program(plan, lambda function: ()).launches:
             return False
-        if any(launch.engine == self._engines.implicit for launch in plan.launches):
+        if any(launch.engine == self._context.engines.implicit for launch in plan.launches):
             return False
         return all(self._store.entries.path(region.signature.key).is_file() for region in build.regions())
 
@@ -284,24 +342,19 @@ class StoredPlans:
         if not files or len(files) > MOST_FILES:
             _log.info("the plans of %s are not kept: a file has changed since it was read, is gone, or they are many", self._path)
             return
-        paths = [path for path, _ in files]
         sections: dict[str, Any] = {}
-        plans = []
-        for key, build in new.items():
-            launches = build.program().plan.launches
-            places = [find_places(self._path, self._stamp, list_large_constants(launch.function)) for launch in launches]
-            rows = zip(launches, places, strict=True)
-            stored = tuple(store_launch(launch, _weights(launch.function, found, paths, sections)) for launch, found in rows)
-            plans.append(StoredPlan(key, build.function.inputs, build.function.outputs, stored))
+        paths = [path for path, _ in files]
+        list_weights = partial(_list_weights, path=self._path, stamp=self._stamp, files=paths, sections=sections)
+        programs = tuple(store_program(build.program().plan, list_weights)._replace(key=key) for key, build in new.items())
         if self._identify(source) != files:
             return  # one has changed meanwhile
-        model = StoredModel(files, source.inputs, source.outputs, tuple(plans), sections)
+        record = ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections)
         before = None
         with suppress(CacheError):  # a damaged record is replaced
-            before = self._records.read(self._signature.key)  # other processes may have stored some meanwhile
-        merged = merge(before, model)
+            before = self._records.read(self._key)  # other processes may have stored some meanwhile
+        merged = merge(before, record)
         if merged is not None:
-            self._records.keep(self._signature.key, merged)
+            self._records.keep(self._key, merged)
 
     def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
         """Return the model's files as they are now, empty unless they are those that the model was read from.
@@ -323,31 +376,16 @@ class StoredPlans:
         return tuple(dict.fromkeys(files))
 
 
-class _Origin:
-    """Make the specialization behind a stored one, from the model, on first use. No reference to it, so no cycle."""
-
-    def __init__(self, source: ModelSource, key: Any, settings: ModuleOptions, engines: EngineList, cache: CompileCache) -> None:
-        self._source, self._key = source, key
-        self._terms = engines, settings, cache
-
-    @cached_property
-    def build(self) -> Specialization:
-        """The build with all its nodes."""
-        engines, settings, _ = self._terms
-        shapes = None if self._key is None else [Shaped(shape) for shape in self._key]
-        original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
-        simple = optimize(original, fold=settings.fold_constants, engines=engines)
-        return Specialization(simple, *self._terms, original=original)
-
-
-def _weights(
-    function: Function, found: Mapping[str, Place], paths: list[str], sections: dict[str, Any]
+def _list_weights(
+    function: Function, *, path: Path, stamp: Stamp, files: list[str], sections: dict[str, Any]
 ) -> Iterator[StoredWeight]:
-    """Yield where the large constants of a region lie; what is in no file goes to the sections."""
-    for name, constant in list_large_constants(function).items():
-        digest, place = constant.digest.hex(), found.get(name)
-        if place is not None and os.fspath(place.path) in paths:
-            yield StoredWeight(digest, paths.index(os.fspath(place.path)), place.offset, place.size)
+    """Locate the large constants of a region in the model's files; the content of others is added to the sections."""
+    constants = list_large_constants(function)
+    places: Mapping[str, Place] = find_places(path, stamp, constants)
+    for name, constant in constants.items():
+        digest, place = constant.digest.hex(), places.get(name)
+        if place is not None and os.fspath(place.path) in files:
+            yield StoredWeight(digest, files.index(os.fspath(place.path)), place.offset, place.size)
         elif place is None:
             sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
             yield StoredWeight(digest, OWN, 0, constant.nbytes)

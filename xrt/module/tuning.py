@@ -19,7 +19,7 @@ import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.comparison import compare_all
-from xrt.errors import OptionError, PlacementWarning, XRTError, warn
+from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
 from xrt.measure.timing import sample_call_times
 from xrt.module.options import make_module_lowering, override_budget
@@ -29,6 +29,9 @@ from xrt.placement.sizes import list_open_axes, resize_values
 from xrt.placement.throughput import find_batch_dim
 
 if TYPE_CHECKING:
+    from xrt.cache import Signature
+    from xrt.cache.cost_store import CostStore
+    from xrt.formats.bundle import BundleFile
     from xrt.formats.placement_file import ServingRecord
     from xrt.graph import Function
     from xrt.module.module import XRTModule
@@ -37,7 +40,16 @@ if TYPE_CHECKING:
     from xrt.placement.throughput import Split, Tell, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = ["TERMS", "ModuleBench", "RequestPool", "count_modules", "find_serving_record", "tune", "tune_throughput"]
+__all__ = [
+    "TERMS",
+    "ModuleBench",
+    "RequestPool",
+    "count_modules",
+    "find_serving_record",
+    "read_serving",
+    "tune",
+    "tune_throughput",
+]
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
@@ -85,13 +97,60 @@ def tune(
 
 def find_serving_record(module: XRTModule) -> ServingRecord | None:
     """The serving configuration of a module: tuned by itself, or of its lock, its bundle, or the cache; None without one."""
-    from xrt.module.bundle_index import load_serving, read_serving
-
     if module.serving_record is None and module.programs.settings.lock is not None:
         module.serving_record = module.programs.settings.lock.lock.serving
     if module.serving_record is None:
         module.serving_record = load_serving(module) if module.bundle is None else read_serving(module.bundle)
     return module.serving_record
+
+
+def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
+    """Return the store, and the name in it; None where nothing can be kept.
+
+    An error budget has names of its own, unless it is in a metric whose code is unknown: then nothing can.
+    """
+    from xrt.cache import DiskTier, Signature
+    from xrt.cache.cost_store import CostStore
+    from xrt.placement.records import make_decision_key
+
+    programs = module.programs
+    if not isinstance(programs.cache.disk, DiskTier) or programs.source.is_traced:
+        return None
+    store = CostStore.for_cache(programs.cache)
+    request = programs.engines.make_request(programs.source.get_declared_function(), clustering=programs.settings.clustering)
+    key = make_decision_key(request)
+    terms = () if lower is None else lower.terms.ingredients
+    if store is None or key is None or terms is None:
+        return None
+    return store, Signature((*key.ingredients, *terms, ("objective", "throughput")))
+
+
+def load_serving(module: XRTModule) -> ServingRecord | None:
+    """Return what an earlier search has chosen; None where none is known."""
+    try:
+        place = _find_place(module, module.programs.lowering)
+    except XRTError:
+        return None  # the model cannot be read, which a call says better
+    document = place[0].decision(place[1]) if place else None
+    return None if document is None else document.serving
+
+
+def store_serving(module: XRTModule, record: ServingRecord, lower: LoweringWithinBudget | None = None) -> None:
+    """Keep a choice for modules with these engines, this thread budget and this error budget."""
+    from xrt.formats.placement_file import PlacementFile
+
+    if place := _find_place(module, lower):
+        place[0].store_decision(place[1], PlacementFile(serving=record))
+
+
+def read_serving(file: BundleFile) -> ServingRecord | None:
+    """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
+    from xrt.formats.placement_file import parse_serving
+
+    try:
+        return parse_serving(file.record.facts["serving"])
+    except BundleError as error:
+        raise BundleError(f"cannot load {str(file.path)!r}: {error}") from None
 
 
 def tune_throughput(
@@ -158,8 +217,6 @@ def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
 
 def _adopt(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None) -> None:
     """Store the chosen configuration in the module and its cache; warn without one."""
-    from xrt.module.bundle_index import store_serving
-
     record = tuned.to_record()
     if record is None:
         warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)

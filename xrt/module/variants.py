@@ -1,6 +1,6 @@
 """Variants of a bundle: what was compiled for several processors, or placed for several thread budgets, over one set of weights.
 
-Each has a manifest of its own: engines, options, plans and compiled forms. The one for this machine is chosen when the bundle is
+Each has a record of its own: engines, options, plans and compiled forms. The one for this machine is chosen when the bundle is
 loaded.
 """
 
@@ -20,6 +20,7 @@ from xrt.runtime import default_budget, find_granted_threads
 if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
     from xrt.formats.container import Buffer
+    from xrt.formats.program_record import ProgramRecord
 
 __all__ = ["SECTION", "Extension", "Variant", "choose_variant", "dump_variants", "extend_bundle", "read_variants"]
 
@@ -31,7 +32,7 @@ class Variant:
     """What a variant was saved for."""
 
     suffix: str
-    """Behind the names of its manifest and its index."""
+    """Behind the names of its record, Functions and plans."""
     machine: str
     """The processor, as a signature has it."""
     threads: int
@@ -104,19 +105,17 @@ def _serves_threads(spec: str, saved: int, threads: int) -> bool:
 
 def _without_others(file: BundleFile, others: Sequence[Variant]) -> BundleFile:
     """Return the file, whose unused sections are those of the other variants alone."""
-    from xrt.module.bundle_index import SECTION as INDEX, SERVING, SHAPES, read_index
-
-    mine = _list_sections(read_index(file) or file.manifest)
-    own = {f"{kind}{one.suffix}" for one in others for kind in ("manifest", INDEX, SHAPES, SERVING)}
-    file.unused = frozenset(own | {name for name in file.sections if name.startswith(("function", "compiled:"))} - mine)
+    mine = _list_sections(file.record)
+    own = {f"manifest{one.suffix}" for one in others}
+    file.unused = frozenset(own | {name for name in file.sections if name.startswith(("function", "plan", "compiled:"))} - mine)
     return file
 
 
-def _list_sections(manifest: Mapping[str, Any]) -> set[str]:
-    """Return the sections that a manifest names."""
-    programs = manifest["programs"]
-    regions = {region["section"] for program in programs for region in program["regions"]}
-    return {manifest["model"], *(program["function"] for program in programs), *regions} - {""}
+def _list_sections(record: ProgramRecord) -> set[str]:
+    """The sections that a record names."""
+    programs = record.programs
+    parts = [name for program in programs for name in (program.function, program.plan)]
+    return {record.facts["model"], *parts, *(form.section for program in programs for form in program.compiled)} - {""}
 
 
 # ---------------------------------------------------------------------- one more
@@ -148,13 +147,12 @@ def extend_bundle(file: BundleFile, machine: str, threads: int, engines: Sequenc
 
 
 def _list_kept(file: BundleFile) -> Iterator[str]:
-    """Yield the sections of a variant, and the weights of its models."""
-    from xrt.module.bundle_index import SECTION as INDEX, SERVING, SHAPES
-
-    manifest = file.manifest
-    named = _list_sections(manifest)
-    for section in (manifest["model"], *(program["function"] for program in manifest["programs"])):
+    """Yield the sections of a variant, and the weights of its models and plans."""
+    record = file.record
+    for section in (record.facts["model"], *(program.function for program in record.programs)):
         if section:
             file.model(section)
-    own = (f"{kind}{file.suffix}" for kind in ("manifest", INDEX, SHAPES, SERVING))
-    yield from (name for name in (*own, *sorted(named), *sorted(file.read_weights)) if name in file.sections)
+    for program in record.programs:
+        file.read_plan(program.plan)
+    named = (f"manifest{file.suffix}", *sorted(_list_sections(record)), *sorted(file.read_weights))
+    yield from (name for name in named if name in file.sections)

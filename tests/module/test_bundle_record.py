@@ -1,4 +1,4 @@
-"""The index of a bundle: a load reads no node and imports no ONNX; what the index lacks comes from the manifest."""
+"""The record of a bundle: a load reads no node and imports no ONNX; what the record lacks comes from the plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import pytest
 import xrt
 from tests.module.test_bundle import X, perceptron, saved
 from xrt.cache import CompileCache
-from xrt.formats.bundle import BundleFile
+from xrt.errors import BundleError
 from xrt.formats.container import Container, ContainerWriter
-from xrt.module.bundle_index import SECTION, read_index
 
 TOP = Path(__file__).parents[2]
 
@@ -27,16 +27,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.xrt"
 
 
-def write_index(path: Path, index: bytes | None) -> None:
-    """Replace the index of a bundle; None removes it."""
+def write_record(path: Path, text: bytes) -> None:
+    """Replace the record of a bundle."""
     container = Container.open(path, "bundle")
-    sections = {name: bytes(container.section(name)) for name in container.sections if name != SECTION}
+    sections = {name: bytes(container.section(name)) for name in container.sections}
     with path.with_suffix(".new").open("wb") as file:
         writer = ContainerWriter(file, "bundle")
-        for name, data in ({} if index is None else {SECTION: index}).items() | sections.items():
+        for name, data in (sections | {"manifest": text}).items():
             writer.add(name, data)
         writer.finish()
     path.with_suffix(".new").replace(path)
+
+
+def read_record(path: Path) -> Any:
+    return json.loads(bytes(Container.open(path, "bundle").section("manifest")))
 
 
 @pytest.mark.slow
@@ -59,7 +63,7 @@ def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ort", "toy", ["tvm", "ort"]])
-def test_what_the_index_lacks_comes_from_the_manifest(path: Path, engine: Any) -> None:
+def test_what_the_record_lacks_comes_from_the_plan(path: Path, engine: Any) -> None:
     pins = ["Softmax=ort"] if isinstance(engine, list) else []
     with xrt.XRTModule(perceptron(), engine=engine, cache=CompileCache(), pins=pins) as module:
         expected = module(X)
@@ -72,23 +76,33 @@ def test_what_the_index_lacks_comes_from_the_manifest(path: Path, engine: Any) -
             assert loaded.verify(X)
 
 
-@pytest.mark.parametrize("fault", ["none", "no JSON", "a list", "format", "types", "launches"])
-def test_an_index_that_is_not_understood_is_not_used(path: Path, fault: str) -> None:
-    expected = saved(path)
-    index = json.loads(bytes(BundleFile(path).find_section(SECTION) or b""))
-    index |= {"format": {"format": 99}, "types": {"strict": 1}, "launches": {"programs": [{}]}}.get(fault, {})
-    texts = {"none": None, "no JSON": b"{", "a list": b"[]"}
-    write_index(path, texts.get(fault, json.dumps(index).encode()))
-    assert read_index(BundleFile(path)) is None
-    with xrt.load(path, cache=CompileCache()) as loaded:
-        assert np.array_equal(loaded(X), expected)
+FAULTS: dict[str, Callable[[Any], object]] = {
+    "no facts": lambda record: record.update(facts={}),
+    "types": lambda record: record["facts"].update(strict=1),
+    "engines": lambda record: record["facts"].update(engines=[3]),
+    "clustering": lambda record: record["facts"].update(clustering={"pins": [1]}),
+    "an option that is none": lambda record: record["facts"].update(execution={"dump_subgraph_dir": "here"}),
+    "launches": lambda record: record.update(programs=[{}]),
+    "a model that is not there": lambda record: record["programs"][0].update(launches=[], plan="nowhere"),
+}
 
 
-def test_an_index_of_another_region_is_noticed_when_its_nodes_are_read(path: Path) -> None:
+@pytest.mark.parametrize("fault", [*FAULTS, b"", b"{", b"[]", b"3", b"[" * 100_000])
+def test_a_record_that_is_not_understood_is_an_error(path: Path, fault: str | bytes) -> None:
+    saved(path)
+    record = read_record(path)
+    if isinstance(fault, str):
+        FAULTS[fault](record)
+    write_record(path, json.dumps(record).encode() if isinstance(fault, str) else fault)
+    with pytest.raises(BundleError, match=r"^cannot load '.*model\.xrt': "):
+        xrt.load(path, cache=CompileCache())
+
+
+def test_a_record_of_another_region_is_noticed_when_its_nodes_are_read(path: Path) -> None:
     expected = saved(path)
-    index = json.loads(bytes(BundleFile(path).find_section(SECTION) or b""))
-    index["programs"][0]["plan"]["launches"][0][5] = "0" * 64
-    index["programs"][0]["regions"][0][0] = ""  # no compiled form: it is compiled from the nodes
-    write_index(path, json.dumps(index).encode())
+    record = read_record(path)
+    record["programs"][0]["launches"][0][5] = "0" * 64
+    record["programs"][0]["compiled"][0][0] = ""  # no compiled form: it is compiled from the nodes
+    write_record(path, json.dumps(record).encode())
     with xrt.load(path, cache=CompileCache()) as loaded:
         assert np.array_equal(loaded(X), expected)
