@@ -123,8 +123,8 @@ class MovingAverage(Collector):
         self._ends: tuple[float, float] | None = None
 
     def see(self, numbers: Array, low: float, high: float) -> None:
-        kept, (old_low, old_high) = self.momentum, self._ends or (low, high)
-        self._ends = kept * old_low + (1 - kept) * low, kept * old_high + (1 - kept) * high
+        momentum, (old_low, old_high) = self.momentum, self._ends or (low, high)
+        self._ends = momentum * old_low + (1 - momentum) * low, momentum * old_high + (1 - momentum) * high
 
     def choose(self) -> tuple[float, float]:
         return self._ends or super().choose()
@@ -236,25 +236,27 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
         raise OptionError(
             f"there is no calibration method {method!r}.{did_you_mean(method, METHODS)} There is: {', '.join(METHODS)}"
         )
-    known = list(inspect.signature(METHODS[method]).parameters)
+    parameter_names = list(inspect.signature(METHODS[method]).parameters)
     for name in parameters:
-        if name not in known:
-            has = f"its parameters are {', '.join(known)}" if known else "it has none"
-            raise OptionError(f"calibration method {method!r} has no parameter {name!r}; {has}.{did_you_mean(name, known)}")
+        if name not in parameter_names:
+            has = f"its parameters are {', '.join(parameter_names)}" if parameter_names else "it has none"
+            raise OptionError(
+                f"calibration method {method!r} has no parameter {name!r}; {has}.{did_you_mean(name, parameter_names)}"
+            )
     return METHODS[method](**parameters)
 
 
 def read_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
     """Return all parameters of the method, defaults included."""
     defaults = inspect.signature(METHODS[method]).parameters
-    return {name: float(parameters.get(name, one.default)) for name, one in defaults.items()}
+    return {name: float(parameters.get(name, parameter.default)) for name, parameter in defaults.items()}
 
 
-def _check_share(name: str, given: float, whole: float = 1.0) -> float:
+def _check_share(name: str, value: float, whole: float = 1.0) -> float:
     """Return a number as a share of the whole."""
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= whole:
-        raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {given!r}")
-    return given / whole
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= whole:
+        raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {value!r}")
+    return value / whole
 
 
 class Observer:
@@ -294,15 +296,15 @@ class Observer:
         with self._lock:
             if not self.batches:
                 raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
-            made = tuple(_describe(key, name, one) for key, (name, one) in self._collectors.items())
-            needs_more = any(one.needs_batches for _, one in self._collectors.values())
+            ranges = tuple(_describe(key, name, collector) for key, (name, collector) in self._collectors.items())
+            needs_more = any(collector.needs_batches for _, collector in self._collectors.values())
         if self.batches == 1 and needs_more:
             warn(
                 f"calibration by {self.method!r} has seen one batch, and needs the statistics of several; add batches, "
                 "or use method='minmax'",
                 CalibrationWarning,
             )
-        return CalibrationTable(method=self.method, parameters=read_parameters(self.method, self._given), ranges=made)
+        return CalibrationTable(method=self.method, parameters=read_parameters(self.method, self._given), ranges=ranges)
 
 
 def _describe(key: str, name: str, collector: Collector) -> ValueRange:
@@ -323,11 +325,11 @@ def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[s
     size = 0
     for name in names:
         type_ = function.get_type(name)
-        own = (type_.nbytes if isinstance(type_, TensorType) else None) or UNKNOWN_BYTES
-        if group and size + own > MOST_BYTES:
+        nbytes = (type_.nbytes if isinstance(type_, TensorType) else None) or UNKNOWN_BYTES
+        if group and size + nbytes > MOST_BYTES:
             yield tuple(group)
             group, size = [], 0
         group.append(name)
-        size += own
+        size += nbytes
     if group:
         yield tuple(group)

@@ -55,7 +55,7 @@ class QuantizationResult:
     """How many models were run."""
 
 
-def measure_error(expected: Outputs, found: Outputs) -> float:
+def measure_error(expected: Outputs, results: Outputs) -> float:
     """Return the relative error of the output that differs most: the norm of the difference, over all batches, by its own norm.
 
     Infinity where an output has NaN, or an infinity that is not expected. Integers and booleans count where no output is of
@@ -65,7 +65,8 @@ def measure_error(expected: Outputs, found: Outputs) -> float:
     floats = [place for place in places if np.asarray(expected[0][place]).dtype.kind == "f"]
     measure = _measure_floats if floats else _measure_integers
     return max(
-        (measure([(a[place], b[place]) for a, b in zip(expected, found, strict=True)]) for place in floats or places), default=0.0
+        (measure([(a[place], b[place]) for a, b in zip(expected, results, strict=True)]) for place in floats or places),
+        default=0.0,
     )
 
 
@@ -194,7 +195,9 @@ def quantize_within(
         search.nearest = min(search.nearest, (error, len(search.names)))
         least *= 2  # the prediction was too good; each attempt that fails removes more
     quantized = tuple(name for name in names if name in search.names)
-    return QuantizationResult(attempt, error, quantized, tuple(sorted(search.kept, key=lambda one: -one.error)), search.runs + 3)
+    return QuantizationResult(
+        attempt, error, quantized, tuple(sorted(search.kept, key=lambda exclusion: -exclusion.error)), search.runs + 3
+    )
 
 
 def _describe_failure(budget: float, error: float, quantized: int, count: int) -> CalibrationError:

@@ -107,8 +107,8 @@ class LayerBuilder:
 
     def upsample(self, x: Tensor, channels: int) -> Tensor:
         """Double the height and width with a transposed convolution without overlap."""
-        given = get_value_shape(x)[1]
-        weight = self.normal(given, channels, 2, 2, deviation=1 / math.sqrt(given))
+        in_channels = get_value_shape(x)[1]
+        weight = self.normal(in_channels, channels, 2, 2, deviation=1 / math.sqrt(in_channels))
         bias = self.normal(channels, deviation=0.1)
         return emit("ConvTranspose", x, weight, bias, kernel_shape=[2, 2], strides=[2, 2])
 

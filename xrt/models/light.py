@@ -34,9 +34,9 @@ class ActivationStatistics:
 UNIT = ActivationStatistics(0.0, 1.0)
 
 
-def propagate_statistics(node: Node, known: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
+def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
     """Moments of a node's outputs from those of its inputs; operators without a rule keep them."""
-    inputs = [known[name] for name in node.uses if name in known]
+    inputs = [statistics[name] for name in node.uses if name in statistics]
     return _RULES.get(node.op_type, _unchanged)(node, inputs) if inputs else UNIT
 
 
@@ -109,19 +109,19 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
 def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
     """Yield name and value of each new weight in topological order."""
     weights = _weights(function)
-    known = {value.name: UNIT for value in function.inputs}
+    statistics = {value.name: UNIT for value in function.inputs}
     done: set[str] = set()
     for node in function.nodes:
         if node.outputs[0] in weights:
             continue
-        given = next((known[name] for name in node.inputs if name in known), UNIT)
+        input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT)
         for slot, name in enumerate(node.inputs):
             maker = _MAKERS.get((node.op_type, slot))
             if maker is not None and name in weights and weights[name].name not in done:
                 # A shared weight is drawn once, for its first reader.
                 done.add(weights[name].name)
-                yield weights[name].name, maker(generator, weights[name].shape, given, node)
-        known.update(dict.fromkeys(node.defines, propagate_statistics(node, known)))
+                yield weights[name].name, maker(generator, weights[name].shape, input_statistics, node)
+        statistics.update(dict.fromkeys(node.defines, propagate_statistics(node, statistics)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,17 @@ class _Weight:
 
 def _weights(function: Function) -> dict[str, _Weight]:
     """Map each weight, and each reshaped weight, to the weight."""
-    found = {
+    weights = {
         name: _Weight(name, constant.shape)
         for name, constant in function.constants.items()
         if constant.dtype is DType.FLOAT32 and constant.array.size > 1
     }
     for node in function.nodes:
         if _is_fill(node, function):
-            found[node.outputs[0]] = _Weight(node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array)))
-        elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in found:
-            found[node.outputs[0]] = found[node.inputs[0]]
-    return found
+            weights[node.outputs[0]] = _Weight(node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array)))
+        elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in weights:
+            weights[node.outputs[0]] = weights[node.inputs[0]]
+    return weights
 
 
 def _is_fill(node: Node, function: Function) -> bool:
@@ -155,29 +155,29 @@ def _is_fill(node: Node, function: Function) -> bool:
 # ---------------------------------------------------------------------- one maker for each role
 
 
-def _product(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+def _product(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     """Scale for unit variance of the outputs."""
     if node.op_type == "Conv":
-        terms = math.prod(shape[1:])
+        fan_in = math.prod(shape[1:])
     else:
         rows, columns = shape[-2:]
-        terms = columns if node.attr("transB", 0) else rows
-    return _normal(generator, shape, 0.0, 1 / math.sqrt(max(1.0, terms * given.square)))
+        fan_in = columns if node.attr("transB", 0) else rows
+    return _normal(generator, shape, 0.0, 1 / math.sqrt(max(1.0, fan_in * statistics.square)))
 
 
-def _small(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+def _small(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     return _normal(generator, shape, 0.0, 0.1)
 
 
-def _mean(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
-    return _normal(generator, shape, given.mean, 0.1 * math.sqrt(given.variance))
+def _mean(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _normal(generator, shape, statistics.mean, 0.1 * math.sqrt(statistics.variance))
 
 
-def _variance(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
-    return _near_one(generator, shape, given, node) * np.float32(given.variance)
+def _variance(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
+    return _near_one(generator, shape, statistics, node) * np.float32(statistics.variance)
 
 
-def _near_one(generator: np.random.Generator, shape: tuple[int, ...], given: ActivationStatistics, node: Node) -> Array:
+def _near_one(generator: np.random.Generator, shape: tuple[int, ...], statistics: ActivationStatistics, node: Node) -> Array:
     return generator.random(shape, dtype=np.float32) * np.float32(0.4) + np.float32(0.8)
 
 
@@ -215,9 +215,9 @@ def load_light(name: str, seed: int = 0) -> Function:
 
     Weights have their full size in memory: 575 MB for vgg19. Raises ModelError for an unknown name.
     """
-    known = light_models()
-    if name not in known:
-        raise ModelError(f"there is no light model {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
+    models = light_models()
+    if name not in models:
+        raise ModelError(f"there is no light model {name!r}.{did_you_mean(name, models)} There are: {', '.join(models)}")
     return fill_random_weights(load(_folder() / f"{_PREFIX}{name}.onnx"), seed)
 
 

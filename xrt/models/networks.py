@@ -138,11 +138,11 @@ def reductions(seed: int = 0, *, batch: int = 64, rows: int = 256, columns: int 
     with LayerBuilder("reductions", seed) as net:
         x = net.input("x", batch, rows, columns)
         kinds = (("ReduceMean", -1), ("ReduceMax", 1), ("ReduceSum", 1), ("ReduceL2", -1), ("ReduceMin", 0))
-        found = {
+        outputs = {
             f"{kind.removeprefix('Reduce').lower()}_{axis % 3}": emit(kind, x, net.constant(np.array([axis])), keepdims=0)
             for kind, axis in kinds
         }
-        return net.finish(**found)
+        return net.finish(**outputs)
 
 
 def _elementwise(x: Tensor, length: int) -> Tensor:
@@ -192,8 +192,8 @@ def detector(
         offsets, logits = (_read(net, maps, columns) for columns in (4, classes))
         boxes = _decoded(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
         shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
-        found, scores, labels = _kept(net, boxes, shares[:, 1:], detections)
-        return net.finish(boxes=found, scores=scores, labels=labels)
+        selected, scores, labels = _kept(net, boxes, shares[:, 1:], detections)
+        return net.finish(boxes=selected, scores=scores, labels=labels)
 
 
 # ---------------------------------------------------------------------- the network
@@ -285,8 +285,8 @@ def dlrm(
         x = net.input("dense", batch, dense)
         ids = net.input("ids", tables, batch, lookups, dtype=DType.INT64)
         x = _perceptron(net, x, (bottom, bottom // 2, width))
-        found = [_bag(net, emit("Gather", ids, net.constant(np.array(k)), axis=0), entries, width) for k in range(tables)]
-        pairs = _agreement(net, emit("Concat", x, *found, axis=1), tables + 1)
+        bags = [_bag(net, emit("Gather", ids, net.constant(np.array(k)), axis=0), entries, width) for k in range(tables)]
+        pairs = _agreement(net, emit("Concat", x, *bags, axis=1), tables + 1)
         x = _perceptron(net, emit("Concat", x, pairs, axis=1), (top, top, top // 2))
         return net.finish(click=emit("Sigmoid", net.linear(x, 1)))
 
@@ -328,8 +328,8 @@ def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4,
             skips.append(x)
             x = _twice(net, emit("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), channels * 2**level)
         for skip in reversed(skips):
-            given = get_value_shape(skip)[1]
-            x = _twice(net, emit("Concat", skip, net.upsample(x, given), axis=1), given)
+            width = get_value_shape(skip)[1]
+            x = _twice(net, emit("Concat", skip, net.upsample(x, width), axis=1), width)
         # One distribution over the classes per pixel.
         return net.finish(shares=emit("Softmax", net.convolution(x, classes, 1), axis=1))
 

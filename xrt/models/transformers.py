@@ -180,11 +180,11 @@ class _Network:
             drawn = self._random.standard_normal(shape, dtype=np.float32)
             drawn *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
             return self.constant(drawn + np.float32(center))
-        found = self._weights.get(name)
-        if found is None or found.shape != shape:
-            have = "missing" if found is None else f"of shape {list(found.shape)}"
+        array = self._weights.get(name)
+        if array is None or array.shape != shape:
+            have = "missing" if array is None else f"of shape {list(array.shape)}"
             raise OptionError(f"weight {name!r} is {have}; it must be float32{list(shape)}")
-        return self.constant(np.ascontiguousarray(found, np.float32))
+        return self.constant(np.ascontiguousarray(array, np.float32))
 
     def constant(self, value: Any) -> Tensor:
         taken = np.asarray(value)

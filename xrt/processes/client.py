@@ -57,8 +57,8 @@ class WorkerDied(WorkerLost):
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         """Name of the signal, or the exit status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
-        said = crash if code < 0 else f"its process ended by itself, with status {code}"
-        super().__init__(f"{said}; it last wrote: {self.last_line}" if output else said)
+        text = crash if code < 0 else f"its process ended by itself, with status {code}"
+        super().__init__(f"{text}; it last wrote: {self.last_line}" if output else text)
 
     @property
     def last_line(self) -> str:
@@ -101,16 +101,16 @@ class WorkerProcess:
 
         Output is kept for `WorkerDied`, or goes to standard error.
         """
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output = os.fdopen(os.memfd_create("xrt-output"), "w+", errors="replace") if keeps_output else None
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        with its:
-            terms: dict[str, Any] = {"environment": environment, "inherited": [its.fileno()]}
-            self._process = start_python(entry, str(its.fileno()), *arguments, **terms, **streams)
-        self._channel, self._output = mine, output
+        with child_channel:
+            handle = child_channel.fileno()
+            self._process = start_python(entry, str(handle), *arguments, environment=environment, inherited=[handle], **streams)
+        self._channel, self._output = channel, output
         self._is_ready = False
         self._generation = get_generation()
-        self.end = weakref.finalize(self, _end, self._generation, self._process, mine, output)
+        self.end = weakref.finalize(self, _end, self._generation, self._process, channel, output)
         """Kill the process with all its descendants, such as compilers, and release its resources.
 
         In a forked child, only close the child's copies: the process belongs to the parent."""

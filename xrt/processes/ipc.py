@@ -54,10 +54,10 @@ class SharedBuffer:
 
 def _write(handle: int, data: memoryview, offset: int) -> None:
     """Write bytes without the GIL, so that other threads run while gigabytes are copied."""
-    left = data.cast("B") if data.nbytes else data
-    while left.nbytes:
-        written = os.pwrite(handle, left, offset)
-        left, offset = left[written:], offset + written
+    rest = data.cast("B") if data.nbytes else data
+    while rest.nbytes:
+        written = os.pwrite(handle, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:

@@ -53,16 +53,16 @@ def _serve_one(channel: socket.socket, answer: Answer) -> None:
         return send(channel, {"error": _describe(error)})
     buffer = SharedBuffer()
     try:
-        found = answer(Request(message, memory, buffer))
+        result = answer(Request(message, memory, buffer))
     except Exception as error:  # noqa: BLE001  # re-raised by the client
         return send(channel, {"error": _describe(error)})
     try:
-        return send(channel, {"answer": found}, buffer)
+        return send(channel, {"answer": result}, buffer)
     except (MemoryError, TypeError, ValueError) as error:  # nothing was sent yet: out of memory, or not JSON
         return send(channel, {"error": _describe(error)})
 
 
 def _describe(error: Exception) -> Message:
     """The fields of `RemoteError`: the nearest class in `xrt.errors` or the class itself, the text, and nodes if any."""
-    known = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
-    return {"kind": next(known, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}
+    names = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
+    return {"kind": next(names, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}

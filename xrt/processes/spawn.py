@@ -143,7 +143,7 @@ def _start(
         os.close(reads)
 
 
-def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run(command: Sequence[str], data: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a program with input; return its output and exit status. ``options`` are those of `start`.
 
     Raises `subprocess.TimeoutExpired` after ``timeout`` seconds. The process and its descendants have ended in every case.
@@ -151,10 +151,10 @@ def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) ->
     pipe = subprocess.PIPE
     process = start(command, stdin=pipe, stdout=pipe, stderr=pipe, **options)
     try:
-        out, said = process.communicate(given, timeout=timeout)
+        out, errors = process.communicate(data, timeout=timeout)
     finally:
         end(process)
-    return subprocess.CompletedProcess(command, process.returncode, out, said)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -68,29 +68,29 @@ class CallFrame:
         self.slots[:] = self.initial
 
 
-def make_frame(slots: ValueTable, layout: MemoryPlan, own: Mapping[int, Any] | None = None) -> CallFrame:
-    """Make a frame with its own arena block; ``own`` maps slots to the caller's arrays of a bound call."""
+def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int, Any] | None = None) -> CallFrame:
+    """Make a frame with its own arena block; ``caller_arrays`` maps slots to the caller's arrays of a bound call."""
     views = layout.arena.views()
     initial: list[Any] = [None] * (len(slots.names) + 2)
-    fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(own or {})
+    fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(caller_arrays or {})
     for slot, array in {**slots.constants, **fixed}.items():
         initial[slot] = array
     table = list(initial)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.last_uses()
-    ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
-    # A bound call has its in-place updates in `own` already.
-    inplace = {} if own else slots.inplace
+    makers = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
+    # A bound call has its in-place updates in `caller_arrays` already.
+    inplace = {} if caller_arrays else slots.inplace
     arrays = (LaunchArrays(table, read, fixed, free, inplace) for free in frees)
-    made = ((ways.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
-    return CallFrame(table, tuple(_action(*one) for one in made), entering, tuple(initial))
+    actions = ((makers.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
+    return CallFrame(table, tuple(_action(*action) for action in actions), entering, tuple(initial))
 
 
-def _action(way: Callable[[Step, LaunchArrays], Action], step: Step, ground: LaunchArrays) -> Action:
+def _action(make: Callable[[Step, LaunchArrays], Action], step: Step, arrays: LaunchArrays) -> Action:
 
     try:
-        return way(step, ground)
+        return make(step, arrays)
     except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
         raise to_run_failed(step.launch, error)  # noqa: B904
 
@@ -131,11 +131,11 @@ def _aimed(step: Step, ground: LaunchArrays) -> Action:
     return launch
 
 
-def _plain(step: Step, ground: LaunchArrays) -> Action:
+def _plain(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots and outputs to the slots."""
-    places = {slot: ground.fixed[slot] for slot in step.writes if slot in ground.fixed}
-    slots, freed = ground.slots, ground.freed
-    updates = tuple((mine, ground.inplace[slot]) for mine, slot in enumerate(step.writes) if slot in ground.inplace)
+    places = {slot: arrays.fixed[slot] for slot in step.writes if slot in arrays.fixed}
+    slots, freed = arrays.slots, arrays.freed
+    updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(step.writes) if slot in arrays.inplace)
     if places or updates:
         return _placing(step, slots, places, freed, updates)
     direct, run, reads, writes, count = (
@@ -149,12 +149,12 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
 
     def launch() -> None:
         options = slots[OPTIONS]
-        given = [slots[slot] for slot in reads]
+        arguments = [slots[slot] for slot in reads]
         # fast_call skips the options, which most calls do not need.
         if options is None or not _asks_for_more(options, filled):
-            results = direct(*given)
+            results = direct(*arguments)
         else:
-            results = run(given, find_inplace_reuse(step, options, {}))
+            results = run(arguments, find_inplace_reuse(step, options, {}))
         if len(results) != count:
             raise make_count_error(step, len(results))
         for slot, result in zip(writes, results, strict=True):
@@ -168,8 +168,8 @@ def _plain(step: Step, ground: LaunchArrays) -> Action:
 def _filled_outputs(step: Step) -> list[tuple[int, int]]:
     """Program outputs that the engine can write to a given buffer, with the size from which that is worthwhile."""
     least = dict(enumerate(step.executable.output_buffer_threshold()))
-    found = ((place, least.get(mine)) for mine, place in step.returns)
-    return [(place, nbytes) for place, nbytes in found if nbytes is not None]
+    limits = ((place, least.get(index)) for index, place in step.returns)
+    return [(place, nbytes) for place, nbytes in limits if nbytes is not None]
 
 
 def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
@@ -191,15 +191,17 @@ def _placing(
 
     def launch() -> None:
         options = slots[OPTIONS]
-        given = [slots[slot] for slot in step.reads]
+        arguments = [slots[slot] for slot in step.reads]
         # The inputs of this call do not overlap, so outputs may be written to their arrays.
         if updates and slots[UPDATES]:
             chosen = find_inplace_reuse(step, options or RunOptions(), buffers)
-            results = run(given, _with_updates(chosen, len(step.writes), [(mine, slots[target]) for mine, target in updates]))
+            results = run(
+                arguments, _with_updates(chosen, len(step.writes), [(index, slots[target]) for index, target in updates])
+            )
         elif options is None:
-            results = run(given, usual) if buffers else direct(*given)
+            results = run(arguments, usual) if buffers else direct(*arguments)
         else:
-            results = run(given, find_inplace_reuse(step, options, buffers))
+            results = run(arguments, find_inplace_reuse(step, options, buffers))
         if len(results) != len(step.writes):
             raise make_count_error(step, len(results))
         for slot, result in zip(step.writes, results, strict=True):
@@ -218,8 +220,8 @@ def _placing(
 def _with_updates(options: RunOptions, count: int, updates: Sequence[tuple[int, Array]]) -> RunOptions:
     """Options with these arrays as output buffers, taking precedence over the caller's."""
     out = list(options.out or [None] * count)
-    for mine, array in updates:
-        out[mine] = array
+    for index, array in updates:
+        out[index] = array
     return RunOptions(out, options.stream, options.block, options.profile)
 
 
@@ -227,8 +229,8 @@ def find_inplace_reuse(step: Step, options: RunOptions, places: Mapping[int, Arr
     """Options of one launch: the caller's buffers for program outputs, fixed places for other values."""
     buffers = [places.get(slot) for slot in step.writes]
     if options.out is not None:
-        for mine, place in step.returns:
-            buffers[mine] = options.out[place]
+        for index, place in step.returns:
+            buffers[index] = options.out[place]
     out = buffers if any(buffer is not None for buffer in buffers) else None
     return RunOptions(out, options.stream, options.block, options.profile)
 
@@ -253,13 +255,13 @@ class OutputInspector:
     """Whether the check needs the inputs as before the launch, even if the launch may overwrite them."""
 
 
-def copy_inputs(step: Step, given: Sequence[Any]) -> list[Any]:
+def copy_inputs(step: Step, arguments: Sequence[Any]) -> list[Any]:
     """The inputs of a launch, with copies of those that the engine may overwrite."""
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
     # The engine may reuse the memory of these inputs.
     written.update(source for source, _ in step.executable.inplace_pairs())
-    return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(given)]
+    return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(arguments)]
 
 
 def to_run_failed(launch: Launch, error: Exception) -> Exception:
@@ -270,11 +272,11 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
     if isinstance(error, XRTError) and not isinstance(error, EngineError):
         error.updated = None  # the launch had begun
         return error
-    said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, RunFailed) and (error.region or launch.name in said):
+    message = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RunFailed) and (error.region or launch.name in message):
         error.region = error.region or launch.name
         return error
-    failed = RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {said}", launch.name)
+    failed = RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {message}", launch.name)
     failed.__cause__ = error
     return failed
 
@@ -308,8 +310,8 @@ def list_inplace_updates(plan: Plan, region: str) -> list[str]:
     """Model inputs that an engine may have overwritten by the time a region failed."""
     names = [launch.name for launch in plan.launches]
     begun = plan.launches[: names.index(region) + 1]
-    given = {value.name for value in plan.function.inputs}
-    return [before for launch in begun for before, _ in launch.function.aliases if before in given]
+    input_names = {value.name for value in plan.function.inputs}
+    return [before for launch in begun for before, _ in launch.function.aliases if before in input_names]
 
 
 AT_END = ""
@@ -383,8 +385,8 @@ class ValueCounter:
 
     def count_results(self, results: Iterable[Any]) -> int:
         """Bytes at the end of the call, including results that are copies."""
-        found = {key: size for value in results for key, size in _list_memory(value)}
-        return self.nbytes + sum(size for key, size in found.items() if key not in self._others and not self._alive.get(key))
+        sizes = {key: size for value in results for key, size in _list_memory(value)}
+        return self.nbytes + sum(size for key, size in sizes.items() if key not in self._others and not self._alive.get(key))
 
 
 def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
@@ -402,12 +404,17 @@ def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
 
 
 def find_peak(
-    held: Sequence[int], at_end: int, launches: Sequence[Launch], executables: Sequence[Executable], expected: int | None
+    live_bytes: Sequence[int], at_end: int, launches: Sequence[Launch], executables: Sequence[Executable], expected: int | None
 ) -> CallMemory:
     """The peak over all launches, from the bytes of arrays and the memory that engines report."""
     uses = [executable.memory() for executable in executables]
-    inner = [[None] if own is None else [use.nbytes for use in own if use.per_call] for own in uses]
+    inner = [
+        [None] if executable_uses is None else [use.nbytes for use in executable_uses if use.per_call] for executable_uses in uses
+    ]
     untold = tuple(launch.name for launch, sizes in zip(launches, inner, strict=True) if None in sizes)
-    rows = [(one.name, values, sum(n or 0 for n in sizes)) for one, values, sizes in zip(launches, held, inner, strict=True)]
+    rows = [
+        (launch.name, values, sum(n or 0 for n in sizes))
+        for launch, values, sizes in zip(launches, live_bytes, inner, strict=True)
+    ]
     name, values, workspace = max([*rows, (AT_END, at_end, 0)], key=lambda row: row[1] + row[2])
     return CallMemory(values + workspace, name, values, workspace, expected, untold)

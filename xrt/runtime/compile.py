@@ -266,9 +266,9 @@ class _Compilation:
 
 
 def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
-    own = set(launch.nodes)
+    names = set(launch.nodes)
     _log.info("%s is refused: %s", launch.name, error)
-    culprits = tuple(node for node in getattr(error, "nodes", ()) if node in own)
+    culprits = tuple(node for node in getattr(error, "nodes", ()) if node in names)
     return Refusal(launch, culprits or launch.nodes, error)
 
 
@@ -294,18 +294,18 @@ def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefuse
 
 
 def _lease(region: RegionToCompile, cache: CompileCache) -> Lease:
-    met, recipe = "hit", region.recipe
+    outcome, recipe = "hit", region.recipe
 
     def make() -> Executable:
-        nonlocal met
-        met = "miss"
+        nonlocal outcome
+        outcome = "miss"
         is_kept = cache.disk is not None and recipe.is_kept
         context = replace(region.context, keep=cache.find_learning_directory(region.engine.name), is_kept=is_kept)
         return _made(region, context)
 
     lease = cache.lease(region.signature, make, recipe=recipe)
     _let_go(region.launch.function)
-    _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
+    _log.debug("cache %s for %s (%.12s)", outcome, region.launch.name, region.signature.key)
     return lease
 
 
@@ -382,48 +382,48 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
     ``patterns`` are blamed too, because equal blocks fail alike. When the trials are used up, only nodes known to compile are
     kept.
     """
-    kept, asked = list(range(len(patterns))), 0
+    remaining, trials = list(range(len(patterns))), 0
 
     def fails(places: Sequence[int]) -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal trials
+        trials += 1
         return not compiles(places)
 
     while True:
-        # kept[:least] is known to compile, kept[:enough] to fail.
-        least, enough = 0, len(kept)
-        while enough - least > 1 and asked < most:
+        # remaining[:least] compiles, remaining[:enough] fails.
+        least, enough = 0, len(remaining)
+        while enough - least > 1 and trials < most:
             middle = (least + enough) // 2
-            least, enough = (least, middle) if fails(kept[:middle]) else (middle, enough)
-        if enough - least > 1 or asked >= most:
-            return _others(kept[:least], len(patterns))
-        culprit = kept[enough - 1]
-        alone = [place for place in kept if place != culprit]
+            least, enough = (least, middle) if fails(remaining[:middle]) else (middle, enough)
+        if enough - least > 1 or trials >= most:
+            return _others(remaining[:least], len(patterns))
+        culprit = remaining[enough - 1]
+        alone = [place for place in remaining if place != culprit]
         # Equal blocks of a model usually fail alike.
-        others = [place for place in kept if patterns[place] != patterns[culprit]]
+        others = [place for place in remaining if patterns[place] != patterns[culprit]]
         if not alone or not fails(alone):
             return _others(alone, len(patterns))
-        kept = others if len(others) < len(alone) else alone
-        if not kept or (len(others) < len(alone) and asked < most and not fails(kept)):
-            return _others(kept, len(patterns))
+        remaining = others if len(others) < len(alone) else alone
+        if not remaining or (len(others) < len(alone) and trials < most and not fails(remaining)):
+            return _others(remaining, len(patterns))
 
 
-def _others(kept: Sequence[int], count: int) -> tuple[int, ...]:
-    """All positions that are not kept."""
-    left = set(range(count)) - set(kept)
-    return tuple(sorted(left))
+def _others(remaining: Sequence[int], count: int) -> tuple[int, ...]:
+    """All positions that do not remain."""
+    others = set(range(count)) - set(remaining)
+    return tuple(sorted(others))
 
 
 def describe_patterns(function: Function) -> list[object]:
     """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
     keys = QuestionKeys(function)
     # Nodes without a key (with bodies, for example) equal only themselves.
-    own = {node.name: keys.key(node) or node.name for node in function.nodes}
-    return [(own[node.name], _around(function, node, own)) for node in function.nodes]
+    node_keys = {node.name: keys.key(node) or node.name for node in function.nodes}
+    return [(node_keys[node.name], _around(function, node, node_keys)) for node in function.nodes]
 
 
-def _around(function: Function, node: Node, own: dict[str, str]) -> tuple[object, ...]:
+def _around(function: Function, node: Node, keys: dict[str, str]) -> tuple[object, ...]:
     before = (function.producer(name) for name in node.uses)
     after = (use.node for name in node.outputs if name for use in function.users(name))
-    given = [own[one.name] if one is not None else "" for one in before]
-    return (tuple(given), tuple(sorted(own.get(one.name, "") for one in after)))
+    producers = [keys[neighbor.name] if neighbor is not None else "" for neighbor in before]
+    return (tuple(producers), tuple(sorted(keys.get(neighbor.name, "") for neighbor in after)))

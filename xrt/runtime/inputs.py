@@ -27,28 +27,28 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
     takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
     if len(args) > len(names):
         raise InputError(f"{takes}; got {len(args)} positional values")
-    given = dict(zip(names, args, strict=False))
+    by_name = dict(zip(names, args, strict=False))
     for name, value in named.items():
         if name not in names:
             raise InputError(f"the model has no input {name[:200]!r}.{did_you_mean(name[:200], names)} {takes.capitalize()}")
-        if name in given:
+        if name in by_name:
             raise InputError(f"input {name!r} is given twice, by position and by name")
-        given[name] = value
-    missing = [value.name for value in inputs if value.name not in given and not isinstance(value.type, OptionalType)]
+        by_name[name] = value
+    missing = [value.name for value in inputs if value.name not in by_name and not isinstance(value.type, OptionalType)]
     if missing:
         raise InputError(f"no value for input{'s' * (len(missing) != 1)} {', '.join(map(repr, missing))}; {takes}")
-    return [given.get(name) for name in names]
+    return [by_name.get(name) for name in names]
 
 
-def _is_feed(given: Any, inputs: Sequence[Value]) -> bool:
+def _is_feed(argument: Any, inputs: Sequence[Value]) -> bool:
     """Whether the only positional argument is a dict of inputs by name, as for ONNX Runtime's ``run``."""
     # A dict with other keys may be the value of a map input.
-    if type(given) is not dict or not given or not all(isinstance(name, str) for name in given):
+    if type(argument) is not dict or not argument or not all(isinstance(name, str) for name in argument):
         return False
     return not (inputs and isinstance(inputs[0].type, MapType))
 
 
-def normalize(value: Value, given: Any, home: str = "cpu") -> Any:
+def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
     """Convert a value to the form that engines expect: a NumPy array in native byte order, a list, a dict or None.
 
     Arrays of other libraries are imported through DLPack without a copy, from host memory or from ``home``, the module's
@@ -57,48 +57,52 @@ def normalize(value: Value, given: Any, home: str = "cpu") -> Any:
     """
     type_ = value.type
     if isinstance(type_, OptionalType):
-        return None if given is None else normalize(Value(value.name, type_.element), given, home)
+        return None if argument is None else normalize(Value(value.name, type_.element), argument, home)
     if isinstance(type_, SequenceType):
-        return _sequence(value.name, type_, given, home)
+        return _sequence(value.name, type_, argument, home)
     if isinstance(type_, MapType):
-        return _map(value.name, type_, given)
-    return _array(value.name, type_, given, home)
+        return _map(value.name, type_, argument)
+    return _array(value.name, type_, argument, home)
 
 
-def _sequence(name: str, type_: SequenceType, given: Any, home: str) -> list[Any]:
-    if not isinstance(given, list | tuple):
-        raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(given)}")
-    return [normalize(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(given)]
+def _sequence(name: str, type_: SequenceType, argument: Any, home: str) -> list[Any]:
+    if not isinstance(argument, list | tuple):
+        raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(argument)}")
+    return [normalize(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(argument)]
 
 
-def _map(name: str, type_: MapType, given: Any) -> dict[Any, Any]:
+def _map(name: str, type_: MapType, argument: Any) -> dict[Any, Any]:
     """Convert keys and values to Python scalars of the declared types."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"input {name!r} is {type_}; pass a dict, not {_described(given)}")
+    if not isinstance(argument, Mapping):
+        raise InputError(f"input {name!r} is {type_}; pass a dict, not {_described(argument)}")
     kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
-    return {_plain(name, type_, kinds[0], key): _plain(name, type_, kinds[1], item) for key, item in given.items()}
+    return {_plain(name, type_, kinds[0], key): _plain(name, type_, kinds[1], item) for key, item in argument.items()}
 
 
-def _plain(name: str, type_: MapType, kind: DType | None, given: Any) -> Any:
-    plain = given.item() if isinstance(given, np.generic) or (isinstance(given, np.ndarray) and given.ndim == 0) else given
+def _plain(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
+    plain = (
+        argument.item()
+        if isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
+        else argument
+    )
     fits = str if kind is DType.STRING else int | float if kind is not None and kind.is_float else int
     if kind is None or (isinstance(plain, fits) and not isinstance(plain, bool)):
         return float(plain) if kind is not None and kind.is_float else plain
-    raise InputError(f"input {name!r} is {type_}; it holds {given!r}, which is not of type {kind}")
+    raise InputError(f"input {name!r} is {type_}; it holds {argument!r}, which is not of type {kind}")
 
 
-def _array(name: str, type_: TensorType | None, given: Any, home: str) -> Any:
-    if type(given) is np.ndarray or isinstance(given, np.ndarray | np.generic):
-        array = np.asarray(given)
-    elif isinstance(given, bool | int | float | complex | str):
-        array = _scalar(name, type_, given)
-    elif hasattr(given, "__dlpack__"):
-        if not on_host(given):
-            return _from_device(name, given, home)
-        array = _from_dlpack(name, given)
+def _array(name: str, type_: TensorType | None, argument: Any, home: str) -> Any:
+    if type(argument) is np.ndarray or isinstance(argument, np.ndarray | np.generic):
+        array = np.asarray(argument)
+    elif isinstance(argument, bool | int | float | complex | str):
+        array = _scalar(name, type_, argument)
+    elif hasattr(argument, "__dlpack__"):
+        if not on_host(argument):
+            return _from_device(name, argument, home)
+        array = _from_dlpack(name, argument)
     else:
         raise InputError(
-            f"input {name!r} must be a NumPy array; got {_described(given)}; convert it with np.asarray(..., dtype=...)"
+            f"input {name!r} must be a NumPy array; got {_described(argument)}; convert it with np.asarray(..., dtype=...)"
         )
     # Engines expect strings as Python objects.
     if array.dtype.kind in "US":
@@ -113,40 +117,42 @@ def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return native
 
 
-def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
+def _scalar(name: str, type_: TensorType | None, argument: Any) -> np.ndarray[Any, Any]:
     if type_ is None or type_.shape != ():
         declared = f" ({type_})" if type_ is not None else ""
         raise InputError(
-            f"input {name!r}{declared} must be a NumPy array; a Python {type(given).__name__} is taken for a 0-d input only"
+            f"input {name!r}{declared} must be a NumPy array; a Python {type(argument).__name__} is taken for a 0-d input only"
         )
-    array = np.asarray(given, dtype=object if isinstance(given, str) else None)
+    array = np.asarray(argument, dtype=object if isinstance(argument, str) else None)
     if type_.dtype is DType.STRING or not np.can_cast(array.dtype, type_.dtype.numpy, "same_kind"):
         return array
     # A number that overflows the type is an error, not infinity.
     with np.errstate(over="raise"):
         try:
-            return np.asarray(given, dtype=type_.dtype.numpy)
+            return np.asarray(argument, dtype=type_.dtype.numpy)
         except (OverflowError, FloatingPointError):
-            raise InputError(f"input {name!r} is {type_}, which cannot hold {given!r}") from None
+            raise InputError(f"input {name!r} is {type_}, which cannot hold {argument!r}") from None
 
 
-def _from_dlpack(name: str, given: Any) -> np.ndarray[Any, Any]:
+def _from_dlpack(name: str, argument: Any) -> np.ndarray[Any, Any]:
     try:
-        return from_dlpack(given)
+        return from_dlpack(argument)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"input {name!r} ({_described(given)}) cannot be read through DLPack: {error}") from error
+        raise InputError(f"input {name!r} ({_described(argument)}) cannot be read through DLPack: {error}") from error
 
 
-def _from_device(name: str, given: Any, home: str) -> Any:
-    where = find_array_device(given)
+def _from_device(name: str, argument: Any, home: str) -> Any:
+    where = find_array_device(argument)
     if normalize_device(home) != where:
-        raise DeviceError(f"input {name!r} ({_described(given)}) lies on {where}, and the module runs on {home}; copy it there")
+        raise DeviceError(
+            f"input {name!r} ({_described(argument)}) lies on {where}, and the module runs on {home}; copy it there"
+        )
     there = device(home)
-    return given if there.owns(given) else there.adopt(given)
+    return argument if there.owns(argument) else there.adopt(argument)
 
 
-def _described(given: Any) -> str:
-    kind = type(given)
+def _described(argument: Any) -> str:
+    kind = type(argument)
     return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
@@ -156,19 +162,19 @@ def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
     A symbolic extent must have one size across all inputs.
     """
     dims: Dims = {}
-    for value, given in zip(inputs, values, strict=True):
-        _check(value.name, value.type, given, dims)
+    for value, argument in zip(inputs, values, strict=True):
+        _check(value.name, value.type, argument, dims)
 
 
-def _check(name: str, type_: Type | None, given: Any, dims: Dims) -> None:
+def _check(name: str, type_: Type | None, argument: Any, dims: Dims) -> None:
     if isinstance(type_, SequenceType):
-        for index, item in enumerate(given):
+        for index, item in enumerate(argument):
             _check(f"{name}[{index}]", type_.element, item, {})  # elements may differ in shape
     elif isinstance(type_, OptionalType):
-        if given is not None:
-            _check(name, type_.element, given, dims)
+        if argument is not None:
+            _check(name, type_.element, argument, dims)
     elif isinstance(type_, TensorType):
-        _check_tensor(name, type_, given, dims)
+        _check_tensor(name, type_, argument, dims)
 
 
 def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dims: Dims) -> None:
@@ -217,22 +223,22 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
             )
 
 
-def check_updated(name: str, given: Any) -> None:
+def check_updated(name: str, array: Any) -> None:
     """Check that an input that the model updates is writeable; raises InputError otherwise."""
-    if not given.flags.writeable:
+    if not array.flags.writeable:
         raise InputError(
             f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
         )
 
 
-def infer_type(given: Any) -> Type | None:
+def infer_type(argument: Any) -> Type | None:
     """The type of a converted value; None for values without an ONNX type (a dict, an absent optional)."""
-    if isinstance(given, np.ndarray):
-        return TensorType(DType.of(given), given.shape)
-    if hasattr(given, "dtype") and hasattr(given, "shape"):  # an array of another device
-        return TensorType(DType.of(given), tuple(given.shape))
-    if isinstance(given, list):
-        kinds = {infer_type(item) for item in given}
+    if isinstance(argument, np.ndarray):
+        return TensorType(DType.of(argument), argument.shape)
+    if hasattr(argument, "dtype") and hasattr(argument, "shape"):  # an array of another device
+        return TensorType(DType.of(argument), tuple(argument.shape))
+    if isinstance(argument, list):
+        kinds = {infer_type(item) for item in argument}
         return SequenceType(kind) if len(kinds) == 1 and (kind := kinds.pop()) is not None else None
     return None
 

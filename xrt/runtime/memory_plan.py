@@ -80,7 +80,7 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
     That requires an engine that writes to given arrays, and no reader of the input after the step that writes the output. The
     step itself may read the input if its engine supports that.
     """
-    found: list[Update] = []
+    updates: list[Update] = []
     pairs: dict[int, frozenset[tuple[int, int]]] = {}
     taken: set[int] = set()
     for place, target in table.aliases:
@@ -89,14 +89,14 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
         reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step, pairs)
         # An output can be computed in place of one input only.
         taken.add(source)
-        found.append(Update(table.names[target], table.names[source], source, target, step, reason))
-    return tuple(found)
+        updates.append(Update(table.names[target], table.names[source], source, target, step, reason))
+    return tuple(updates)
 
 
 def _why_copied(
-    table: ValueTable, source: int, target: int, number: int | None, known: dict[int, frozenset[tuple[int, int]]]
+    table: ValueTable, source: int, target: int, number: int | None, pairs_by_step: dict[int, frozenset[tuple[int, int]]]
 ) -> str:
-    """Why an alias is copied, or an empty string; ``known`` caches the executables' in-place pairs by step."""
+    """Why an alias is copied, or an empty string; ``pairs_by_step`` caches the executables' in-place pairs by step."""
     if number is None:
         return "no engine computes it"
     if target in table.outputs:
@@ -104,13 +104,13 @@ def _why_copied(
     step, last = table.steps[number], table.last.get(target, -1)
     if last > number or (target in step.reads and not step.executable.outputs_are_fresh):
         return f"{table.steps[max(last, number)].launch.name} may read it after {step.launch.name} has written it"
-    mine, engine = step.writes.index(source), step.launch.engine
+    position, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
-        return "" if _fills(step, mine, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
-    pairs = known.get(number)
+        return "" if _fills(step, position, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
+    pairs = pairs_by_step.get(number)
     if pairs is None:
-        pairs = known[number] = frozenset(step.executable.inplace_pairs())
-    if step.reads.count(target) == 1 and (step.reads.index(target), mine) in pairs:
+        pairs = pairs_by_step[number] = frozenset(step.executable.inplace_pairs())
+    if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs:
         return ""
     return f"engine {engine!r} cannot write it in place in {step.launch.name}"
 
@@ -214,14 +214,14 @@ class ValueTable:
 
     def last_uses(self) -> list[tuple[int, ...]]:
         """Per step, the slots that it touches last, except outputs and constants."""
-        kept = {*self.outputs, *self.constants}
+        permanent = {*self.outputs, *self.constants}
         touched: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             written = (self.inplace[slot] for slot in step.writes if slot in self.inplace)
             touched.update(dict.fromkeys((*step.reads, *step.writes, *written), number))
         freed: list[list[int]] = [[] for _ in self.steps]
         for slot, number in touched.items():
-            if slot not in kept:
+            if slot not in permanent:
                 freed[number].append(slot)
         return [tuple(slots) for slots in freed]
 
@@ -256,13 +256,13 @@ def plan_memory(
 class _Decisions:
     """One pass over the steps; afterwards copies that no bound launch reads are dropped."""
 
-    def __init__(self, slots: ValueTable, own: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
+    def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots = slots
-        self.own = own
+        self.caller_arrays = caller_arrays
         self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if is_known(type_)}
         # A bound call reads the caller's arrays in place.
-        small = () if own else (slot for slot in slots.inputs if self._is_small(slot))
+        small = () if caller_arrays else (slot for slot in slots.inputs if self._is_small(slot))
         self.copied: set[int] = set(small)
         self.stored: set[int] = set()
         self.bound: set[int] = set()
@@ -276,7 +276,7 @@ class _Decisions:
     def _decide(self, number: int, step: Step) -> None:
         if self._can_aim(step):
             (self.bound if all(self._is_fixed(slot) for slot in step.reads) else self.aimed).add(number)
-            self.stored.update(slot for slot in step.writes if slot not in self.own)
+            self.stored.update(slot for slot in step.writes if slot not in self.caller_arrays)
             return
         inner = [slot for slot in step.writes if slot not in self.outputs]
         self.copied.update(slot for slot in inner if self._is_small(slot))
@@ -284,18 +284,20 @@ class _Decisions:
 
     def _can_aim(self, step: Step) -> bool:
         """Whether all outputs may have fixed addresses and the engine supports that."""
-        if not step.executable.supports_io_binding() and not (step.writes and all(slot in self.own for slot in step.writes)):
+        if not step.executable.supports_io_binding() and not (
+            step.writes and all(slot in self.caller_arrays for slot in step.writes)
+        ):
             return False
         return all(self._may_be_fixed(slot) for slot in step.writes)
 
     def _is_fixed(self, slot: int) -> bool:
         """Whether the slot has the same address in every call of a frame."""
-        return slot in self.own or slot in self.copied or slot in self.stored or slot in self.slots.constants
+        return slot in self.caller_arrays or slot in self.copied or slot in self.stored or slot in self.slots.constants
 
     def _may_be_fixed(self, slot: int) -> bool:
         """Whether a bound launch may write the slot. Results returned to the caller must be fresh copies, so only small ones."""
-        if slot in self.own or slot in self.slots.inplace:
-            return slot in self.own
+        if slot in self.caller_arrays or slot in self.slots.inplace:
+            return slot in self.caller_arrays
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))
 
     def _filled(self, step: Step) -> list[int]:
@@ -324,8 +326,8 @@ class _Decisions:
         arena = plan_arena(sorted((self._lifetime(slot, live) for slot in live), key=lambda value: (value.first, value.name)))
         names = {slot: self.slots.names[slot] for slot in live}
         entering = tuple((slot, names[slot]) for slot in self.slots.inputs if slot in live)
-        kept = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
-        return MemoryPlan(arena, kept, frozenset(self.bound), frozenset(self.aimed), entering)
+        inner_names = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
+        return MemoryPlan(arena, inner_names, frozenset(self.bound), frozenset(self.aimed), entering)
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
 
@@ -345,9 +347,14 @@ class _Decisions:
             return ""
         step = self.slots.steps[first]
         for source, target in step.executable.inplace_pairs():
-            given = step.reads[source]
-            if step.writes[target] == slot and given in live and given not in self.outputs and self._dies(given, first):
-                return self.slots.names[given]
+            source_slot = step.reads[source]
+            if (
+                step.writes[target] == slot
+                and source_slot in live
+                and source_slot not in self.outputs
+                and self._dies(source_slot, first)
+            ):
+                return self.slots.names[source_slot]
         return ""
 
     def _dies(self, slot: int, step: int) -> bool:

@@ -146,10 +146,10 @@ class Recorder:
             self._calls[index] += 1
             self._moments.append(moment)
 
-    def add_held(self, held: Sequence[int], at_end: int) -> None:
+    def add_held(self, nbytes: Sequence[int], at_end: int) -> None:
         """Record the bytes of arrays held at each launch and at the end of a call."""
         with self._lock:
-            self.held = [max(pair) for pair in zip(self.held or held, held, strict=True)]
+            self.held = [max(pair) for pair in zip(self.held or nbytes, nbytes, strict=True)]
             self.held_at_end = max(self.held_at_end, at_end)
 
     def add_call(self, began: float, ended: float) -> None:

@@ -81,8 +81,8 @@ class Program:
         # Constants, and outputs that are inputs, need a frame.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
-        given, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
-        return _rearranged(step.executable.fast_call(), given, len(inputs), results, len(step.writes))
+        positions, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
+        return _rearranged(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
         """Run on checked inputs in plan order; return the outputs in plan order.
@@ -157,8 +157,8 @@ class Program:
         begun = self._slots.steps[: number + 1]
         names = [update.input for update in self._slots.updates if not update.reason and (update.step or 0) <= number]
         names += [before for step in begun if step.executable.updates_inputs for before, _ in step.launch.function.aliases]
-        given = {self._slots.names[slot] for slot in self._slots.inputs}
-        return tuple(dict.fromkeys(name for name in names if name in given))
+        input_names = {self._slots.names[slot] for slot in self._slots.inputs}
+        return tuple(dict.fromkeys(name for name in names if name in input_names))
 
     def _make_counter(self, frame: CallFrame, inputs: Sequence[Any], options: RunOptions) -> ValueCounter:
         from xrt.runtime.call_frame import ValueCounter
@@ -177,10 +177,10 @@ class Program:
         step, slots = self._slots.steps[index], frame.slots
 
         def inspected() -> None:
-            given = [slots[slot] for slot in step.reads]
-            given = copy_inputs(step, given) if inspection.needs_inputs else given
+            arguments = [slots[slot] for slot in step.reads]
+            arguments = copy_inputs(step, arguments) if inspection.needs_inputs else arguments
             action()
-            wrong = inspection.find(step.launch, given, [slots[slot] for slot in step.writes])
+            wrong = inspection.find(step.launch, arguments, [slots[slot] for slot in step.writes])
             if wrong is not None:
                 raise RunFailed(wrong, step.launch.name)
 
@@ -233,14 +233,14 @@ class Program:
         call owns its intermediate memory, so it must not run concurrently.
         """
         slots = self._slots
-        own = self._place_bound(inputs, buffers)
-        known = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
-        frame = make_frame(slots, plan_memory(slots, own, known), own)
-        copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if own.get(slot) is not buffer]
+        arrays = self._place_bound(inputs, buffers)
+        known_types = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
+        frame = make_frame(slots, plan_memory(slots, arrays, known_types), arrays)
+        copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if arrays.get(slot) is not buffer]
         aliases = enumerate(slots.aliases)
-        updates = [(n, inputs[to], own[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in own]
+        updates = [(n, inputs[to], arrays[slot]) for n, (source, to) in aliases if (slot := slots.outputs[source]) in arrays]
         # Computed in place: nothing to copy.
-        updates = [(number, given, value) for number, given, value in updates if given is not value]
+        updates = [(number, target, value) for number, target, value in updates if target is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:
             return self._alone(frame)
@@ -249,8 +249,8 @@ class Program:
             self._play(frame.actions)
             for buffer, slot in copies:
                 fill(buffer, frame.slots[slot])
-            for number, given, value in updates:
-                np.copyto(given, value)
+            for number, target, value in updates:
+                np.copyto(target, value)
                 self._recorder.add_update(number, value.nbytes)
 
         return call
@@ -258,15 +258,15 @@ class Program:
     def _place_bound(self, inputs: Sequence[Any], buffers: Sequence[Any]) -> dict[int, Any]:
         """The caller's arrays by slot in a bound call."""
         slots = self._slots
-        own = dict(zip(slots.inputs, inputs, strict=True))
+        arrays = dict(zip(slots.inputs, inputs, strict=True))
         if slots.inplace and not may_overlap(slots.inplace.values(), inputs):
-            own.update((source, inputs[target]) for source, target in slots.inplace.items())
+            arrays.update((source, inputs[target]) for source, target in slots.inplace.items())
         targets = {slots.outputs[source]: inputs[target] for source, target in slots.aliases}
         for slot, buffer in zip(slots.outputs, buffers, strict=True):
-            if slot not in own and slot not in slots.constants:
+            if slot not in arrays and slot not in slots.constants:
                 # If the buffer is the updated input itself, which other steps may still read, compute into a temporary.
-                own[slot] = np.empty_like(buffer) if buffer is targets.get(slot) else buffer
-        return own
+                arrays[slot] = np.empty_like(buffer) if buffer is targets.get(slot) else buffer
+        return arrays
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An uninitialized array in the memory where outputs are returned."""
@@ -290,11 +290,13 @@ class Program:
         """Times and memory of the profiled calls."""
         from xrt.runtime.call_frame import find_peak
 
-        found = self._recorder.read()
-        if (held := self._recorder.held) is None:
-            return found
-        memory = find_peak(held, self._recorder.held_at_end, self.plan.launches, self.executables, self.plan.estimate_peak())
-        return replace(found, memory=memory)
+        profile = self._recorder.read()
+        if (live_bytes := self._recorder.held) is None:
+            return profile
+        memory = find_peak(
+            live_bytes, self._recorder.held_at_end, self.plan.launches, self.executables, self.plan.estimate_peak()
+        )
+        return replace(profile, memory=memory)
 
     @property
     def graph_remark(self) -> str:
@@ -317,23 +319,23 @@ def _release(leases: Sequence[Lease]) -> None:
 
 
 def _rearranged(
-    call: Callable[..., Sequence[Any]], given: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
+    call: Callable[..., Sequence[Any]], positions: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
 ) -> Callable[..., Sequence[Any]]:
     """Permute the inputs and outputs of the program to those of its only region.
 
-    ``given`` and ``results`` index the inputs that it reads and the outputs that are returned.
+    ``positions`` and ``results`` index the inputs that it reads and the outputs that are returned.
     """
     if results != tuple(range(returns)):
         call = _returning(call, results)
-    if given == tuple(range(takes)):
+    if positions == tuple(range(takes)):
         return call
-    return lambda *inputs: call(*[inputs[place] for place in given])
+    return lambda *inputs: call(*[inputs[place] for place in positions])
 
 
 def _returning(call: Callable[..., Sequence[Any]], results: tuple[int, ...]) -> Callable[..., Sequence[Any]]:
     def run(*inputs: Any) -> Sequence[Any]:
-        found = call(*inputs)
-        return [found[place] for place in results]
+        outputs = call(*inputs)
+        return [outputs[place] for place in results]
 
     return run
 

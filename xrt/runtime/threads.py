@@ -43,15 +43,15 @@ def own_quotas() -> tuple[float, ...]:
     return tuple(read_cpu_quotas())
 
 
-def resolve_thread_budget(asked: int | None) -> int:
+def resolve_thread_budget(requested: int | None) -> int:
     """The thread budget for a requested number: None is the default; at most the number of cores."""
-    return default_budget() if asked is None else min(asked, available_cores())
+    return default_budget() if requested is None else min(requested, available_cores())
 
 
 def default_budget() -> int:
     """The default budget: from `set_default_budget`, else `set_budget_source`, else the number of cores, which is the limit."""
-    asked = _Process.budget if _Process.budget is not None else find_granted_threads()
-    return available_cores() if asked is None else min(asked, available_cores())
+    granted = _Process.budget if _Process.budget is not None else find_granted_threads()
+    return available_cores() if granted is None else min(granted, available_cores())
 
 
 def set_default_budget(threads: int | None) -> None:
@@ -77,9 +77,9 @@ def find_granted_threads() -> int | None:
 # ------------------------------------------------------------------ quotas of control groups
 
 
-def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> Iterator[float]:
+def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _OWN_GROUPS) -> Iterator[float]:
     """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
-    for line in _text(own).splitlines():
+    for line in _text(memberships).splitlines():
         # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.
         _, controllers, path = line.split(":", 2)
         if not controllers:

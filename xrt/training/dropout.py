@@ -73,8 +73,8 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
 
 def _holds_dropout(function: Function, outer: Mapping[str, Constant]) -> bool:
     """Whether a Function or its bodies contain a Dropout in training mode; ``outer`` has captured constants."""
-    known = ChainMap(dict(function.constants), dict(outer))
-    return any(_drops(n, function, outer) or any(_holds_dropout(body, known) for body in n.bodies) for n in function.nodes)
+    constants = ChainMap(dict(function.constants), dict(outer))
+    return any(_drops(n, function, outer) or any(_holds_dropout(body, constants) for body in n.bodies) for n in function.nodes)
 
 
 def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> bool:
@@ -86,7 +86,7 @@ def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> boo
 
 def _list_constants(builder: Builder | None) -> ChainMap[str, Constant]:
     """Constants in the scope of a builder."""
-    return ChainMap(*(one.constants for one in builder.lineage())) if builder else ChainMap()
+    return ChainMap(*(scope.constants for scope in builder.lineage())) if builder else ChainMap()
 
 
 # ---------------------------------------------------------------------- nodes and bodies
@@ -98,9 +98,9 @@ def _write_nodes(builder: Builder, function: Function, tensors: MutableMapping[s
     The masks depend on ``call`` and the positions of the nodes.
     """
     outer = _list_constants(builder.outer)
-    known = _list_constants(builder)
+    constants = _list_constants(builder)
     dropping = [node.name for node in function.nodes if _drops(node, function, outer)]
-    holding = [node.name for node in function.nodes if any(_holds_dropout(body, known) for body in node.bodies)]
+    holding = [node.name for node in function.nodes if any(_holds_dropout(body, constants) for body in node.bodies)]
     places = {name: number for number, name in enumerate((*dropping, *holding))}
     for node in function.nodes:
         if node.name not in places:
@@ -118,7 +118,9 @@ def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Te
     if node.op == "If":
         builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda _: key)))
     elif node.op == "Loop":
-        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda own: _turn(key, own[0]))))
+        builder.nodes.append(
+            node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda body_inputs: _turn(key, body_inputs[0])))
+        )
     elif node.op == "Scan":
         _record_scan(builder, node, tensors, key)
     else:
@@ -139,13 +141,15 @@ def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tens
     one = builder.constant(np.array([1]))
     count = Node("Add", (number, one.name), (after,), name=after)
     changed = body.replace(inputs=tuple(inputs), outputs=tuple(outputs), nodes=(*body.nodes, count))
-    written = _write_body(builder, changed, ChainMap({one.name: one}, tensors), lambda own: _turn(key, own[states]))
+    written = _write_body(
+        builder, changed, ChainMap({one.name: one}, tensors), lambda body_inputs: _turn(key, body_inputs[states])
+    )
     first = builder.constant(np.array([0]))
-    given, made = list(node.inputs), list(node.outputs)
-    given.insert(states, first.name)
-    made.insert(states, last)
+    inputs, outputs = list(node.inputs), list(node.outputs)
+    inputs.insert(states, first.name)
+    outputs.insert(states, last)
     builder.types[last] = _TURN
-    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(given), outputs=tuple(made)))
+    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(inputs), outputs=tuple(outputs)))
 
 
 def _write_body(
@@ -156,14 +160,14 @@ def _write_body(
     builder.constants = dict(body.constants)
     builder.types = {name: type_ for node in body.nodes for name in node.defines if (type_ := body.get_type(name))}
     builder.inputs = [builder.tensor(value.name, value.type) for value in body.inputs]
-    own = {name: builder.tensor(name, body.get_type(name)) for name in body.value_names()}
+    inner = {name: builder.tensor(name, body.get_type(name)) for name in body.value_names()}
     with builder:
         with builder.scope("dropout"):
             call = make_call(builder.inputs)
-        known = ChainMap(own, tensors)
-        _write_nodes(builder, body, known, call)
+        visible = ChainMap(inner, tensors)
+        _write_nodes(builder, body, visible, call)
         for value in body.outputs:
-            builder.output(known[value.name])
+            builder.output(visible[value.name])
     return builder.function().replace(doc=body.doc, metadata=body.metadata)
 
 
@@ -214,11 +218,11 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
 def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
     """The threshold from which a hash keeps its element, and the scale of kept elements."""
     name = node.inputs[1]
-    known = _list_constants(builder).get(name)
-    if name and known is None:
+    constant = _list_constants(builder).get(name)
+    if name and constant is None:
         ratio = tensors[name].astype(DType.FLOAT64)
         return emit("Floor", ratio * float(1 << BITS)).astype(DType.UINT32), (1 / (1 - ratio)).astype(dtype)
-    share = 0.5 if known is None else float(known.array)
+    share = 0.5 if constant is None else float(constant.array)
     least = np.array(min(math.floor(share * (1 << BITS)), 1 << BITS), np.uint32)
     # At ratio 1 everything is dropped; avoid a division by zero.
     scale = 0 if share >= 1 else 1 / (1 - share)
@@ -234,17 +238,17 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
         elements = emit("Size", x)
         numbers = emit("Range", np.array(0), emit("Div", elements + (ROW - 1), np.array(ROW)), np.array(1)).astype(DType.UINT32)
         rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _array(ROW))
-        found = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
-        flat = emit("Slice", emit("Reshape", found, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
+        drawn = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
+        flat = emit("Slice", emit("Reshape", drawn, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
         return emit("Reshape", flat, emit("Shape", x))
     size = math.prod(sizes)
     if not size:
         return x.builder.constant(np.zeros(sizes, np.bool_))
     first = np.arange(-(-size // ROW), dtype=np.uint32)[:, None] * np.uint32(ROW)
-    found = _compare(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
+    drawn = _compare(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
     if size % ROW and size > ROW:
-        found = emit("Slice", emit("Reshape", found, np.array([-1])), np.array([0]), np.array([size]))
-    return emit("Reshape", found, np.array(sizes, np.int64))
+        drawn = emit("Slice", emit("Reshape", drawn, np.array([-1])), np.array([0]), np.array([size]))
+    return emit("Reshape", drawn, np.array(sizes, np.int64))
 
 
 def _compare(rows: Tensor, columns: int, call: Tensor, limit: Tensor) -> Tensor:

@@ -111,10 +111,10 @@ class TrainModule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of `state_dict`; raises InputError, without changes, if the names differ."""
-        known = list(self.session.state)
-        for name in (*known, *state):
-            if name not in known or name not in state:
-                where = f"is none of the module's.{did_you_mean(name, known)}" if name not in known else "is missing."
+        names = list(self.session.state)
+        for name in (*names, *state):
+            if name not in names or name not in state:
+                where = f"is none of the module's.{did_you_mean(name, names)}" if name not in names else "is missing."
                 raise InputError(f"the state has other names: {name!r} {where}")
         self.session.state.update(state)
 
@@ -166,9 +166,9 @@ class TrainModule:
 
 def make_inference_form(function: Function) -> Function:
     """Convert to inference form: drop state outputs, switch nodes to inference, make states inputs. Linear time."""
-    kept = {state.output for state in list_states(function)}
+    next_states = {state.output for state in list_states(function)}
     metadata = {key: value for key, value in function.metadata.items() if key != STATE}
-    outputs = tuple(value for value in function.outputs if value.name not in kept)
+    outputs = tuple(value for value in function.outputs if value.name not in next_states)
     return drop_dead_nodes(_rewrite(function.replace(outputs=outputs, aliases=(), metadata=metadata)))
 
 
@@ -224,10 +224,10 @@ class EvalModule:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Return the outputs of the model; raises errors of an XRTModule call."""
-        given = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
+        arguments = dict(zip((v.name for v in self._others), inputs.bind(self._others, args, named), strict=True))
         # The weights are read in place: no copy per call.
         with self._session.borrow() as arrays:
-            return self.module(*(given[v.name] if v.name in given else arrays[v.name] for v in self.module.inputs))
+            return self.module(*(arguments[v.name] if v.name in arguments else arrays[v.name] for v in self.module.inputs))
 
     def close(self) -> None:
         """Release the executables."""
@@ -243,9 +243,9 @@ class EvalModule:
 def _check(function: Function, session: Session) -> None:
     with session.borrow() as arrays:
         for name, constant in function.constants.items():
-            found = arrays.get(name, constant.array)
-            if (found.shape, found.dtype) != (constant.array.shape, constant.array.dtype):
+            weight = arrays.get(name, constant.array)
+            if (weight.shape, weight.dtype) != (constant.array.shape, constant.array.dtype):
                 raise InputError(
-                    f"weight {name!r} is {found.dtype}{list(found.shape)} in training, and {constant.type} in the model to "
+                    f"weight {name!r} is {weight.dtype}{list(weight.shape)} in training, and {constant.type} in the model to "
                     "evaluate; give the same model in its inference form"
                 )

@@ -59,8 +59,8 @@ class StepContext:
 
         def compute() -> Tensor:
             count = self._once(("count",), lambda: self.count.astype(DType.FLOAT64))
-            found = 1 / (1 - emit("Pow", np.asarray(base, np.float64), count))
-            return (emit("Sqrt", found) if rooted else found).astype(like.dtype)
+            correction = 1 / (1 - emit("Pow", np.asarray(base, np.float64), count))
+            return (emit("Sqrt", correction) if rooted else correction).astype(like.dtype)
 
         return self._once((base, like.dtype, rooted), compute)
 
@@ -174,8 +174,8 @@ class LAMB(Adam):
         norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
         zero, one = (np.asarray(value, parameter.dtype.numpy) for value in (0, 1))
         # A zero norm would stop the parameter, so the trust ratio is 1 then.
-        known = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))
-        trust = emit("Where", known, norms[0] / emit("Where", known, norms[1], one), one)
+        is_nonzero = emit("And", emit("Greater", norms[0], zero), emit("Greater", norms[1], zero))
+        trust = emit("Where", is_nonzero, norms[0] / emit("Where", is_nonzero, norms[1], one), one)
         return parameter - at.rate_for(parameter) * trust * direction, moments
 
 
@@ -229,11 +229,11 @@ def accumulate(
     recorder.add(CALLS, before, emit("Where", is_last, np.array(0), before + 1))
     means = {}
     for name, gradient in gradients.items():
-        held = builder.input(f"{name}.gradient", tensors[name].type)
+        accumulated = builder.input(f"{name}.gradient", tensors[name].type)
         with builder.scope(f"{name}/accumulation"):
-            total = held + gradient
+            total = accumulated + gradient
             means[name] = total / count
-            recorder.add(f"{name}.gradient", held, emit("Where", is_last, np.array(0, total.dtype.numpy), total))
+            recorder.add(f"{name}.gradient", accumulated, emit("Where", is_last, np.array(0, total.dtype.numpy), total))
     recorder.changes = is_last
     return means
 
@@ -283,8 +283,8 @@ def record_update(
         with builder.scope(f"{name}/update"):
             following, changed = optimizer.update(at, parameters[name], value, moments[name])
         recorder.add(name, parameters[name], following)
-        for slot, held in moments[name].items():
-            recorder.add(f"{name}.{slot}", held, changed[slot])
+        for slot, moment in moments[name].items():
+            recorder.add(f"{name}.{slot}", moment, changed[slot])
     return recorder
 
 

@@ -78,8 +78,8 @@ class CrossEntropy(Loss):
 
     def apply(self, output: Tensor, target: Tensor) -> Tensor:
         options = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
-        found: tuple[Tensor, ...] = apply("SoftmaxCrossEntropyLoss", (output, target), options, outputs=1)  # type: ignore[assignment]  # a tuple, because outputs is given
-        return found[0]
+        losses: tuple[Tensor, ...] = apply("SoftmaxCrossEntropyLoss", (output, target), options, outputs=1)  # type: ignore[assignment]  # a tuple, because outputs is given
+        return losses[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ def read_model(model: Any, args: tuple[Any, ...] | None, parameters: str | Seque
     from xrt.frontends.torch import from_torch
 
     function = from_torch(model, args)
-    known = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name in function.constants]
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name in function.constants]
     patterns = (parameters,) if isinstance(parameters, str) else tuple(parameters)
-    names = [name for name in known if any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)]
+    names = [name for name in trainable if any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)]
     if not names:
         raise ModelError(f"no parameter of {type(model).__name__} that requires a gradient matches {parameters!r}")
     inputs = {value.name for value in function.inputs}
@@ -124,13 +124,13 @@ def capture_for_inference(module: Any, args: tuple[Any, ...]) -> Function:
     from xrt.frontends.torch import from_torch
 
     # Submodules may be in different modes, which `train()` would not restore.
-    modes = [(one, one.training) for one in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         return from_torch(module, args)
     finally:
-        for one, mode in modes:
-            one.training = mode
+        for submodule, mode in modes:
+            submodule.training = mode
 
 
 TARGET = "target"
@@ -144,13 +144,13 @@ def list_parameters(model: Any, patterns: str | Sequence[str] = "*") -> dict[str
     """
     function = make_source(model).get_declared_function()
     chosen = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    known = {name: constant for name, constant in function.constants.items() if constant.dtype.is_float}
+    parameters = {name: constant for name, constant in function.constants.items() if constant.dtype.is_float}
     for pattern in chosen:
-        if not any(sign in pattern for sign in "*?[") and pattern not in known:
-            raise ModelError(f"the model has no parameter {pattern!r}.{did_you_mean(pattern, known)}")
+        if not any(sign in pattern for sign in "*?[") and pattern not in parameters:
+            raise ModelError(f"the model has no parameter {pattern!r}.{did_you_mean(pattern, parameters)}")
     return {
         name: constant
-        for name, constant in known.items()
+        for name, constant in parameters.items()
         if name in chosen or (constant.shape and any(fnmatchcase(name, pattern) for pattern in chosen))
     }
 
@@ -198,10 +198,10 @@ def step(
     name = _find_loss(promoted, loss, drawn)
     # Gradients of the last layers are computed first, so outputs in this order free memory early.
     order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
-    found = gradient(promoted, of=name, with_respect_to=order)
-    builder, tensors = continue_function(found)
+    differentiated = gradient(promoted, of=name, with_respect_to=order)
+    builder, tensors = continue_function(differentiated)
     # `gradient` appends its outputs in the requested order.
-    outputs, gradients = found.outputs[: -len(chosen)], found.outputs[-len(chosen) :]
+    outputs, gradients = differentiated.outputs[: -len(chosen)], differentiated.outputs[-len(chosen) :]
     with builder:
         for value in outputs:
             builder.output(tensors[value.name])
@@ -209,16 +209,16 @@ def step(
         recorder = record_update(
             builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
         )
-    built = builder.function().replace(aliases=found.aliases, doc=found.doc, metadata=found.metadata)
-    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(found), *drawn, *recorder.states])
+    built = builder.function().replace(aliases=differentiated.aliases, doc=differentiated.doc, metadata=differentiated.metadata)
+    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(differentiated), *drawn, *recorder.states])
 
 
 def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:
     """The name of the loss; None if it is ambiguous."""
     if isinstance(loss, str):
         return loss
-    kept = {state.output for state in (*list_states(function), *drawn)}
-    names = [value.name for value in function.outputs if value.name not in kept]
+    next_states = {state.output for state in (*list_states(function), *drawn)}
+    names = [value.name for value in function.outputs if value.name not in next_states]
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 
 
@@ -248,6 +248,6 @@ def promote(function: Function, chosen: Mapping[str, Constant]) -> Function:
 def _find_first_use(function: Function, name: str) -> int:
     """Position of the first node that reads a value; the number of nodes if there is none."""
     users = function.users(name)
-    made = next(iter(users[0].node.defines), "") if users else ""
-    place = function.position(made)
+    first_output = next(iter(users[0].node.defines), "") if users else ""
+    place = function.position(first_output)
     return len(function.nodes) if place is None else place

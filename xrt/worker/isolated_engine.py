@@ -215,8 +215,8 @@ class RemoteExecutable(Executable):
             try:
                 answer, _ = home.ask(message, buffer)
             except WorkerFailure as error:
-                said = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
-                raise CompileFailed(said) from error.__cause__
+                text = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
+                raise CompileFailed(text) from error.__cause__
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # set per instance
             return answer["made"], home.generation
 
@@ -242,9 +242,9 @@ class RemoteExecutable(Executable):
         With ``inner``, results are written to existing memory, as between two regions.
         """
         buffer = SharedBuffer()
-        asked = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
+        request = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
         try:
-            answer, memory = self._ask(asked, buffer)
+            answer, memory = self._ask(request, buffer)
         except WorkerFailure as error:
             raise RunFailed(str(error)) from error.__cause__
         return read_values(memory, answer["outputs"]), answer["samples"]
@@ -259,8 +259,8 @@ class RemoteExecutable(Executable):
         try:
             answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
-            said = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
-            raise CompileFailed(said) from error.__cause__
+            message = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
+            raise CompileFailed(message) from error.__cause__
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:

@@ -93,8 +93,8 @@ class WorkerServer:
         executable, engine, _, context = self._made[request.message["made"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
-            held = bytes(data)
-        return {"saved": request.buffer.put(memoryview(held))}
+            copy = bytes(data)
+        return {"saved": request.buffer.put(memoryview(copy))}
 
     def run(self, request: Request) -> Message:
         """Run an executable on inputs in shared memory."""
@@ -104,8 +104,8 @@ class WorkerServer:
 
     def measure(self, request: Request) -> Message:
         """Run an executable once for its results, then repeatedly to time it."""
-        made, _, function, context = self._made[request.message["made"]]
-        executable = adapt_to_host(made, context)
+        compiled, _, function, context = self._made[request.message["made"]]
+        executable = adapt_to_host(compiled, context)
         inputs = [_own(value) for value in read_values(request.memory, request.message["inputs"])]
         results = executable.run(inputs)
         call = make_timed_call(executable, inputs, results if request.message["inner"] else None, function)

@@ -44,9 +44,9 @@ LIBRARY = "IREE"
 LONGEST = 200
 
 
-def summarize_error(said: str) -> str:
+def summarize_error(output: str) -> str:
     """Return the first error of the compiler's output, without positions in a file that does not exist."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
     text = errors[0].strip() if errors else "it said nothing"
     unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
@@ -131,8 +131,8 @@ def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]
         done = _run("\n// -----\n".join(texts), (*_QUESTION, "--split-input-file"), QUESTION_SECONDS, None)
     except CompileRefused:
         done = None
-    known = set() if done is None else set(re.findall(r"util\.func public @(\w+)\(", done.stdout.decode()))
-    return [None if name in known else _answer(text) for text, name in zip(texts, names, strict=True)]
+    lowered = set() if done is None else set(re.findall(r"util\.func public @(\w+)\(", done.stdout.decode()))
+    return [None if name in lowered else _answer(text) for text, name in zip(texts, names, strict=True)]
 
 
 _QUESTION = (*_TARGET, "--compile-to=input", "--mlir-disable-threading")
@@ -147,8 +147,8 @@ def _answer(text: str) -> str | None:
 
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    said = done.stderr.decode(errors="replace")
-    return summarize_error(said) if done.returncode > 0 or "ERROR: " in said else describe_exit(done.returncode)
+    output = done.stderr.decode(errors="replace")
+    return summarize_error(output) if done.returncode > 0 or "ERROR: " in output else describe_exit(done.returncode)
 
 
 _HERE = "/proc/self/cwd"

@@ -110,11 +110,11 @@ class IreeExecutable(Executable):
         return lambda arguments, results: invoke(main, arguments, results)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        given = options.out or [None] * len(self._outputs)
+        buffers = options.out or [None] * len(self._outputs)
         shapes = self._shapes_for(inputs)
-        made = [_own(buffer, *how) for buffer, *how in zip(given, self._outputs, shapes, strict=True)]
-        self._call([*map(self._lend, inputs), *made])
-        return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
+        arrays = [_own(buffer, *how) for buffer, *how in zip(buffers, self._outputs, shapes, strict=True)]
+        self._call([*map(self._lend, inputs), *arrays])
+        return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(buffers, arrays, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         if not self._is_fixed:
@@ -122,9 +122,9 @@ class IreeExecutable(Executable):
         outputs, lend, call = self._outputs, self._lend, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
-            made = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[type-var]  # all are numbers
-            call([*map(lend, inputs), *made])
-            return made
+            arrays = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[type-var]  # all are numbers
+            call([*map(lend, inputs), *arrays])
+            return arrays
 
         return run
 
@@ -310,9 +310,9 @@ def is_small(function: Function) -> bool:
 
 def _work(node: Node, function: Function) -> int:
     """Return about how many operations on single elements a node is: those it makes, times those that each is a sum of."""
-    made = sum(prod(_extents(name, function)) for name in node.outputs)
+    written = sum(prod(_extents(name, function)) for name in node.outputs)
     read = max((prod(_extents(name, function)) for name in node.inputs), default=0)
-    return max(made, read) * _summed(node, function)
+    return max(written, read) * _summed(node, function)
 
 
 def _summed(node: Node, function: Function) -> int:

@@ -111,8 +111,8 @@ def list_parameters(function: Function) -> dict[str, Constant]:
     """Return the constants that are parameters, by name, in the order of their first use; equal Functions have the same."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses)
     used.update(dict.fromkeys(value.name for value in function.outputs))
-    found = {name: function.constants[name] for name in used if name in function.constants}
-    return {name: constant for name, constant in found.items() if constant.array.size > INLINE}
+    read_constants = {name: function.constants[name] for name in used if name in function.constants}
+    return {name: constant for name, constant in read_constants.items() if constant.array.size > INLINE}
 
 
 def export_module(function: Function) -> str:
@@ -121,27 +121,27 @@ def export_module(function: Function) -> str:
     Raises ValueError for what has no words there: an element type, a value of unknown rank, a body.
     """
     weights = list_parameters(function)
-    page = _Page(function)
-    inputs = [f"{page.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
+    writer = _ModuleWriter(function)
+    inputs = [f"{writer.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
     storage = [f"%out{k}: {storage_type(function.get_type(v.name))}" for k, v in enumerate(function.outputs)]
     for place, (name, constant) in enumerate(weights.items()):
-        page.load(place, name, constant)
-    page.body()
+        writer.load(place, name, constant)
+    writer.body()
     for k, value in enumerate(function.outputs):
-        page.overwrite(k, value.name)
-    page.lines.append("return")
+        writer.overwrite(k, value.name)
+    writer.lines.append("return")
     globals_ = [_global(place, constant) for place, constant in enumerate(weights.values())]
-    return _module([*globals_, *_function("main", [*inputs, *storage], "", _opset(function), page.lines)])
+    return _module([*globals_, *_function("main", [*inputs, *storage], "", _opset(function), writer.lines)])
 
 
 def make_query_module(function: Function, name: str) -> str:
     """Return the Function as a module whose function of that name takes its inputs and returns its outputs; no parameters."""
-    page = _Page(function)
-    inputs = [f"{page.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
-    page.body()
+    writer = _ModuleWriter(function)
+    inputs = [f"{writer.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
+    writer.body()
     types = ", ".join(value_type(function.get_type(value.name)) for value in function.outputs)
-    page.lines.append(f"return {', '.join(page.values[value.name] for value in function.outputs)} : {types}")
-    return _module(_function(name, inputs, f" -> ({types})", _opset(function), page.lines))
+    writer.lines.append(f"return {', '.join(writer.values[value.name] for value in function.outputs)} : {types}")
+    return _module(_function(name, inputs, f" -> ({types})", _opset(function), writer.lines))
 
 
 def _opset(function: Function) -> int:
@@ -166,7 +166,7 @@ def _global(place: int, constant: Constant) -> str:
 
 
 @dataclass(slots=True)
-class _Page:
+class _ModuleWriter:
     """The lines of one function, and what each value is called in them."""
 
     function: Function
@@ -206,14 +206,16 @@ class _Page:
         )
 
     def _operator(self, node: Node) -> None:
-        given = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
+        operands = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
         taken = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
-        made = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
+        result_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
         results = [self.bind(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
         attributes = ", ".join(f"torch.onnx.{a.name} = {_attribute(a)}" for a in node.attributes)
         spelled = f" {{{attributes}}}" if attributes else ""
-        signature = f"({', '.join(taken)}) -> {made[0] if len(made) == 1 else '(' + ', '.join(made) + ')'}"
-        call = f'torch.operator "onnx.{node.op_type}"({", ".join(given)}){spelled} : {signature}'
+        signature = (
+            f"({', '.join(taken)}) -> {result_types[0] if len(result_types) == 1 else '(' + ', '.join(result_types) + ')'}"
+        )
+        call = f'torch.operator "onnx.{node.op_type}"({", ".join(operands)}){spelled} : {signature}'
         self.lines.append(f"{', '.join(results)} = {call}" if results else call)
 
 

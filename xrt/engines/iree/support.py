@@ -37,8 +37,8 @@ def why_not(node: Node, function: Function) -> str | None:
 
     The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
     """
-    if (said := find_model_decomposition(node, function)) is not None:
-        return next((reason for inner in said.nodes if (reason := why_not(inner, said))), None)
+    if (decomposition := find_model_decomposition(node, function)) is not None:
+        return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
     reason = _plain_refusal(node, function)
     if reason or (node.inputs and _is_plain(node, function)):
         return reason
@@ -105,8 +105,8 @@ AT_EVERY_SIZE = frozenset(_TRIED.split())
 
 
 def _used(node: Node, function: Function) -> list[str]:
-    given = {value.name for value in function.outputs}
-    return [name for name in node.outputs if name and (function.users(name) or name in given)]
+    output_names = {value.name for value in function.outputs}
+    return [name for name in node.outputs if name and (function.users(name) or name in output_names)]
 
 
 def _type_refusal(name: str, type_: Type | None) -> str | None:
@@ -150,10 +150,10 @@ class _Memory:
                 self._learn([question, *self._unknown(question, function)])
             return self._answers[question]
 
-    def _unknown(self, asked: NodeQuery, function: Function) -> list[NodeQuery]:
+    def _unknown(self, query: NodeQuery, function: Function) -> list[NodeQuery]:
         asking = [n for n in function.nodes if _plain_refusal(n, function) is None and not (n.inputs and _is_plain(n, function))]
         kinds = dict.fromkeys(_question(n, function) for n in asking)
-        return [kind for kind in kinds if kind not in self._answers and kind != asked][: AT_ONCE - 1]
+        return [kind for kind in kinds if kind not in self._answers and kind != query][: AT_ONCE - 1]
 
     def _learn(self, questions: Sequence[NodeQuery]) -> None:
         self._answers.update(zip(questions, _answers(questions), strict=True))

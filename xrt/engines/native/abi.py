@@ -184,8 +184,8 @@ def _codes() -> dict[DType, tuple[int, int]]:
     """Return code and bits of DLPack by element type; the types that are not here are given to no native kernel."""
     codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
     plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
-    found: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
-    return found | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in found}
+    exceptions: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
+    return exceptions | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in exceptions}
 
 
 _CODES = _codes()

@@ -1,4 +1,4 @@
-"""The functions of the library that are no kernels, as ``src/tape.h`` and ``src/products.h`` declare them."""
+"""Bindings to the functions of XRT's native library beside its kernels; see ``src/tape.h`` and ``src/products.h``."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ FUNCTIONS = (
 
 
 def include_dir() -> str:
-    """Return the folder to give a compiler, so that ``#include <xrt/kernel.h>`` finds the interface."""
+    """The include directory in which a compiler finds ``xrt/kernel.h``."""
     return str(Path(__file__).parent / "include")
 
 
 def find_library() -> NativeLibrary | None:
-    """Return XRT's own library of kernels; None where it was not built or does not open: see `why_not_shipped`."""
+    """XRT's own library of kernels; None if it was not built or cannot be opened: see `why_not_shipped`."""
     return _shipped()[0]
 
 
 def requires_native() -> NativeLibrary:
-    """Return XRT's own library; raises EngineUnavailable with the reason where it does not serve."""
+    """XRT's own library; raises EngineUnavailable with the reason if it cannot be used."""
     library, reason = _shipped()
     if library is None:
         raise EngineUnavailable(f"the native kernels of XRT do not serve: {reason}")
@@ -68,19 +68,19 @@ def requires_native() -> NativeLibrary:
 
 
 def why_not_shipped() -> str | None:
-    """Return why XRT's own native kernels do not serve in this process; None when they do."""
+    """Explain why XRT's native kernels cannot be used in this process; None if they can."""
     return _shipped()[1]
 
 
 @cache
 def open_bundled(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
-    """Return the libraries at those paths, and behind them XRT's own where it is wanted and serves; each is opened once."""
-    own = find_library() if with_shipped else None
-    return (*(load(path) for path in paths), *([own] if own else []))
+    """Load the libraries at the paths, followed by XRT's own if requested and available."""
+    bundled = find_library() if with_shipped else None
+    return (*(load(path) for path in paths), *([bundled] if bundled else []))
 
 
 def warn_once_of_absence() -> None:
-    """Warn, once in a process, where XRT's own native kernels do not serve."""
+    """Warn once per process if XRT's native kernels cannot be used."""
     reason = why_not_shipped()
     if reason is not None and not _warned.is_set():
         _warned.set()
@@ -94,9 +94,8 @@ _warned = threading.Event()
 def _shipped() -> tuple[NativeLibrary | None, str | None]:
     if not SHIPPED.exists():
         return None, (
-            f"{SHIPPED.name} was not built when XRT was installed, for want of a C++ compiler as a rule; install one (on Debian: "
-            "apt-get install g++) and then XRT again, with -v to see the build: "
-            "pip install -v --force-reinstall --no-deps xrt-engine"
+            f"{SHIPPED.name} was not built when XRT was installed, usually for want of a C++ compiler; install one (on Debian: "
+            "apt-get install g++) and then XRT again; -v shows the build: pip install -v --force-reinstall --no-deps xrt-engine"
         )
     try:
         library = load(SHIPPED)
@@ -152,7 +151,7 @@ class LayoutC(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The functions of XRT's own library. ctypes gives the interpreter's lock back while they run."""
+    """The functions of XRT's own library. ctypes releases the GIL while they run."""
 
     new: Callable[..., int | None]
     run: Callable[..., int]
@@ -166,7 +165,7 @@ class Core:
 
 @lru_cache(maxsize=1)
 def core() -> Core:
-    """Return the functions; raises EngineUnavailable, with the reason, where XRT's native library does not serve."""
+    """The functions; raises EngineUnavailable with the reason if XRT's native library cannot be used."""
     library: CDLL = requires_native().handle
     return Core(
         new=_function(library.xrt_tape_new, c_void_p, POINTER(LayoutC)),
@@ -185,26 +184,26 @@ def _function(symbol: Any, result: Any, *arguments: Any) -> Any:
     return symbol
 
 
-# ---------------------------------------------------------------------- where arrays lie
+# ---------------------------------------------------------------------- addresses of arrays
 
 _HEAD = object.__basicsize__
-"""The pointer to an array's elements is the first field behind the head of its object, in every NumPy since the first."""
+"""Offset of the data pointer, which is the first field after the object header in every version of NumPy."""
 
 
-def _quickly(array: Any) -> int:
-    """Return where an array's elements lie."""
+def _read_pointer(array: Any) -> int:
+    """The address of the elements, read from the array object."""
     return c_void_p.from_address(id(array) + _HEAD).value or 0
 
 
-def _properly(array: Any) -> int:
-    """Return where an array's elements lie."""
+def _query_address(array: Any) -> int:
+    """The address of the elements by NumPy's interface."""
     return int(array.ctypes.data)
 
 
 def _choose() -> Callable[[Any], int]:
-    """Return the quick way, four times as quick as the documented one, where it gives the same."""
+    """Prefer reading the pointer, which is four times as fast, if it gives the same addresses."""
     probes: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
-    return _quickly if all(_quickly(p) == _properly(p) for p in probes) else _properly
+    return _read_pointer if all(_read_pointer(p) == _query_address(p) for p in probes) else _query_address
 
 
 address_of = _choose()

@@ -1,8 +1,7 @@
-"""Chains of elementwise operators, each folded into one node that a native kernel evaluates tile by tile in registers.
+"""Fuse chains of elementwise operators into nodes that a native kernel evaluates tile by tile in vector registers.
 
-A Function goes in, a Function comes out in which every group of elementwise nodes over one shape is one node
-``xrt.Elementwise``. The groups are convex: no path leaves one and comes back. Nothing is computed otherwise than before:
-each operator still rounds to its own type.
+Every group of connected elementwise nodes with one shape becomes one node ``xrt.Elementwise``. The groups are convex: no path
+leaves one and returns. Results do not change: each operator still rounds to its own type.
 """
 
 from __future__ import annotations
@@ -22,45 +21,46 @@ __all__ = ["DOMAIN", "ELEMENTWISE", "OpcodeStep", "fuse_elementwise", "lower_to_
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 SINGLE = FLOATS - {DType.FLOAT64}
-"""Types of the transcendental functions: NumPy's own are quick and more exact than float32 in float64."""
+"""Types of the transcendental functions. In float64 NumPy's are fast, and the machine's polynomials only have the precision of
+float32."""
 INTEGERS = frozenset({DType.INT32, DType.INT64})
 NUMBERS = FLOATS | INTEGERS
 BOOL = frozenset({DType.BOOL})
 BYTES = frozenset({DType.UINT8, DType.INT8})
-"""Types that are only read, by a Cast."""
+"""Types that only a Cast reads."""
 BROADCASTING = 7
-"""The first version in which operators of several tensors broadcast as NumPy does."""
+"""First opset in which binary operators broadcast as NumPy does."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpcodeStep:
-    """One operation of the machine."""
+    """One instruction of the elementwise machine."""
 
     operator: str
     arguments: tuple[str | int, ...]
-    """Values by name, or earlier steps of the same node by number."""
+    """Values by name, or earlier steps of the same node by index."""
     dtype: DType
-    """Of the result."""
+    """Result type."""
     parameters: tuple[float, float] = (0.0, 0.0)
 
 
 Steps = tuple[OpcodeStep, ...]
 Write = Callable[[Node, Sequence[DType]], Steps | None]
-"""Returns a node's steps from the types of its inputs; None where it is not served."""
+"""Writes the steps of a node from the types of its inputs; None if it is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpcodeRule:
-    """How an operator is written, and when."""
+    """How an operator is lowered, and for which types and opsets."""
 
     write: Write
     dtypes: frozenset[DType]
-    """Of every input, but for conditions."""
+    """Supported types of all inputs except conditions."""
     since: int = 1
 
 
 def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
-    """Return the steps that compute the node's output; None where the machine does not serve the node."""
+    """Lower a node to steps of the machine; None if it is not supported."""
     row = ROWS.get(node.op_type) if not node.domain else None
     if row is None or function.opset() < row.since:
         return None
@@ -71,30 +71,30 @@ def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
     return row.write(node, dtypes)
 
 
-# ---------------------------------------------------------------------- the usual ways
+# ---------------------------------------------------------------------- common rules
 
 
 def _plain(node: Node, dtypes: Sequence[DType], *, gives: DType | None = None) -> Steps | None:
-    """One step of the operator's own name."""
+    """One step with the name of the operator."""
     if len(set(dtypes)) > 1:
         return None
     return (OpcodeStep(node.op_type, node.inputs, gives or dtypes[0]),)
 
 
 def _with_attributes(node: Node, dtypes: Sequence[DType], *, defaults: Sequence[tuple[str, float]]) -> Steps:
-    """One step of the operator's own name with attributes as its parameters."""
+    """One step with the name of the operator and attributes as parameters."""
     values = [float(np.float32(node.attr(name, default))) for name, default in defaults]
     return (OpcodeStep(node.op_type, node.inputs, dtypes[0], (values[0], values[1] if len(values) > 1 else 0.0)),)
 
 
 def _folded(node: Node, dtypes: Sequence[DType], *, operator: str, mean: bool = False) -> Steps | None:
-    """Any number of tensors, from left to right."""
+    """Fold any number of tensors from left to right."""
     if len(set(dtypes)) > 1 or len(node.inputs) < 2:
         return None
     steps = [OpcodeStep(operator, node.inputs[:2], dtypes[0])]
     steps += [OpcodeStep(operator, (i, name), dtypes[0]) for i, name in enumerate(node.inputs[2:])]
     if mean:
-        # A narrow type is divided in itself, by a count that it holds exactly.
+        # Divide in the narrow type itself, which represents the count exactly.
         steps.append(OpcodeStep("DivideBy", (len(steps) - 1,), dtypes[0], (float(len(node.inputs)), 0.0)))
     return tuple(steps)
 
@@ -110,7 +110,7 @@ def _where(node: Node, dtypes: Sequence[DType]) -> Steps | None:
 
 
 def _clip(node: Node, dtypes: Sequence[DType]) -> Steps | None:
-    """Bounds are inputs since version 11, and attributes before; the upper one wins where they cross."""
+    """Bounds are inputs since opset 11, attributes before. If they cross, the upper one wins, hence Max before Min."""
     if len(set(dtypes)) > 1:
         return None
     if len(node.inputs) == 1 and dtypes[0] in FLOATS:
@@ -128,14 +128,14 @@ def _gelu(node: Node, dtypes: Sequence[DType]) -> Steps:
 
 
 def _cast(node: Node, dtypes: Sequence[DType]) -> Steps | None:
-    to, own = node.attr("to"), dtypes[0]
+    to, source = node.attr("to"), dtypes[0]
     if not isinstance(to, int):
         return None
     target = DType.from_onnx(to)
     if target is DType.BOOL:
-        return (OpcodeStep("Truth", node.inputs, target),) if own in NUMBERS else None
-    if target not in NUMBERS or (target in NARROW and own not in SINGLE | BOOL | BYTES):
-        return None  # from wider types to narrow floats by way of float32 would round twice
+        return (OpcodeStep("Truth", node.inputs, target),) if source in NUMBERS else None
+    if target not in NUMBERS or (target in NARROW and source not in SINGLE | BOOL | BYTES):
+        return None  # the machine converts through float32, which would round a wider type twice
     return (OpcodeStep("Cast", node.inputs, target),)
 
 
@@ -154,7 +154,7 @@ ATTRIBUTES = {
     "Selu": (SINGLE, (("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875))),
     "Swish": (SINGLE, (("alpha", 1.0),)),
 }
-"""Operators that take numbers as attributes: their types, and each attribute with its default."""
+"""Operators with numeric attributes: supported types, attributes and their defaults."""
 
 
 def _rows() -> dict[str, OpcodeRule]:
@@ -190,47 +190,47 @@ def _rows() -> dict[str, OpcodeRule]:
 ROWS = _rows()
 DOMAIN, ELEMENTWISE = "xrt", "Elementwise"
 LONGEST = 128
-"""Nodes in one chain: the more, the more values may have to lie in the cache at a time."""
+"""Limit on nodes per chain: longer chains keep more values in the cache at a time."""
 HIGHEST_RANK = 16
 """``XRT_MAX_RANK`` of kernel.h."""
 
 
 def fuse_elementwise(function: Function, may: Callable[[Node], bool] = lambda node: True) -> Function:
-    """Return the Function with its elementwise nodes in chains, single ones too; the Function itself where it has none.
+    """Fuse the elementwise nodes of a Function, including single ones; return the same Function if there are none.
 
-    What is left alone: nodes that ``may`` not be taken, whose types or shapes are not known, that order others (control
-    edges), or of types and versions that the native kernel does not serve. Linear.
+    Skips nodes that ``may`` rejects, that have unknown types or shapes or control edges, or that the native kernel does not
+    support. Linear.
     """
-    given = function
+    original = function
     if any(function.get_type(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
     groups = _groups(function, _candidates(function, may))
     if not groups:
-        return given
+        return original
     chains = [_chain(function, group) for group in groups]
     taken = {index for group in groups for index in group}
     rest = [node for index, node in enumerate(function.nodes) if index not in taken]
     return function.replace(nodes=(*rest, *chains), opsets={**function.opsets, DOMAIN: 1})
 
 
-# ---------------------------------------------------------------------- which nodes
+# ---------------------------------------------------------------------- candidates
 
 
 def _candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
-    """Return the nodes that may stand in a chain, by index, with the shape over which each runs."""
+    """Nodes that may be fused, by index, with the shape of their iteration space."""
     ordering = {name for node in function.nodes for name in node.control}
-    found = {}
+    shapes_by_node = {}
     for index, node in enumerate(function.nodes):
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
         shape = _shape(function, node)
         if shape is not None and lower_to_opcodes(node, function) is not None and may(node):
-            found[index] = shape
-    return found
+            shapes_by_node[index] = shape
+    return shapes_by_node
 
 
 def _shape(function: Function, node: Node) -> Shape | None:
-    """Return the shape of the node's one output if all inputs certainly broadcast to it."""
+    """The shape of the node's only output if all inputs are known to broadcast to it."""
     if len(node.outputs) != 1:
         return None
     shapes = [_shape_of(function, name) for name in (*node.outputs, *filter(None, node.inputs))]
@@ -247,19 +247,19 @@ def _shape_of(function: Function, name: str) -> Shape | None:
     return type_.shape
 
 
-def _broadcasts(own: Shape, out: Shape) -> bool:
-    """Whether the shape surely stretches to the other; equal names are equal extents."""
-    return len(own) <= len(out) and all(a in (1, b) for a, b in zip(reversed(own), reversed(out), strict=False))
+def _broadcasts(shape: Shape, out: Shape) -> bool:
+    """Whether the shape is known to broadcast to ``out``; equal symbols are equal extents."""
+    return len(shape) <= len(out) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(out), strict=False))
 
 
-# ---------------------------------------------------------------------- which together
+# ---------------------------------------------------------------------- groups
 
 
 def _groups(function: Function, shapes: dict[int, Shape]) -> list[list[int]]:
-    """Return groups of candidates, each connected, over one shape, and convex.
+    """Group candidates so that each group is connected, has one shape, and is convex.
 
-    Every node gets a stage that never falls along an edge, and rises along every edge that no chain holds; joined nodes
-    of one stage are a group. So no path between two of a group leaves it: it would rise and never come back.
+    Stages never decrease along an edge, and increase along every edge that cannot be fused. Joined nodes of one stage form a
+    group. A path that leaves the group therefore reaches a higher stage and cannot return.
     """
     if not shapes:
         return []
@@ -280,11 +280,11 @@ class _Edge:
     source: int
     target: int
     joins: bool
-    """Whether both ends may stand in one chain."""
+    """Whether both ends may be fused."""
 
 
 def _edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]:
-    """Yield the edges between nodes, by the index of the reader."""
+    """Yield the edges between nodes, ordered by reader."""
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for target, node in enumerate(function.nodes):
         for name in dict.fromkeys(node.uses):
@@ -297,7 +297,7 @@ def _edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]:
 
 
 def _stages(count: int, edges: Sequence[_Edge]) -> list[int]:
-    """Return each node's stage: as early as can be, then moved to the first stage at which a chain waits for it."""
+    """Assign stages: as early as possible, then moved later to join the first reader that it can be fused with."""
     stage = [0] * count
     for edge in edges:
         stage[edge.target] = max(stage[edge.target], stage[edge.source] + (not edge.joins))
@@ -318,12 +318,12 @@ def _root(leader: list[int], index: int) -> int:
     return index
 
 
-# ---------------------------------------------------------------------- one node of many
+# ---------------------------------------------------------------------- fused nodes
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Numbers values and collects the steps of a chain; the numbers of inputs come first, so they must be known first."""
+    """Collects the steps of a chain and numbers its values, inputs first."""
 
     number: dict[str, int]
     operators: list[str] = field(default_factory=list)
@@ -332,7 +332,7 @@ class _Writer:
     parameters: list[float] = field(default_factory=list)
 
     def add(self, node: Node, steps: Sequence[OpcodeStep], inputs: int) -> None:
-        """Append a node's steps; their arguments are names of values, or the number of an earlier step of the same node."""
+        """Append the steps of a node."""
         first = inputs + len(self.operators)
         for step in steps:
             self.operators.append(step.operator)
@@ -344,8 +344,8 @@ class _Writer:
 
 def _chain(function: Function, group: Sequence[int]) -> Node:
     nodes = [function.nodes[index] for index in group]
-    own = {node.outputs[0] for node in nodes}
-    inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in own))
+    inner = {node.outputs[0] for node in nodes}
+    inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in inner))
     writer = _Writer({name: i for i, name in enumerate(inputs)})
     for node in nodes:
         writer.add(node, lower_to_opcodes(node, function) or (), len(inputs))
@@ -363,11 +363,11 @@ def _chain(function: Function, group: Sequence[int]) -> Node:
 
 
 def _read_outside(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return the values that a chain must give out; for a chain without readers, the last."""
-    names, asked = {node.name for node in nodes}, {value.name for value in function.outputs}
+    """Values of a chain that are read outside it; the last one if there are none."""
+    names, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
     read = (
         node.outputs[0]
         for node in nodes
-        if node.outputs[0] in asked or any(use.node.name not in names for use in function.users(node.outputs[0]))
+        if node.outputs[0] in output_names or any(use.node.name not in names for use in function.users(node.outputs[0]))
     )
     return tuple(read) or nodes[-1].outputs

@@ -1,4 +1,4 @@
-"""Libraries of native kernels: opening one, checking what it says of itself, and asking its kernels."""
+"""Open and validate libraries of native kernels, and query their kernels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["MessageBuffer", "NativeKernel", "NativeLibrary", "load"]
 
 ENTRY = "xrt_library_entry"
 MOST_ANSWERS = 4096
-"""Answers of a kernel that are remembered; beyond it, all are forgotten."""
+"""Limit on memoized answers of a kernel; beyond it, all are dropped."""
 K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeKernel:
-    """One kernel of a library, as `OpTable` holds it: the ``code`` of a `Kernel`."""
+    """One kernel of a library: the ``code`` of a `Kernel` in an `OpTable`."""
 
     library: NativeLibrary = field(repr=False)
     structure: abi.KernelC = field(repr=False)
-    """The library's own table row; it is never written to."""
+    """The library's table row; read-only."""
     name: str
     domain: str
     op_type: str
@@ -43,15 +43,16 @@ class NativeKernel:
     device: str
     flags: int
     in_place: int
-    """Bit k: output 0 may be given the memory of input k."""
+    """Bit k set: output 0 may alias input k."""
     _answers: dict[Any, str | None] = field(default_factory=dict, repr=False)
-    """What `why_not` said of nodes without constants: large models repeat them."""
+    """Memoized answers for nodes without constants, which large models repeat."""
 
     def __str__(self) -> str:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Return why the kernel cannot serve the node; None when it can. It is the predicate of the table's entry."""
+        """Explain why the kernel does not support the node; None if it does. The predicate of the table's entry."""
+        # The answer may depend on the values of constants, which are no part of the key.
         if any(name in function.constants for name in node.inputs):
             return self._asked(node, function)
         key = _looks(node, function)
@@ -65,30 +66,30 @@ class NativeKernel:
         reason = why_not_marshalled(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
-        said = MessageBuffer()
-        status = self.structure.why_not(marshal_node(node, function).structure, said.structure)
-        return None if status == abi.OK else f"{self.name}: {said.text}"
+        message = MessageBuffer()
+        status = self.structure.why_not(marshal_node(node, function).structure, message.structure)
+        return None if status == abi.OK else f"{self.name}: {message.text}"
 
     def show(self, node: Node, function: Function) -> MarshalledNode:
-        """Return the node as the kernel sees it."""
+        """Marshal the node for the kernel."""
         return marshal_node(node, function)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLibrary:
-    """A shared library of kernels that has been opened and checked; it stays open as long as the process."""
+    """A validated shared library of kernels; it stays open for the life of the process."""
 
     path: Path
     name: str
     version: str
     digest: str
-    """SHA-256 of the file's bytes: other bytes, other results."""
+    """SHA-256 of the file."""
     kernels: tuple[NativeKernel, ...] = field(init=False, default=(), repr=False)
     handle: Any = field(repr=False, default=None)
 
     @property
     def signature(self) -> str:
-        """What of the library decides over results: its name, its version, and a hash of its bytes."""
+        """Name, version and hash: everything about the library that can change results."""
         return f"{self.name} {self.version} ({self.digest[:16]})"
 
     def register(self, table: OpTable[Any]) -> None:
@@ -110,7 +111,7 @@ class NativeLibrary:
             )(kernel)
 
     def kernel(self, name: str) -> NativeKernel:
-        """Return the kernel of that name; raises EngineUnavailable naming the nearest."""
+        """Find a kernel by name; raises EngineUnavailable with the nearest name."""
         for kernel in self.kernels:
             if kernel.name == name:
                 return kernel
@@ -119,13 +120,13 @@ class NativeLibrary:
 
 
 def _looks(node: Node, function: Function) -> Any:
-    """Return all that a kernel is shown of a node without constants, but for its name; equal where it is."""
+    """Everything that a kernel sees of a node without constants, except its name: the key of memoized answers."""
     types = tuple((bool(name), function.get_type(name)) for name in (*node.inputs, *node.outputs))
     return node.attributes, function.opset(node.domain), len(node.inputs), types
 
 
 class MessageBuffer:
-    """The place where a kernel writes what a person should read."""
+    """A buffer for the message of a kernel."""
 
     __slots__ = ("_buffer", "structure")
 
@@ -135,19 +136,19 @@ class MessageBuffer:
 
     @property
     def text(self) -> str:
-        """What was said, on one line."""
+        """The message on one line."""
         raw = self._buffer.raw.split(b"\0", 1)[0]
         return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"
 
 
-# ---------------------------------------------------------------------- opening
+# ---------------------------------------------------------------------- loading
 
 
 def load(path: str | Path) -> NativeLibrary:
-    """Return the library at that path; the same file is opened once.
+    """Load the library at a path; the same file is opened once.
 
-    Raises EngineUnavailable, naming the path, where there is no such file, it is no shared library, it is not one of
-    XRT's interface, or its table breaks a rule of ``kernel.h``.
+    Raises EngineUnavailable if the file is missing, is not a shared library with XRT's interface, or its table breaks a rule of
+    ``kernel.h``.
     """
     file = Path(path).expanduser().absolute()
     try:
@@ -182,7 +183,7 @@ def _opened(file: Path, *state: int) -> NativeLibrary:
 
 
 def _read_library(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
-    """Return what the library's entry says; raises EngineUnavailable for one of no interface, or of another."""
+    """Call the library's entry point; raises EngineUnavailable if there is none or its interface version differs."""
     entry = getattr(handle, ENTRY, None)
     if entry is None:
         raise _unusable(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
@@ -233,7 +234,7 @@ def _word(raw: bytes | None, file: Path, what: str, *, may_be_empty: bool = Fals
 
 
 def _check_choices(library: NativeLibrary) -> None:
-    """Refuse two kernels of which nothing says which one serves."""
+    """Raise EngineUnavailable for two kernels that support the same nodes with equal priority."""
     seen: dict[Any, NativeKernel] = {}
     for kernel in library.kernels:
         if kernel.structure.why_not:

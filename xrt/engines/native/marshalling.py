@@ -1,4 +1,4 @@
-"""A node as native kernels see it: the structures of the C interface, and the memory behind them."""
+"""Marshal nodes to the structures of the C interface, with the memory behind them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ UNKNOWN_RANK, LEFT_OUT, UNKNOWN = -2, -1, -1
 
 
 class MarshalledNode:
-    """An ``xrt_node``, and all that its pointers lead to: keep it as long as a kernel may read it."""
+    """An ``xrt_node`` and everything that it points to; keep it alive while a kernel may read it."""
 
-    __slots__ = ("_kept", "structure")
+    __slots__ = ("_owned", "structure")
 
-    def __init__(self, structure: abi.NodeC, kept: list[Any]) -> None:
+    def __init__(self, structure: abi.NodeC, owned: list[Any]) -> None:
         self.structure = structure
-        self._kept = kept
+        self._owned = owned
 
 
 def why_not_marshalled(node: Node, function: Function) -> str | None:
-    """Return why the node cannot be shown to a native kernel; None when it can."""
+    """Explain why the node cannot be passed to a native kernel; None if it can."""
     for which, names in (("input", node.inputs), ("output", node.outputs)):
         for index, name in enumerate(names):
             type_ = function.get_type(name) if name else None
@@ -41,25 +41,25 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
 
 
 def marshal_node(node: Node, function: Function) -> MarshalledNode:
-    """Return the node as a kernel sees it; `why_not_marshalled` must be silent about it. Linear in inputs and attributes."""
-    kept: list[Any] = []
-    attributes = [_attribute(a, kept) for a in node.attributes if a.kind in _FILL]
-    inputs = [_input(name, function, kept) for name in node.inputs]
+    """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes."""
+    owned: list[Any] = []
+    attributes = [_attribute(a, owned) for a in node.attributes if a.kind in _FILL]
+    inputs = [_input(name, function, owned) for name in node.inputs]
     structure = abi.NodeC(
         domain=node.domain.encode(),
         op_type=node.op_type.encode(),
         version=function.opset(node.domain),
         name=node.name.encode("utf-8", "replace"),
         n_attributes=len(attributes),
-        attributes=_array(abi.AttributeC, attributes, kept),
+        attributes=_array(abi.AttributeC, attributes, owned),
         n_inputs=len(inputs),
-        inputs=_array(abi.TensorC, inputs, kept),
+        inputs=_array(abi.TensorC, inputs, owned),
         n_outputs=len(node.outputs),
     )
-    return MarshalledNode(structure, kept)
+    return MarshalledNode(structure, owned)
 
 
-def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, kept: list[Any]) -> abi.TensorC:
+def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, owned: list[Any]) -> abi.TensorC:
     """Return a tensor of host memory; an extent that is no number is -1, a missing shape has rank -2."""
     extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
     steps = [1] * len(extents)
@@ -70,27 +70,27 @@ def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None,
         device_type=1,
         ndim=UNKNOWN_RANK if shape is None else len(extents),
         dtype=(abi.encode_text(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
-        shape=_array(c_int64, extents, kept),
-        strides=_array(c_int64, steps, kept),
+        shape=_array(c_int64, extents, owned),
+        strides=_array(c_int64, steps, owned),
     )
 
 
-def _input(name: str, function: Function, kept: list[Any]) -> abi.TensorC:
+def _input(name: str, function: Function, owned: list[Any]) -> abi.TensorC:
     if not name:
         return abi.TensorC(device_type=1, ndim=LEFT_OUT, dtype=abi.DTypeC(0, 0, 1))
     type_ = function.get_type(name)
     constant = function.constants.get(name)
     if constant is not None:
-        return _constant(constant, kept)
+        return _constant(constant, owned)
     if not isinstance(type_, TensorType):
-        return tensor_c(None, None, None, kept)
-    return tensor_c(type_.dtype, type_.shape, None, kept)
+        return tensor_c(None, None, None, owned)
+    return tensor_c(type_.dtype, type_.shape, None, owned)
 
 
-def _constant(constant: Constant, kept: list[Any]) -> abi.TensorC:
+def _constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
     array = align(constant.array)
-    kept.append(array)
-    return tensor_c(constant.dtype, array.shape, array.ctypes.data, kept)
+    owned.append(array)
+    return tensor_c(constant.dtype, array.shape, array.ctypes.data, owned)
 
 
 def align(array: Array) -> Array:
@@ -99,42 +99,42 @@ def align(array: Array) -> Array:
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
-def _attribute(attribute: Attribute, kept: list[Any]) -> abi.AttributeC:
+def _attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC:
     kind, fill = _FILL[attribute.kind]
     attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=kind)
-    fill(attribute_c, attribute.value, kept)
+    fill(attribute_c, attribute.value, owned)
     return attribute_c
 
 
-def _int(attribute_c: abi.AttributeC, value: int, kept: list[Any]) -> None:
+def _int(attribute_c: abi.AttributeC, value: int, owned: list[Any]) -> None:
     attribute_c.i = value
 
 
-def _float(attribute_c: abi.AttributeC, value: float, kept: list[Any]) -> None:
+def _float(attribute_c: abi.AttributeC, value: float, owned: list[Any]) -> None:
     attribute_c.f = value
 
 
-def _string(attribute_c: abi.AttributeC, value: str | bytes, kept: list[Any]) -> None:
+def _string(attribute_c: abi.AttributeC, value: str | bytes, owned: list[Any]) -> None:
     attribute_c.s = raw = _bytes(value)
     attribute_c.count = len(raw)
 
 
-def _tensor(attribute_c: abi.AttributeC, value: Constant, kept: list[Any]) -> None:
-    attribute_c.tensor = _array(abi.TensorC, [_constant(value, kept)], kept)
+def _tensor(attribute_c: abi.AttributeC, value: Constant, owned: list[Any]) -> None:
+    attribute_c.tensor = _array(abi.TensorC, [_constant(value, owned)], owned)
 
 
-def _ints(attribute_c: abi.AttributeC, value: tuple[int, ...], kept: list[Any]) -> None:
-    attribute_c.ints, attribute_c.count = _array(c_int64, value, kept), len(value)
+def _ints(attribute_c: abi.AttributeC, value: tuple[int, ...], owned: list[Any]) -> None:
+    attribute_c.ints, attribute_c.count = _array(c_int64, value, owned), len(value)
 
 
-def _floats(attribute_c: abi.AttributeC, value: tuple[float, ...], kept: list[Any]) -> None:
-    attribute_c.floats, attribute_c.count = _array(c_double, value, kept), len(value)
+def _floats(attribute_c: abi.AttributeC, value: tuple[float, ...], owned: list[Any]) -> None:
+    attribute_c.floats, attribute_c.count = _array(c_double, value, owned), len(value)
 
 
-def _strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], kept: list[Any]) -> None:
+def _strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], owned: list[Any]) -> None:
     buffers = [create_string_buffer(_bytes(text)) for text in value]
-    kept.append(buffers)
-    attribute_c.strings, attribute_c.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], kept), len(value)
+    owned.append(buffers)
+    attribute_c.strings, attribute_c.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], owned), len(value)
 
 
 _FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {
@@ -153,10 +153,10 @@ def _bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def _array(kind: Any, items: Sequence[Any], kept: list[Any]) -> Any:
-    """Return a pointer to the items, which are kept; null for none."""
+def _array(kind: Any, items: Sequence[Any], owned: list[Any]) -> Any:
+    """Return a pointer to the items, which `owned` keeps alive; null for none."""
     if not items:
         return POINTER(kind)()
-    held = (kind * len(items))(*items)
-    kept.append(held)
-    return cast(held, POINTER(kind))
+    items_c = (kind * len(items))(*items)
+    owned.append(items_c)
+    return cast(items_c, POINTER(kind))

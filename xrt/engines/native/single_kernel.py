@@ -1,4 +1,4 @@
-"""Run one kernel by itself, on arrays: for the tests and benchmarks of kernel authors."""
+"""Run a single kernel on arrays, for tests and benchmarks of kernel authors."""
 
 from __future__ import annotations
 
@@ -29,26 +29,25 @@ def run_kernel(
     constants: Sequence[int] = (),
     threads: int = 1,
 ) -> list[Array]:
-    """Return the kernel's outputs for those arrays; None is an input that is left out.
+    """Run a kernel on arrays; None stands for an omitted input.
 
-    ``constants`` are the places of the inputs that the kernel is shown as constants of the model. Raises
-    CompileRefused with the kernel's reason, RunFailed with what it says, or EngineUnavailable where XRT's own native
-    library, which has the threads, was not built.
+    ``constants`` lists the positions of inputs that the kernel sees as constants. Raises CompileRefused with the kernel's reason,
+    RunFailed with its message, or EngineUnavailable if XRT's own native library, which has the threads, was not built.
     """
     node, function = _function(kernel, inputs, attributes or {}, opset, n_outputs, constants)
     if reason := kernel.why_not(node, function):
         raise CompileRefused(f"{kernel}: {reason}")
-    shown, said = kernel.show(node, function), MessageBuffer()
+    view, message = kernel.show(node, function), MessageBuffer()
     outputs = (abi.OutputC * n_outputs)()
     plan = abi.PlanC(outputs=outputs)
-    _check(kernel, kernel.structure.prepare(shown.structure, plan, said.structure), said, CompileRefused)
+    _check(kernel, kernel.structure.prepare(view.structure, plan, message.structure), message, CompileRefused)
     try:
-        made = [np.empty(o.shape[: o.ndim], abi.to_dlpack_dtype(o.dtype).numpy) for o in outputs]  # type: ignore[union-attr]
-        _run(kernel, plan, inputs, made, threads, said)
+        results = [np.empty(o.shape[: o.ndim], abi.to_dlpack_dtype(o.dtype).numpy) for o in outputs]  # type: ignore[union-attr]
+        _run(kernel, plan, inputs, results, threads, message)
     finally:
         if kernel.structure.destroy:
             kernel.structure.destroy(plan.state)
-    return made
+    return results
 
 
 def _function(
@@ -62,11 +61,11 @@ def _function(
     names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
     outputs = tuple(f"y{i}" for i in range(n_outputs))
     node = Node(kernel.op_type, names, outputs, read_attributes(attributes), kernel.domain, "alone")
-    held = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is no left-out input
-    types = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in held]
+    values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
+    types = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name]
     values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in types)
     version = opset or kernel.until or max(kernel.since, 1)
-    return node, Function(values, tuple(map(Value, outputs)), (node,), held, {kernel.domain: version})
+    return node, Function(values, tuple(map(Value, outputs)), (node,), values_by_name, {kernel.domain: version})
 
 
 def _run(
@@ -75,27 +74,28 @@ def _run(
     inputs: Sequence[Array | None],
     outputs: Sequence[Array],
     threads: int,
-    said: MessageBuffer,
+    message: MessageBuffer,
 ) -> None:
-    kept: list[Any] = []
+    owned: list[Any] = []
+    # Scratch space is aligned to a cache line, as in a tape.
     scratch = np.empty(plan.scratch + 64, np.uint8)
     call = abi.CallC(
-        inputs=_tensors(inputs, kept),
-        outputs=_tensors(outputs, kept),
+        inputs=_tensors(inputs, owned),
+        outputs=_tensors(outputs, owned),
         scratch=scratch.ctypes.data + -scratch.ctypes.data % 64 if plan.scratch else None,
         threads=threads,
     )
-    _check(kernel, core().alone(kernel.structure, plan.state, call, said.structure), said, RunFailed)
+    _check(kernel, core().alone(kernel.structure, plan.state, call, message.structure), message, RunFailed)
 
 
-def _tensors(arrays: Sequence[Array | None], kept: list[Any]) -> Any:
+def _tensors(arrays: Sequence[Array | None], owned: list[Any]) -> Any:
     left_out = abi.TensorC(device_type=1, ndim=-1, dtype=abi.DTypeC(0, 0, 1))
-    kept += (contiguous := [None if a is None else np.require(a, requirements=["C", "A"]) for a in arrays])
-    tensors = [left_out if a is None else tensor_c(DType.of(a), a.shape, a.ctypes.data, kept) for a in contiguous]
-    kept.append(held := (abi.TensorC * len(tensors))(*tensors))
-    return ctypes.cast(held, ctypes.POINTER(abi.TensorC))
+    owned += (contiguous := [None if a is None else np.require(a, requirements=["C", "A"]) for a in arrays])
+    tensors = [left_out if a is None else tensor_c(DType.of(a), a.shape, a.ctypes.data, owned) for a in contiguous]
+    owned.append(items := (abi.TensorC * len(tensors))(*tensors))
+    return ctypes.cast(items, ctypes.POINTER(abi.TensorC))
 
 
-def _check(kernel: NativeKernel, status: int, said: MessageBuffer, error: type[Exception]) -> None:
+def _check(kernel: NativeKernel, status: int, message: MessageBuffer, error: type[Exception]) -> None:
     if status != abi.OK:
-        raise error(f"{kernel} failed: {said.text}")
+        raise error(f"{kernel} failed: {message.text}")

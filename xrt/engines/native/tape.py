@@ -1,4 +1,4 @@
-"""The native tape: kernels that have been prepared, in order, run as one native call."""
+"""The native tape: a sequence of prepared kernels that runs as one native call."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Array = np.ndarray[Any, Any]
 
 
 class NativeTape:
-    """A straight line of native kernels between inputs and outputs whose types are fully known.
+    """A sequence of native kernels between inputs and outputs of static types.
 
-    Everything is resolved when it is made: the memory of each value, which kernels may share memory, how many threads they use. A
-    run takes a frame of memory that no other run uses, and gives it back: any number of threads may run one tape at once.
+    Memory offsets, in-place reuse and thread counts are decided at construction. Each run uses a memory frame from a pool, so
+    several threads may run one tape concurrently.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class NativeTape:
         constants: Mapping[str, Constant],
         threads: int,
     ) -> None:
-        """Lay the tape out; steps read inputs, constants, and what steps before them define. Linear in the steps.
+        """Plan the memory of the tape. Steps read inputs, constants and results of earlier steps. Linear in the steps.
 
-        Each output must be defined by a step, and stand once. Raises CompileFailed where there is no memory for the tape.
+        Each output must be defined by a step and be listed once. Raises CompileFailed if memory is exhausted.
         """
         self.steps = tuple(steps)
         self.inputs = tuple(_Checked(name, type_) for name, type_ in inputs.items())
@@ -54,49 +54,50 @@ class NativeTape:
         self._constants = {name: align(constants[name].array) for name in _read(steps) if name in constants}
         layout = _Layout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
         self.workspace = layout.memory
-        """Bytes that a run needs in addition to its inputs and outputs."""
+        """Bytes that a run needs besides inputs and outputs."""
         self._kept = layout.kept
         self._arguments, self._results = c_void_p * len(self.inputs), c_void_p * len(self.outputs)
         core = c.core()
         handle = core.new(layout.structure(threads))
         if not handle:
             raise CompileFailed(f"there is no memory for a native tape of {len(self.steps)} steps")
-        weakref.finalize(self, core.delete, handle).atexit = False  # a thread may still be at it when the process ends
+        weakref.finalize(self, core.delete, handle).atexit = False  # a daemon thread may still run it at exit
         self._handle, self._core, self._run = handle, core, core.run
 
     @property
     def frames(self) -> int:
-        """How many frames of memory there are: as many as runs were under way at once."""
+        """Number of memory frames: the maximum of concurrent runs so far."""
         return self._core.frames(self._handle)
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
-        """Return the outputs, each a fresh array, or the buffer that ``out`` holds in its place.
+        """Run the tape; return the outputs, in fresh arrays or in the buffers of ``out``.
 
-        A buffer must be C-contiguous, writable, of the output's exact type, and share no memory with an input. Raises
-        RunFailed that names the node, kernel and library that failed, or an input that is not of its type.
+        A buffer must be C-contiguous, writable, of the output's exact type, and not overlap an input. Raises RunFailed with the
+        node, kernel and library that failed, or for an input of another type.
         """
-        given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        checked = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
         results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._filled(out)
-        status = self._call(given, results)
+        status = self._call(checked, results)
+        # Kernels load whole vectors. Unaligned inputs, such as tensors in a model file, are rare enough to be copied on demand.
         if status == c.UNALIGNED:
-            status = self._call([array if _is_aligned(array) else array.copy() for array in given], results)
+            status = self._call([array if _is_aligned(array) else array.copy() for array in checked], results)
         if status:
             raise self._failure(status)
         return results
 
     def bound(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
-        """Return a call with exactly these arrays as inputs and these buffers as outputs; None if they do not fit.
+        """Bind inputs and output buffers to a call without arguments; None if an input must be converted first.
 
-        Its own cost is negligible compared with the kernels. It holds references to the arrays.
+        The call keeps the arrays alive. Addresses are resolved once, so that only the kernels take time.
         """
-        given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        if any(kept is not array or not _is_aligned(array) for kept, array in zip(given, arrays, strict=True)):
+        checked = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        if any(converted is not array or not _is_aligned(array) for converted, array in zip(checked, arrays, strict=True)):
             return None
         at, run, handle = c.address_of, self._run, self._handle
-        arguments, results = self._arguments(*map(at, given)), self._results(*map(at, out))
-        held = (self, *given, *out)
+        arguments, results = self._arguments(*map(at, checked)), self._results(*map(at, out))
+        owned = (self, *checked, *out)
 
-        def call(_held: object = held) -> None:
+        def call(_owned: object = owned) -> None:
             status = run(handle, arguments, results)
             if status:
                 raise self._failure(status)
@@ -105,23 +106,23 @@ class NativeTape:
 
     @cached_property
     def in_place(self) -> tuple[tuple[int, int], ...]:
-        """The (input, output) pairs that may share memory: the input has no reader once the output is written."""
+        """The (input, output) pairs that may share memory: no step reads the input after the output is written."""
         last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
         writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
         alike: dict[TensorType, list[int]] = {}
-        for place, given in enumerate(self.inputs):
-            alike.setdefault(given.type, []).append(place)
+        for place, source in enumerate(self.inputs):
+            alike.setdefault(source.type, []).append(place)
         pairs = ((i, o) for o, name in enumerate(self._names) for i in alike.get(writers[name][1].outputs[name], ()))
         may = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
         return tuple(sorted(may))
 
-    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, place: int) -> bool:
-        end = last.get(given.name, -1)
-        return end < index or (end == index and writer.can_overwrite(given.name, writer.node.outputs.index(self._names[place])))
+    def _may_share(self, source: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, place: int) -> bool:
+        end = last.get(source.name, -1)
+        return end < index or (end == index and writer.can_overwrite(source.name, writer.node.outputs.index(self._names[place])))
 
-    def _call(self, given: Sequence[Array], results: Sequence[Array]) -> int:
+    def _call(self, inputs: Sequence[Array], results: Sequence[Array]) -> int:
         at = c.address_of
-        return self._run(self._handle, self._arguments(*map(at, given)), self._results(*map(at, results)))
+        return self._run(self._handle, self._arguments(*map(at, inputs)), self._results(*map(at, results)))
 
     def _filled(self, out: Sequence[Array | None]) -> list[Array]:
         pairs = zip(self.outputs, out, strict=True)
@@ -131,17 +132,17 @@ class NativeTape:
         if status == c.NO_MEMORY:
             return RunFailed(f"there is no memory for the {self.workspace} bytes between the steps of a native tape")
         step = self.steps[status - 1]
-        said = " ".join(self._core.said().decode("utf-8", "replace").split()) or "it gives no reason"
-        return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {said}")
+        message = " ".join(self._core.said().decode("utf-8", "replace").split()) or "it gives no reason"
+        return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {message}")
 
 
 def _is_aligned(array: Array) -> bool:
-    """Whether the array's address is; NumPy says so of any array without elements."""
+    """Whether the address is aligned. NumPy calls every empty array aligned, the kernels do not."""
     return array.flags.aligned and (array.size > 0 or c.address_of(array) % array.dtype.alignment == 0)
 
 
 class _Checked:
-    """Makes sure that an array is what the kernels were prepared for: they would read beyond its end otherwise."""
+    """Checks that an array has the type that the kernels were prepared for, so that they do not read beyond its end."""
 
     __slots__ = ("dtype", "name", "shape", "type")
 
@@ -161,7 +162,7 @@ def _read(steps: Sequence[PreparedKernel]) -> dict[str, None]:
 
 
 class _Layout:
-    """The memory of each value, in the form that the native tape expects."""
+    """The memory of each value as the C structures of the tape."""
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class _Layout:
         return tensor_c(types[name].dtype, types[name].shape, None, self.kept)
 
     def structure(self, threads: int) -> c.LayoutC:
-        """Return the whole; it may go when the tape is made, what is `kept` may not."""
+        """The layout structure. It is only read while the tape is created; `kept` must outlive the tape."""
         values = [c.ValueC(t, home, place) for t, (home, place) in zip(self._tensors, self._homes, strict=True)]
         steps = [self._step(index, step) for index, step in enumerate(self._steps)]
         return c.LayoutC(
@@ -232,10 +233,9 @@ def _pointer(kind: Any, items: Sequence[Any]) -> Any:
 def _planned(
     types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[PreparedKernel]
 ) -> tuple[dict[str, LiveRange], dict[int, LiveRange], int]:
-    """Return the memory of each inner value, of each step's scratch (by its number), and the bytes of the whole.
+    """Plan the memory of inner values and of scratch space by step; also return the total bytes.
 
-    A first output gets its step's input memory if the kernel allows that, the input is an inner value of the same size, and it
-    has no later reader.
+    A first output reuses the memory of an inner input of the same type if the kernel allows that and no later step reads it.
     """
     last = {name: index for index, step in enumerate(steps) for name in step.node.inputs}
     inner: dict[str, LiveRange] = {}
@@ -261,7 +261,7 @@ def _overwritten(
     last: Mapping[str, int],
     index: int,
 ) -> LiveRange | None:
-    """Return the memory of an input that the step's first output may take over; None where there is none."""
+    """The memory of an input that the step's first output may overwrite; None if there is none."""
     if not step.node.outputs[0]:
         return None
     for name in step.node.inputs:
@@ -270,50 +270,51 @@ def _overwritten(
     return None
 
 
-def _same_memory(one: TensorType, other: TensorType) -> bool:
-    return one.dtype is other.dtype and one.nbytes == other.nbytes
+def _same_memory(first: TensorType, second: TensorType) -> bool:
+    return first.dtype is second.dtype and first.nbytes == second.nbytes
 
 
 MOST_SCRATCH = 1 << 40
-"""Bytes; a kernel that asks for more has a number wrong, and sums of such would not fit into 64 bits."""
+"""In bytes. A larger request is an error in the kernel, and sums of such requests could overflow 64 bits."""
 
 
 class PreparedKernel:
-    """A kernel, its node, and the state that its ``prepare`` made, which is destroyed with the last reference to this object."""
+    """A kernel with its node and the state that ``prepare`` created, which is destroyed with this object."""
 
     __slots__ = ("__weakref__", "_shown", "kernel", "node", "outputs", "scratch", "state")
 
     def __init__(self, kernel: NativeKernel, node: Node, function: Function) -> None:
-        """Prepare the kernel; all the node's inputs must have static types.
+        """Prepare the kernel for a node whose inputs have static types.
 
-        Raises CompileRefused where the kernel refuses, and CompileFailed where it fails, or announces another type of an
-        output than the function declares.
+        Raises CompileRefused if the kernel refuses, CompileFailed if it fails or announces an output type that contradicts the
+        function.
         """
         self.kernel, self.node = kernel, node
         self._shown = kernel.show(node, function)
         announced = (abi.OutputC * len(node.outputs))()
-        plan, said = abi.PlanC(outputs=announced), MessageBuffer()
-        status = kernel.structure.prepare(self._shown.structure, plan, said.structure)
+        plan, message = abi.PlanC(outputs=announced), MessageBuffer()
+        status = kernel.structure.prepare(self._shown.structure, plan, message.structure)
         if status == abi.REFUSED:
-            raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {said.text}", [node.name])
+            raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {message.text}", [node.name])
         if status != abi.OK:
-            raise CompileFailed(f"{kernel} failed to prepare for node {node.name!r} ({node.op}): {said.text}")
+            raise CompileFailed(f"{kernel} failed to prepare for node {node.name!r} ({node.op}): {message.text}")
         self.state: int | None = plan.state
         if kernel.structure.destroy:
-            weakref.finalize(self, kernel.structure.destroy, plan.state).atexit = False  # threads may run when the process ends
+            weakref.finalize(self, kernel.structure.destroy, plan.state).atexit = False  # daemon threads may run at exit
         self.scratch: int = plan.scratch
         if self.scratch > MOST_SCRATCH:
             raise CompileFailed(
                 f"{kernel} asks for {self.scratch} bytes of scratch for node {node.name!r} ({node.op}); its prepare is wrong"
             )
         self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
-        """The types of the outputs that the node has, by name."""
+        """Types of the node's outputs by name."""
 
     def can_overwrite(self, name: str, place: int = 0) -> bool:
-        """Whether the kernel allows the output at that place to share the memory of the input of that name."""
+        """Whether the kernel allows an output to share memory with an input."""
+        # The mask of the interface covers output 0. All outputs of an elementwise kernel have the same extent.
         if place and not self.kernel.flags & abi.ELEMENTWISE:
             return False
-        places = [index for index, given in enumerate(self.node.inputs) if given == name]
+        places = [index for index, input_name in enumerate(self.node.inputs) if input_name == name]
         return all(self.kernel.in_place >> index & 1 for index in places)
 
 
@@ -346,7 +347,7 @@ def _agree(announced: TensorType, declared: object) -> bool:
 
 
 FILLED_FROM = 1 << 12
-"""Bytes from which writing to a given buffer is worth handing it down: below, allocating an array costs less."""
+"""In bytes. Smaller outputs are returned in fresh arrays: allocating one costs less than passing a buffer down."""
 
 
 class NativeExecutable(Executable):
@@ -355,7 +356,7 @@ class NativeExecutable(Executable):
     outputs_are_fresh = True
 
     def __init__(self, name: str, tape: NativeTape, outputs: Sequence[str]) -> None:
-        """Take a tape whose outputs have those names; ``name`` is the Function's, for errors."""
+        """``outputs`` names the outputs of the tape; ``name`` is the Function's, for errors."""
         self.tape = tape
         self._name = name
         self._outputs = tuple(outputs)
@@ -392,7 +393,7 @@ class NativeExecutable(Executable):
         return self.tape.in_place
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
+        why = "inner values and scratch space of kernels, planned once; there is a block for each concurrent call"
         return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
 
     def _check(self, out: Sequence[Any]) -> None:
@@ -406,7 +407,7 @@ class NativeExecutable(Executable):
 
 
 def _misfit(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any) -> str | None:
-    """Return why kernels cannot write an output of that type to a buffer; None when they can."""
+    """Explain why kernels cannot write an output of this type to the buffer; None if they can."""
     due = TensorType(DType.of(np.empty(0, dtype)), shape)
     if not isinstance(buffer, np.ndarray):
         return f"the output is {due}, the buffer {type(buffer).__name__}"

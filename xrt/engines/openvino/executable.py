@@ -294,11 +294,11 @@ class OpenVinoExecutable(Executable):
         self,
         function: Function,
         compiled: CompiledModel | None,
-        held: object = None,
+        owner: object = None,
         uses: Uses = tuple,
         inplace: Mapping[int, int] | None = None,
     ) -> None:
-        """``compiled`` computes `list_computed_outputs`; None if there are none. ``held`` is kept alive with it.
+        """``compiled`` computes `list_computed_outputs`; None if there are none. ``owner`` is kept alive with it.
 
         ``inplace`` maps inputs to outputs that may overwrite them, by position; None to derive it from the nodes of the Function.
         """
@@ -308,7 +308,7 @@ class OpenVinoExecutable(Executable):
         self.compiled = compiled
         self.saved: memoryview | None = None
         """The data that it was loaded from, if it was not compiled."""
-        self._held, self._uses = held, uses
+        self._owner, self._uses = owner, uses
         names = [value.name for value in list_computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
         """Per output of the Function, the output of the model."""
@@ -431,7 +431,7 @@ class OpenVinoExecutable(Executable):
         for frame in self._idle:
             frame.forget_model()
         self._idle.clear()
-        self._held = None
+        self._owner = None
 
     def _failed(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
@@ -445,20 +445,23 @@ class OpenVinoExecutable(Executable):
             # An output listed twice is computed into the first buffer and copied to the second.
             if place is None or chosen[place] is not None or buffer is None:
                 continue
-            own = over.get(output) if output in over and inputs[over[output]] is buffer else None
-            if not _overlaps(buffer, [value for i, value in enumerate(inputs) if i != own]):
+            updated = over.get(output) if output in over and inputs[over[output]] is buffer else None
+            if not _overlaps(buffer, [value for i, value in enumerate(inputs) if i != updated]):
                 chosen[place] = buffer
         return chosen
 
     def _in_order(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
         """One array per output of the Function; no two share memory."""
-        given = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
+        arguments = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
         results: list[Array] = []
         for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
             if place is not None:
                 source, is_own = computed[place], not any(computed[place] is result for result in results)
             else:
-                source, is_own = given[value.name] if value.name in given else self.function.constants[value.name].array, False
+                source, is_own = (
+                    arguments[value.name] if value.name in arguments else self.function.constants[value.name].array,
+                    False,
+                )
             results.append(_own(source, buffer, is_own=is_own))
         return results
 
@@ -493,13 +496,13 @@ def _has_symbol(value: Value) -> bool:
 
 def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
     """Each symbolic dim with several occurrences: its name, and the input and axis of each occurrence."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    places_by_dim: dict[str, list[tuple[int, int]]] = {}
     for place, value in enumerate(function.inputs):
         if _has_symbol(value):
             for axis, dim in enumerate(value.type.shape or ()):  # type: ignore[union-attr]  # only tensors have symbolic dims
                 if isinstance(dim, str):
-                    found.setdefault(dim, []).append((place, axis))
-    return [(dim, *places) for dim, places in found.items() if len(places) > 1]
+                    places_by_dim.setdefault(dim, []).append((place, axis))
+    return [(dim, *places) for dim, places in places_by_dim.items() if len(places) > 1]
 
 
 def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:
@@ -507,10 +510,12 @@ def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int]
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None or type_.is_static:
         return None
-    inputs = [(place, given.type) for place, given in enumerate(function.inputs) if isinstance(given.type, TensorType)]
-    known = {dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)}
-    found = [dim if isinstance(dim, int) else known.get(dim or "") for dim in type_.shape]
-    return None if None in found else tuple(found)  # type: ignore[arg-type]  # checked above
+    inputs = [(place, value.type) for place, value in enumerate(function.inputs) if isinstance(value.type, TensorType)]
+    places_by_name = {
+        dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)
+    }
+    sources = [dim if isinstance(dim, int) else places_by_name.get(dim or "") for dim in type_.shape]
+    return None if None in sources else tuple(sources)  # type: ignore[arg-type]  # checked above
 
 
 def _is_large(value: Value, least: int | None) -> bool:

@@ -47,17 +47,17 @@ def export_function(function: Function) -> ImportedModel:
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in heavy.items()))
     model = read_model(function.replace(inputs=inputs, constants=light) if heavy else function)
     weights = list(heavy.values())
-    held = [in_order(c.array) for c in weights]
+    contiguous = [in_order(c.array) for c in weights]
     places = _places([value.name for value in inputs], model)
     count = len(function.inputs)
     for place, parameter in zip(places, model.get_parameters(), strict=True):
         if place >= count:
-            _put(model, parameter, to_tensor(held[place - count], weights[place - count].dtype))
+            _put(model, parameter, to_tensor(contiguous[place - count], weights[place - count].dtype))
     _keep_order_of_ties(model)
     # Constants in place of inputs may determine more types and shapes.
     model.validate_nodes_and_infer_types()
-    copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)
-    return ImportedModel(model, tuple(p for p in places if p < count), _passed(model), tuple(held), copied)
+    copied = sum(array.nbytes for array, c in zip(contiguous, weights, strict=True) if array is not c.array)
+    return ImportedModel(model, tuple(p for p in places if p < count), _passed(model), tuple(contiguous), copied)
 
 
 def _places(names: Sequence[str], model: Any) -> list[int]:
@@ -70,10 +70,10 @@ def _places(names: Sequence[str], model: Any) -> list[int]:
     # Without dropped inputs the order is that of the Function.
     if len(parameters) == len(names):
         return list(range(len(names)))
-    found = [next((name for name in parameter.output(0).names if name in names), None) for parameter in parameters]
-    if None in found:
+    matches = [next((name for name in parameter.output(0).names if name in names), None) for parameter in parameters]
+    if None in matches:
         raise TypeError("the frontend dropped inputs, and renamed another that is passed on as an output")
-    return [names.index(name) for name in found if name is not None]
+    return [names.index(name) for name in matches if name is not None]
 
 
 def _passed(model: Any) -> tuple[bool, ...]:

@@ -72,9 +72,9 @@ def release_pool() -> None:
 def check_pools() -> None:
     """Raise CompileRefused in a forked child that would reuse a pool without threads and wait forever."""
     if _Pools.are_dead:
-        said = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
+        text = f"{LIBRARY} had closed a model in the process that this one was forked from; fork earlier, or spawn"
         # The cause keeps the refusal, which holds for this process only, out of the disk cache.
-        raise CompileRefused(said) from OSError("forked")
+        raise CompileRefused(text) from OSError("forked")
 
 
 def _forget_pools() -> None:
@@ -123,9 +123,9 @@ def check_precision(model: Any, precision: str) -> None:
     """Raise CompileRefused if the compiled model uses another precision than requested, such as bf16 instead of fp16."""
     if precision == "fp32":
         return
-    found: openvino.Type = model.get_property("INFERENCE_PRECISION_HINT")
-    if found.get_type_name() != HINTS[precision]:
-        raise CompileRefused(f"{precision} was asked for, and {LIBRARY} computes in {found.get_type_name()} here")
+    actual: openvino.Type = model.get_property("INFERENCE_PRECISION_HINT")
+    if actual.get_type_name() != HINTS[precision]:
+        raise CompileRefused(f"{precision} was asked for, and {LIBRARY} computes in {actual.get_type_name()} here")
 
 
 # ---------------------------------------------------------------------- memory
@@ -136,10 +136,10 @@ def report_memory(copied: int, growth: AllocationTracker, blob: memoryview | Non
 
     ``blob`` is the saved form that it was loaded from, which the library reads in place.
     """
-    held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
+    uses = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     if blob is not None:
-        held.append(MemoryUse("blob", len(blob), _BLOB, shared=find_file_offset(np.frombuffer(blob, np.uint8)) is not None))
-    return (*held, MemoryUse("model", growth.nbytes, _MODEL), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
+        uses.append(MemoryUse("blob", len(blob), _BLOB, shared=find_file_offset(np.frombuffer(blob, np.uint8)) is not None))
+    return (*uses, MemoryUse("model", growth.nbytes, _MODEL), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
 _COPIED = "constants that did not lie in order"

@@ -29,7 +29,7 @@ def why_not(node: Node, function: Function) -> str | None:
     if reason is None or _why_not_known_types(node, function):
         return reason
     lowered = find_decomposition(node, function)
-    is_supported = lowered is not None and all(why_not(one, lowered) is None for one in lowered.nodes)
+    is_supported = lowered is not None and all(why_not(part, lowered) is None for part in lowered.nodes)
     return None if is_supported else reason
 
 
@@ -52,8 +52,8 @@ def _why_not_itself(node: Node, function: Function) -> str | None:
 
 def _why_not_inside(node: Node, function: Function) -> str | None:
     """Explain which node of a body is not supported."""
-    if node.op_type == "Scan" and (made := [n for body in node.bodies for n in body.captures if function.producer(n)]):
-        return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {made[0]!r} is"
+    if node.op_type == "Scan" and (outer := [n for body in node.bodies for n in body.captures if function.producer(n)]):
+        return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {outer[0]!r} is"
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
@@ -162,12 +162,12 @@ def _answer(question: NodeQuery) -> str | None:
 
 def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
     """Explain that the frontend dropped an input that matters; None if it did not."""
-    kept = len(model.get_parameters())
+    count = len(model.get_parameters())
     # Dropped inputs without elements do not matter.
     holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
-    if kept >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:
+    if count >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:
         return None
-    return f"{LIBRARY} ignores an input of this {question.op_type}: it keeps {kept} of {len(alone.inputs)}"
+    return f"{LIBRARY} ignores an input of this {question.op_type}: it keeps {count} of {len(alone.inputs)}"
 
 
 def _disagreement(question: NodeQuery, outputs: Sequence[Value], model: Any) -> str | None:

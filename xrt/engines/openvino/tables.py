@@ -208,13 +208,13 @@ def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
             return False
         extents, kernel = (find_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
         # Without all sizes, assume that the condition holds.
-        known = [extent for extent in extents if isinstance(extent, int)]
-        if not known or len(known) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
+        sizes = [extent for extent in extents if isinstance(extent, int)]
+        if not sizes or len(sizes) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
             return True
-        rank = len(known)
+        rank = len(sizes)
         pads, ones = node.attr("pads", (0,) * 2 * rank), (1,) * rank
         strides, dilations = (node.attr(name, ones) for name in ("strides", "dilations"))
-        return any(reaches(_Axis(*axis)) for axis in zip(known, kernel, strides, dilations, pads, pads[rank:], strict=False))
+        return any(reaches(_Axis(*axis)) for axis in zip(sizes, kernel, strides, dilations, pads, pads[rank:], strict=False))
 
     return applies
 
@@ -323,7 +323,7 @@ def _leads_away(node: Node, function: Function) -> bool:
     values = [find_input(node, place, function) for place in range(3)]
     if None in values:
         return False
-    start, limit, step = (one.array.item() for one in values if one is not None)
+    start, limit, step = (constant.array.item() for constant in values if constant is not None)
     return bool((limit - start) * step < 0)
 
 
@@ -339,17 +339,17 @@ def _transforms_another_axis(node: Node, function: Function) -> bool:
 
 def may_cut_off_more_than_there_is(node: Node, function: Function) -> bool:
     """Whether a negative pad may crop more elements than the axis has."""
-    given = [*node.inputs, *[""] * (4 - len(node.inputs))]
-    found, chosen = (function.constants.get(given[index]) for index in (1, 3))
-    if found is None and given[1]:
-        return not _is_least_zero(given[1], function)
-    pads = [int(pad) for pad in (node.attr("pads", ()) if found is None else found.array.reshape(-1))]
+    operands = [*node.inputs, *[""] * (4 - len(node.inputs))]
+    pads_constant, axes_constant = (function.constants.get(operands[index]) for index in (1, 3))
+    if pads_constant is None and operands[1]:
+        return not _is_least_zero(operands[1], function)
+    pads = [int(pad) for pad in (node.attr("pads", ()) if pads_constant is None else pads_constant.array.reshape(-1))]
     if min(pads, default=0) >= 0:
         return False
-    type_, count = function.get_type(given[0]), len(pads) // 2
-    if not isinstance(type_, TensorType) or type_.shape is None or (given[3] and chosen is None):
+    type_, count = function.get_type(operands[0]), len(pads) // 2
+    if not isinstance(type_, TensorType) or type_.shape is None or (operands[3] and axes_constant is None):
         return True
-    axes = range(len(type_.shape)) if chosen is None else [int(axis) for axis in chosen.array.reshape(-1)]
+    axes = range(len(type_.shape)) if axes_constant is None else [int(axis) for axis in axes_constant.array.reshape(-1)]
     extents = [type_.shape[axis] for axis in axes]
     cuts = [max(0, -begin) + max(0, -end) for begin, end in zip(pads[:count], pads[count:], strict=True)]
     return any(cut and not (isinstance(extent, int) and cut <= extent) for cut, extent in zip(cuts, extents, strict=True))
@@ -360,15 +360,19 @@ def _is_least_zero(name: str, function: Function) -> bool:
     producer = function.producer(name)
     if producer is None or producer.op != "Max":
         return False
-    known = [function.constants[one].array for one in producer.inputs if one in function.constants]
-    return any(bool((one >= 0).all()) for one in known)
+    constants = [function.constants[constant].array for constant in producer.inputs if constant in function.constants]
+    return any(bool((constant >= 0).all()) for constant in constants)
 
 
 def _wraps_in_a_region(node: Node, function: Function) -> bool:
     """Whether a cast to 16 bits may truncate a number that another node reads."""
     kinds = {type_.dtype for name in node.inputs[:1] if isinstance(type_ := function.get_type(name), TensorType)}
-    made = {type_.dtype for name in node.outputs if isinstance(type_ := function.get_type(name), TensorType)}
-    return bool(made & SHORTS) and not kinds & (BYTES | BOOL | made) and any(function.users(name) for name in node.outputs)
+    output_dtypes = {type_.dtype for name in node.outputs if isinstance(type_ := function.get_type(name), TensorType)}
+    return (
+        bool(output_dtypes & SHORTS)
+        and not kinds & (BYTES | BOOL | output_dtypes)
+        and any(function.users(name) for name in node.outputs)
+    )
 
 
 def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:

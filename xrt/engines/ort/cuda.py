@@ -90,10 +90,12 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
         if part.ep_name == "CPUExecutionProvider"
         for node in part.get_nodes()
     }
-    left = [node for node in function.nodes if node.name in on_cpu and any(_is_float(function, name) for name in node.defines)]
-    if left:
-        shown = ", ".join(f"{node.name!r} ({node.op})" for node in left[:5])
-        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {shown}", [node.name for node in left])
+    unassigned = [
+        node for node in function.nodes if node.name in on_cpu and any(_is_float(function, name) for name in node.defines)
+    ]
+    if unassigned:
+        shown = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
+        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {shown}", [node.name for node in unassigned])
 
 
 def _is_float(function: Function, name: str) -> bool:
@@ -121,15 +123,15 @@ class OrtOnDevice(Executable):
         accelerator: Accelerator,
         stream: Any,
         place: DeviceBuffer,
-        held: object = None,
+        owner: object = None,
     ) -> None:
-        """``session`` computes `list_computed_outputs` on the stream. ``held`` is kept alive with it."""
+        """``session`` computes `list_computed_outputs` on the stream. ``owner`` is kept alive with it."""
         self.function = function
         self._session: InferenceSession | None = session
         self._accelerator = accelerator
         self._stream = stream
         self._place = place
-        self._held = held
+        self._owner = owner
         self._outputs = list_computed_outputs(function)
         self._constants: dict[str, Any] = {}
         self._lock = renew_after_fork(threading.Lock())
@@ -150,26 +152,26 @@ class OrtOnDevice(Executable):
         session = self._session
         if session is None:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
-        accelerator, own = self._accelerator, self._stream
-        callers = own if options.stream is None else options.stream
-        given = dict(zip((value.name for value in self.function.inputs), map(self._flat, inputs), strict=True))
-        made = {value.name: self._empty(value) for value in self._outputs}
+        accelerator, stream = self._accelerator, self._stream
+        callers = stream if options.stream is None else options.stream
+        arguments = dict(zip((value.name for value in self.function.inputs), map(self._flat, inputs), strict=True))
+        results = {value.name: self._empty(value) for value in self._outputs}
         try:
             with self._lock:
                 # Order: caller's earlier work, the session's work, caller's later work.
-                accelerator.follow(own, callers)
-                computed = self._computed(session, given, made)
-                accelerator.follow(callers, own)
+                accelerator.follow(stream, callers)
+                computed = self._computed(session, arguments, results)
+                accelerator.follow(callers, stream)
         except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
-        return self._in_order(given, computed)
+        return self._in_order(arguments, computed)
 
-    def _computed(self, session: InferenceSession, given: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    def _computed(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
         """Enqueue the session's work on its stream and return its outputs."""
         binding, place = session.io_binding(), self._place
-        for name, array in given.items():
+        for name, array in arguments.items():
             binding.bind_input(name, place.kind, place.index, _element(array.dtype), list(array.shape), self._address(array))
-        for name, array in made.items():
+        for name, array in buffers.items():
             # A dynamic output: the library allocates it.
             if array is None:
                 binding.bind_output(name, place.kind, place.index)
@@ -177,10 +179,10 @@ class OrtOnDevice(Executable):
                 shape = list(array.shape)
                 binding.bind_output(name, place.kind, place.index, _element(array.dtype), shape, self._address(array))
         session.run_with_iobinding(binding, self._options)
-        if all(array is not None for array in made.values()):
-            return made
-        results = dict(zip(made, binding.get_outputs(), strict=True))
-        return {name: self._taken(results[name]) if array is None else array for name, array in made.items()}
+        if all(array is not None for array in buffers.values()):
+            return buffers
+        results = dict(zip(buffers, binding.get_outputs(), strict=True))
+        return {name: self._taken(results[name]) if array is None else array for name, array in buffers.items()}
 
     def _flat(self, array: Any) -> Any:
         return array if array.flags.c_contiguous else self._accelerator.xp.ascontiguousarray(array)
@@ -201,9 +203,9 @@ class OrtOnDevice(Executable):
         with self._accelerator.activate(self._stream) if self._place.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
-    def _in_order(self, given: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
+    def _in_order(self, arguments: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
         """One value per output of the Function; copies inputs, constants and repeated outputs."""
-        fresh, sources = dict(computed), {**self._constants, **given, **computed}
+        fresh, sources = dict(computed), {**self._constants, **arguments, **computed}
         return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]
 
     def why_not_capturable(self) -> str | None:
@@ -211,7 +213,7 @@ class OrtOnDevice(Executable):
         return None if dynamic is None else f"the size of {dynamic.name!r} is known only after a run"
 
     def close(self) -> None:
-        self._session = self._held = None
+        self._session = self._owner = None
 
 
 def _element(dtype: np.dtype[Any]) -> Any:

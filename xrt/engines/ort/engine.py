@@ -204,9 +204,9 @@ class Ort(GraphCompiler):
         index = int(accelerator.name.partition(":")[2] or 0)
         return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), handed.files)
 
-    def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
-        """The providers of a session on a device; ``own`` has the options for device and stream."""
-        return [(CUDA, {**self._options_of(CUDA), **own}), *_CPU]
+    def _device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
+        """The providers of a session on a device; ``stream_options`` are those for device and stream."""
+        return [(CUDA, {**self._options_of(CUDA), **stream_options}), *_CPU]
 
     def _opened(
         self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
@@ -343,8 +343,8 @@ class Ort(GraphCompiler):
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
-        own = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
-        settings = {**own, **self.config}
+        defaults = _CPU_CONFIG if device == "cpu" and self.providers == _CPU else _CONFIG
+        settings = {**defaults, **self.config}
         if function is not None:
             from xrt.engines.ort.tables import has_vector_products  # not needed for a start from the cache
 
@@ -438,13 +438,13 @@ class TensorRT(Ort):
             return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
         return None
 
-    def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
-        asked = {"trt_min_subgraph_size": str(self.min_subgraph_size)}
+    def _device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
+        provider_options = {"trt_min_subgraph_size": str(self.min_subgraph_size)}
         if context.options.precision == "fp16":
-            asked["trt_fp16_enable"] = "1"
+            provider_options["trt_fp16_enable"] = "1"
         if self.max_workspace_size is not None:
-            asked["trt_max_workspace_size"] = str(self.max_workspace_size)
+            provider_options["trt_max_workspace_size"] = str(self.max_workspace_size)
         if self.engine_cache:
-            asked |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
-        behind = super()._device_providers(own, context)
-        return [(PROVIDER, {**self._options_of(PROVIDER), **asked, **own}), *behind]
+            provider_options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
+        behind = super()._device_providers(stream_options, context)
+        return [(PROVIDER, {**self._options_of(PROVIDER), **provider_options, **stream_options}), *behind]

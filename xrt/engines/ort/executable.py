@@ -200,7 +200,7 @@ class OrtExecutable(Executable):
         first = [value not in self.function.outputs[:place] for place, value in enumerate(self.function.outputs)]
         names = [value.name for value in self.function.outputs]
         can = [self._calls is not None and self._calls.can_fill(name) for name in names]
-        return [BIND_FROM if one and fills else None for one, fills in zip(first, can, strict=True)]
+        return [BIND_FROM if is_first and fills else None for is_first, fills in zip(first, can, strict=True)]
 
     def _failed(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
@@ -254,8 +254,8 @@ class ParallelOrtExecutable(OrtExecutable):
 
     survives_fork = False
 
-    def __init__(self, *terms: Any) -> None:
-        super().__init__(*terms)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._generation = get_generation()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
@@ -308,8 +308,8 @@ def _filled(buffer: Array, result: Array) -> Array:
     if buffer is result:
         return buffer
     if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        given, due = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
-        raise InputError(f"a buffer given in out= is {given}, and the output is {due}; give one just like it, or None")
+        actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
+        raise InputError(f"a buffer given in out= is {actual}, and the output is {expected}; give one just like it, or None")
     buffer[...] = result
     return buffer
 
@@ -335,8 +335,8 @@ class SessionCalls:
     """A session with the types of its inputs and outputs. Threads can share it: it holds no state of a call."""
 
     def __init__(self, session: InferenceSession, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        known = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
-        outputs = [Value(value.name, value.type or known[value.name]) for value in outputs]
+        session_types = {output.name: make_tensor_type(output.type) for output in session.get_outputs()}
+        outputs = [Value(value.name, value.type or session_types[value.name]) for value in outputs]
         self._session = session
         self._inputs = {value.name: value.type for value in inputs}
         self._outputs = {value.name: value.type for value in outputs}
@@ -377,8 +377,10 @@ class SessionCalls:
         run, give = _bound_call(self._session, binding), _giving(binding, {name: self._inputs[name] for name in names})
 
         def call(*values: Array) -> None:
-            held = [value if _lies_in_order(value) else np.array(value, order="C") for value in values]  # alive during the run
-            for name, value in zip(names, held, strict=True):
+            contiguous = [
+                value if _lies_in_order(value) else np.array(value, order="C") for value in values
+            ]  # alive during the run
+            for name, value in zip(names, contiguous, strict=True):
                 give(name, value)
             run()
 
@@ -402,8 +404,8 @@ class SessionCalls:
             else:
                 binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
-        given = zip(self._outputs.items(), binding.get_outputs(), strict=True)
-        return {name: buffers[name] if name in buffers else from_ort(value, _dtype(type_)) for (name, type_), value in given}
+        bound = zip(self._outputs.items(), binding.get_outputs(), strict=True)
+        return {name: buffers[name] if name in buffers else from_ort(value, _dtype(type_)) for (name, type_), value in bound}
 
 
 def _gives_directly(values: Sequence[Value]) -> bool:

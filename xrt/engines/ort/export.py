@@ -46,8 +46,8 @@ def export_model(function: Function) -> ExportedModel:
         if tensor.name in files:
             _name_file(tensor, files[tensor.name])
     contents = {files[name]: get_tensor_bytes(array) for name, array in arrays.items()}
-    own = [function.constants[name].array for name in arrays]
-    copied = sum(c.nbytes for c, array in zip(contents.values(), own, strict=True) if not np.may_share_memory(c, array))
+    originals = [function.constants[name].array for name in arrays]
+    copied = sum(c.nbytes for c, array in zip(contents.values(), originals, strict=True) if not np.may_share_memory(c, array))
     return ExportedModel(model.SerializeToString(), contents, copied)
 
 

@@ -62,10 +62,10 @@ class SavedSession:
         return self._hand_over(dict(self._constants(function)))
 
     def _hand_over(self, constants: Mapping[str, Bytes]) -> ExportedModel:
-        size, own = self.header["weights"], self.header.get("own", self.header["weights"])
-        content = np.frombuffer(self.data[:own], np.uint8)
-        copied, mapped = (own, 0) if find_file_offset(content) is None else (0, own)
-        files = {**constants, _OWN: content} if own else constants
+        size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
+        content = np.frombuffer(self.data[:inner_size], np.uint8)
+        copied, mapped = (inner_size, 0) if find_file_offset(content) is None else (0, inner_size)
+        files = {**constants, _OWN: content} if inner_size else constants
         return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
     @property
@@ -112,11 +112,11 @@ class SavedSession:
         """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
         weights: list[tuple[str, Array]] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
-            found = function.find_weight_bytes(bytes.fromhex(digest))
-            if found is None:
+            content = function.find_weight_bytes(bytes.fromhex(digest))
+            if content is None:
                 weights = weights or _weights(function)
-                found = get_tensor_bytes(weights[index][1])
-            yield _name(index), found
+                content = get_tensor_bytes(weights[index][1])
+            yield _name(index), content
 
     def border(self, function: Function) -> Function:
         """A Function with the session's names of inputs and outputs.
@@ -127,8 +127,8 @@ class SavedSession:
         named = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
         inputs, outputs = (tuple(Value(named[v.name], v.type) for v in side) for side, _ in sides)
         computed = dict.fromkeys(named[v.name] for v in function.outputs if function.computes(v.name))
-        given = {v.name for v in function.inputs}
-        passed = [v.name for v in function.outputs if v.name not in given and not function.computes(v.name)]
+        input_names = {v.name for v in function.inputs}
+        passed = [v.name for v in function.outputs if v.name not in input_names and not function.computes(v.name)]
         constants = {named[name]: function.constants[name] for name in passed}
         node = Node("Session", (), tuple(computed), domain="ort", name="session")
         return Function(inputs, outputs, (node,), constants, name=function.name)
@@ -198,7 +198,9 @@ class _Places:
         weights = _weights(function)
         self._weights = {name: (index, array) for index, (name, array) in enumerate(weights)}
         self._places = [_locate(array) for _, array in weights]
-        self._constants = {_locate(one.array): one for one in function.constants.values() if one.nbytes >= SMALL}
+        self._constants = {
+            _locate(constant.array): constant for constant in function.constants.values() if constant.nbytes >= SMALL
+        }
         self._file = file
         self.used: set[int] = set()
         """Positions of the Function's constants that the model refers to."""
@@ -287,15 +289,17 @@ def pack_weights(
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _FILE)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
     open_session(handed, options, ["CPUExecutionProvider"])
-    own, made = read_entries(handed.model), read_entries(packed.read_bytes())
-    forms = {name: [value for key, value in made.get(name, ()) if key.startswith("prepacked")] for name in own}
+    source_entries, packed_entries = read_entries(handed.model), read_entries(packed.read_bytes())
+    forms = {
+        name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
+    }
     if not any(forms.values()):
         return None
     marks: list[tuple[str, int]] = []
     with (folder / _FILE).open("rb") as source:
         copier = _Copier(source, file, own_name, marks)
-        entries = {name: tuple(copier.mark(dict(own[name]), forms[name])) for name in own}
-    return _find_marks(write_entries(handed.model, entries), marks, len(own))
+        entries = {name: tuple(copier.mark(dict(source_entries[name]), forms[name])) for name in source_entries}
+    return _find_marks(write_entries(handed.model, entries), marks, len(source_entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +311,11 @@ class _Copier:
     own_name: str
     marks: list[tuple[str, int]]
 
-    def mark(self, own: Mapping[str, str], forms: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def mark(self, entry: Mapping[str, str], forms: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield the external-data entries of one initializer."""
         yield "location", _NAME
-        yield "offset", self._number(own["location"], int(own.get("offset", "0")))
-        yield "length", own["length"]
+        yield "offset", self._number(entry["location"], int(entry.get("offset", "0")))
+        yield "length", entry["length"]
         for count, form in enumerate(forms):
             key, *blobs = form.split("|")
             yield f"prepacked_{count}", "|".join([key, *map(self._copy, blobs)])
@@ -334,11 +338,11 @@ def _find_marks(model: bytes, marks: Sequence[tuple[str, int]], count: int) -> M
     """Locate the marks in the model; None if other bytes look like a mark."""
     names: list[int] = []
     offsets: dict[int, tuple[int, str, int]] = {}
-    for found in _MARKS.finditer(model):
-        if found[0][0] == 1:
-            names.append(found.start())
-        elif (number := int(found[0][1:])) < len(marks):
-            offsets[number] = (found.start(), *marks[number])
+    for match in _MARKS.finditer(model):
+        if match[0][0] == 1:
+            names.append(match.start())
+        elif (number := int(match[0][1:])) < len(marks):
+            offsets[number] = (match.start(), *marks[number])
     # Bytes of a weight or a name happen to look like a mark.
     if (len(names), len(offsets)) != (count, len(marks)):
         return None
@@ -389,5 +393,5 @@ def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> P
 
 def _pad(name: bytes) -> bytes:
     """Pad a file name to a fixed width as an equivalent relative path."""
-    left = _NAME_WIDTH - len(name)
-    return b"./" * (left // 2) + b"/" * (left % 2) + name
+    missing = _NAME_WIDTH - len(name)
+    return b"./" * (missing // 2) + b"/" * (missing % 2) + name

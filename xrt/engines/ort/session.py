@@ -238,23 +238,25 @@ def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
     # Listing would load the shared libraries of all providers.
     if set(get_available_providers()) - _LISTED:
         return {}
-    found: dict[tuple[str, str], list[OrtKernelDef]] = {}
+    by_operator: dict[tuple[str, str], list[OrtKernelDef]] = {}
     for definition in native.get_all_opkernel_def():
         since, until = definition.version_range
         types = {name: frozenset(allowed) for name, allowed in definition.type_constraints.items()}
         kernel = OrtKernelDef(definition.provider, since, None if until == _NO_END else until, types)
-        found.setdefault((definition.domain, definition.op_name), []).append(kernel)
-    return {key: tuple(kernels) for key, kernels in found.items()}
+        by_operator.setdefault((definition.domain, definition.op_name), []).append(kernel)
+    return {key: tuple(kernels) for key, kernels in by_operator.items()}
 
 
 @lru_cache(maxsize=1)
 def _all_schemas() -> Mapping[tuple[str, str], tuple[OrtSchema, ...]]:
-    found: dict[tuple[str, str], list[OrtSchema]] = {}
-    for known in native.get_all_operator_schema():
-        formals = _formals(known.inputs), _formals(known.outputs)
-        one = OrtSchema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
-        found.setdefault((known.domain, known.name), []).append(one)
-    return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in found.items()}
+    by_operator: dict[tuple[str, str], list[OrtSchema]] = {}
+    for operator_schema in native.get_all_operator_schema():
+        formals = _formals(operator_schema.inputs), _formals(operator_schema.outputs)
+        schema = OrtSchema(
+            operator_schema.since_version, operator_schema.deprecated, *formals, frozenset(operator_schema.attributes)
+        )
+        by_operator.setdefault((operator_schema.domain, operator_schema.name), []).append(schema)
+    return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in by_operator.items()}
 
 
 def _formals(parameters: Iterable[Any]) -> tuple[OrtParameter, ...]:
@@ -335,8 +337,8 @@ def make_tensor_type(name: str) -> TensorType | None:
     >>> make_tensor_type("tensor(float)")
     TensorType(dtype=DType.FLOAT32, shape=None)
     """
-    found = re.fullmatch(r"tensor\((\w+)\)", name)
-    return TensorType(DType.parse(_PLAIN.get(found[1], found[1]))) if found else None
+    match = re.fullmatch(r"tensor\((\w+)\)", name)
+    return TensorType(DType.parse(_PLAIN.get(match[1], match[1]))) if match else None
 
 
 def plain_type(name: str) -> str:
@@ -345,7 +347,7 @@ def plain_type(name: str) -> str:
     >>> plain_type("seq(tensor(float))")
     'seq(float32)'
     """
-    return re.sub(r"tensor\((\w+)\)", lambda found: _PLAIN.get(found[1], found[1]), name)
+    return re.sub(r"tensor\((\w+)\)", lambda match: _PLAIN.get(match[1], match[1]), name)
 
 
 _NOISE = (
@@ -376,9 +378,9 @@ def summarize_error(error: BaseException, limit: int = 300) -> str:
 
 def report_memory(copied: int, mapped: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
     """The memory of an executable: converted constants, and the growth of the process while the session opened."""
-    held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
-    held += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
-    return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
+    uses = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
+    uses += [MemoryUse("mapped weights", mapped, _MAPPED, shared=True)] if mapped else []
+    return (*uses, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
 _COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out again in a saved session"

@@ -106,8 +106,8 @@ def _since(node: Node, function: Function) -> int:
     if since is not None:
         return since
     version = function.opsets.get(node.domain, 1)
-    known = schema(node.domain, node.op_type, version)
-    return known.since if known else version
+    definition = schema(node.domain, node.op_type, version)
+    return definition.since if definition else version
 
 
 def _names(values: Sequence[str], function: Function) -> Types:
@@ -141,29 +141,29 @@ def _why_no_kernel(
     op = f"{domain}.{op_type}" if domain else op_type
     if op in _WITHOUT_KERNEL:
         return None
-    known = schema(domain, op_type, since)
-    if known is None:
+    definition = schema(domain, op_type, since)
+    if definition is None:
         return f"{LIBRARY} does not know {op}"
-    unread = sorted(set(attributes) - known.attributes)
+    unread = sorted(set(attributes) - definition.attributes)
     if unread:
-        return f"{LIBRARY} knows {op} as of opset {known.since}, which has no attribute {unread[0]!r}"
-    served = [k for k in kernels(domain, op_type) if k.serves(known.since) and k.provider in (*providers, _CPU)]
-    if known.deprecated or not served:
+        return f"{LIBRARY} knows {op} as of opset {definition.since}, which has no attribute {unread[0]!r}"
+    served = [k for k in kernels(domain, op_type) if k.serves(definition.since) and k.provider in (*providers, _CPU)]
+    if definition.deprecated or not served:
         return f"{LIBRARY} has no kernel for {op} as of opset {since}"
-    bound = _bound(known, inputs, outputs)
+    bound = _bound(definition, inputs, outputs)
     if any(_accepts(kernel, bound) for kernel in served):
         return None
-    return f"{LIBRARY} computes {op} {_for_which_types(known, served, bound)}"
+    return f"{LIBRARY} computes {op} {_for_which_types(definition, served, bound)}"
 
 
-def _bound(known: OrtSchema, inputs: Types, outputs: Types) -> Bound:
+def _bound(definition: OrtSchema, inputs: Types, outputs: Types) -> Bound:
     """Types by constraint and by parameter name: kernels refer to either."""
-    found: dict[str, set[str]] = {}
-    for formal, type_ in (*_paired(known.inputs, inputs), *_paired(known.outputs, outputs)):
+    constraints: dict[str, set[str]] = {}
+    for formal, type_ in (*_paired(definition.inputs, inputs), *_paired(definition.outputs, outputs)):
         if type_ is not None:
-            found.setdefault(formal.constraint, set()).add(type_)
-            found.setdefault(formal.name, set()).add(type_)
-    return {name: frozenset(types) for name, types in found.items()}
+            constraints.setdefault(formal.constraint, set()).add(type_)
+            constraints.setdefault(formal.name, set()).add(type_)
+    return {name: frozenset(types) for name, types in constraints.items()}
 
 
 def _paired(formals: Sequence[OrtParameter], types: Types) -> Iterator[tuple[OrtParameter, str | None]]:
@@ -177,19 +177,19 @@ def _accepts(kernel: OrtKernelDef, bound: Bound) -> bool:
     return all(bound[name] <= allowed for name, allowed in kernel.types.items() if name in bound)
 
 
-def _for_which_types(known: OrtSchema, served: Sequence[OrtKernelDef], bound: Bound) -> str:
+def _for_which_types(definition: OrtSchema, served: Sequence[OrtKernelDef], bound: Bound) -> str:
     """The supported and the actual types of the first constraint that no kernel satisfies."""
     for name, types in bound.items():
         offered: frozenset[str] = frozenset().union(*(kernel.types[name] for kernel in served if name in kernel.types))
         if offered and not types <= offered:
-            return f"for {_parameter(known, name)} of {_listed(offered)}, and here it is {_listed(types)}"
+            return f"for {_parameter(definition, name)} of {_listed(offered)}, and here it is {_listed(types)}"
     names = sorted({name for kernel in served for name in kernel.types} & set(bound))
-    return f"for other types together than {', '.join(f'{_parameter(known, n)} of {_listed(bound[n])}' for n in names)}"
+    return f"for other types together than {', '.join(f'{_parameter(definition, n)} of {_listed(bound[n])}' for n in names)}"
 
 
-def _parameter(known: OrtSchema, constraint: str) -> str:
+def _parameter(definition: OrtSchema, constraint: str) -> str:
     """The first parameter with this constraint."""
-    return next(f.name for f in (*known.inputs, *known.outputs) if constraint in (f.constraint, f.name))
+    return next(f.name for f in (*definition.inputs, *definition.outputs) if constraint in (f.constraint, f.name))
 
 
 def _listed(types: frozenset[str]) -> str:

@@ -72,8 +72,8 @@ def reduces_nothing_from_the_end(node: Node, function: Function) -> bool:
     shape = find_shape(node, 0, function)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, function):
         return False
-    axes, given = find_input(node, 1, function), node.attr("axes", ())
-    return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
+    axes, listed = find_input(node, 1, function), node.attr("axes", ())
+    return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *listed, *(axes.array.flat if axes else ())]) < 0
 
 
 def wraps_nothing(node: Node, function: Function) -> bool:
@@ -209,15 +209,15 @@ def has_odd_mask(node: Node, function: Function) -> bool:
     return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
 
 
-def _differ(one: Dim, other: Dim) -> bool:
+def _differ(first: Dim, second: Dim) -> bool:
     """Whether two dims differ: two numbers, or two names without a known relation."""
-    return type(one) is type(other) and one is not None and one != other
+    return type(first) is type(second) and first is not None and first != second
 
 
-def _sum(one: Dim, other: Dim) -> Dim:
-    if other == 0:
-        return one
-    return one + other if isinstance(one, int) and isinstance(other, int) else None
+def _sum(first: Dim, second: Dim) -> Dim:
+    if second == 0:
+        return first
+    return first + second if isinstance(first, int) and isinstance(second, int) else None
 
 
 def list_labels(node: Node) -> Sequence[object]:
@@ -466,7 +466,7 @@ def is_fused(node: Node, function: Function) -> bool:
     if not node.attr("block_size", 0):
         return has_quantized_readers(node, function, quantizing=QUANTIZING)
     weights, readers = node.outputs[0], list_readers(node, function)
-    are_products = all(one.op == "MatMul" and one.inputs[1] == weights != one.inputs[0] for one in readers)
+    are_products = all(reader.op == "MatMul" and reader.inputs[1] == weights != reader.inputs[0] for reader in readers)
     return bool(readers) and are_products and _has_blocks(node, function)
 
 

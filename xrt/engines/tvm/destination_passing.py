@@ -47,13 +47,17 @@ def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
     """
     twin = relax.utils.copy_with_new_vars(module["main"])
     bindings = [binding for block in twin.body.blocks for binding in block.bindings]
-    made = {binding.var: binding.var for binding in bindings if get_operator_name(binding) == RESULT}
-    values = {binding.var: binding.value for binding in bindings if binding.var not in made}
+    storage = {binding.var: binding.var for binding in bindings if get_operator_name(binding) == RESULT}
+    values = {binding.var: binding.value for binding in bindings if binding.var not in storage}
     results = [find_result_origin(field, values) for field in list_tuple_fields(twin.body.body, values)]
-    if len(set(results)) < len(results) or not all(r in made and _is_shared(r) for r in results) or len(results) < len(made):
+    if (
+        len(set(results)) < len(results)
+        or not all(r in storage and _is_shared(r) for r in results)
+        or len(results) < len(storage)
+    ):
         return module, False
-    kept = [binding for binding in bindings if binding.var not in made]
-    body = relax.SeqExpr([relax.BindingBlock(kept)], twin.body.body)
+    inner = [binding for binding in bindings if binding.var not in storage]
+    body = relax.SeqExpr([relax.BindingBlock(inner)], twin.body.body)
     function = relax.Function([*twin.params, *results], body, twin.ret_ty, twin.is_pure).with_attr(
         "global_symbol", DESTINATION_SUFFIX
     )
@@ -115,29 +119,29 @@ def find_inplace_inputs(module: IRModule, inputs: int, excluded: Collection[str]
     if function.name_hint in excluded:
         return {}
     readable = _read_where_written(module[function])
-    given = [(number, _places_of(parameter, arguments.fields)) for number, parameter in enumerate(main.params[:inputs])]
-    return dict([(number, places) for number, places in given if places and readable.issuperset(places)][:MOST])
+    candidates = [(number, _places_of(parameter, arguments.fields)) for number, parameter in enumerate(main.params[:inputs])]
+    return dict([(number, places) for number, places in candidates if places and readable.issuperset(places)][:MOST])
 
 
 def _places_of(parameter: relax.Var, arguments: Sequence[Any]) -> tuple[int, ...]:
     return tuple(place for place, argument in enumerate(arguments) if parameter.same_as(argument))
 
 
-def with_overwriting(module: IRModule, found: Mapping[int, tuple[int, ...]]) -> IRModule:
+def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -> IRModule:
     """Return the planned module with a twin of ``into`` for each argument that `find_inplace_inputs` found.
 
     The twins take the same arguments, and never read the one that the result replaces.
     """
     functions = dict(module.functions_items())
-    for argument, places in found.items():
+    for argument, places in inplace.items():
         twin = relax.utils.copy_with_new_vars(module[DESTINATION_SUFFIX])
         (call,) = [binding for block in twin.body.blocks for binding in block.bindings if _calls_loop(binding)]
         loop = call.value.op
         copy = GlobalVar(f"{loop.name_hint}_{name_entry(argument)}")
         functions[copy] = _merged(functions[loop], places)
         _update_type(copy, functions[copy].ty)
-        given = [value for place, value in enumerate(call.value.args) if place not in places]
-        changed = relax.VarBinding(call.var, Call(copy, given, call.value.attrs, call.value.ty_args, ret_ty=call.value.ty))
+        remaining = [value for place, value in enumerate(call.value.args) if place not in places]
+        changed = relax.VarBinding(call.var, Call(copy, remaining, call.value.attrs, call.value.ty_args, ret_ty=call.value.ty))
         blocks = [_replaced(block, call, changed) for block in twin.body.blocks]
         body = relax.SeqExpr(blocks, twin.body.body)
         name = name_entry(argument)
@@ -156,8 +160,8 @@ def _replaced(block: Any, before: Any, after: Any) -> relax.BindingBlock:
 
 def _merged(function: Any, places: Collection[int]) -> Any:
     """Return the loop with its result in those parameters' stead: LLVM then sees one array, read and written at one place."""
-    *given, result = function.params
-    return function.specialize({given[place]: result for place in places})
+    *inputs, result = function.params
+    return function.specialize({inputs[place]: result for place in places})
 
 
 def _read_where_written(function: Any) -> set[int]:
@@ -169,12 +173,12 @@ def _read_where_written(function: Any) -> set[int]:
         return set()
     if len(blocks) != 1 or not get_sblock_info(schedule, blocks[0]).is_injective():
         return set()
-    stmt, (*given, result) = schedule.get(blocks[0]), function.params
+    stmt, (*inputs, result) = schedule.get(blocks[0]), function.params
     if len(stmt.writes) != 1 or not stmt.writes[0].source.same_as(result):
         return set()
     if stmt.init is not None:  # a sum of one element writes its zero before it reads
         return set()
-    return {place for place, buffer in enumerate(given) if _is_read_where(stmt, buffer, stmt.writes[0])}
+    return {place for place, buffer in enumerate(inputs) if _is_read_where(stmt, buffer, stmt.writes[0])}
 
 
 def _is_read_where(stmt: Any, buffer: Any, written: Any) -> bool:

@@ -164,8 +164,8 @@ class RelaxExecutable(Executable):
         self._idle.clear()
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
-        kept = "naive" if self._is_open else None  # else memory of every size that there was is kept
-        machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=kept)
+        allocator = "naive" if self._is_open else None  # else memory of every size that there was is kept
+        machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
         twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
 

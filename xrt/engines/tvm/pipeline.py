@@ -107,8 +107,8 @@ def legalize_operators(module: IRModule) -> IRModule:
 @cache
 def _rules() -> Any:
     """Return TVM's rule for each operator that has one, none of which raises."""
-    found = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
-    return tvm_ffi.convert({name: _without_raising(rule) for name, rule in found.items() if rule is not None})
+    legalizations = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
+    return tvm_ffi.convert({name: _without_raising(rule) for name, rule in legalizations.items() if rule is not None})
 
 
 def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -81,12 +81,12 @@ def _is_difference(node: Any) -> bool:
     )
 
 
-def _total(node: Any, count: Callable[[Any], int], known: dict[int, int]) -> int:
+def _total(node: Any, count: Callable[[Any], int], totals: dict[int, int]) -> int:
     """Return the sum over the tree; linear in the graph that it is held as."""
     key = hash(node)  # of the address, which lives as long as the root
-    if key not in known:
-        known[key] = count(node) + sum(_total(part, count, known) for part in _parts(node))
-    return known[key]
+    if key not in totals:
+        totals[key] = count(node) + sum(_total(part, count, totals) for part in _parts(node))
+    return totals[key]
 
 
 def _parts(node: Any) -> Iterator[Any]:
@@ -502,10 +502,10 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) ->
         nest.share_open_rows()
         return schedule
     if nest.is_large_reduction:
-        for way in (LoopNest.tile, LoopNest.split_rows):
+        for transform in (LoopNest.tile, LoopNest.split_rows):
             trial = schedule.copy()
             with suppress(s_tir.ScheduleError):
-                if way(LoopNest(trial, block, machine)):
+                if transform(LoopNest(trial, block, machine)):
                     return trial
     nest.walk()
     return schedule

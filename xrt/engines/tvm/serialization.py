@@ -154,8 +154,8 @@ def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[A
     (folder / _LIBRARY).write_bytes(data[start:end])
     code = load_module(str(folder / _LIBRARY))
     stored = data[end + -end % ALIGNMENT :]
-    own = _in_order(function)
-    constants = tuple(own[e["place"]] if "place" in e else _stored(e, stored) for e in header["constants"])
+    ordered = _in_order(function)
+    constants = tuple(ordered[e["place"]] if "place" in e else _stored(e, stored) for e in header["constants"])
     return code, constants, header
 
 

@@ -252,8 +252,8 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 def why_not(node: Node, function: Function) -> str | None:
     """Return why TVM cannot take the node, on the device that it names, as a Function of its own; None when it can."""
-    if (said := find_model_decomposition(node, function)) is not None:
-        return next((reason for inner in said.nodes if (reason := why_not(inner, said))), None)
+    if (decomposition := find_model_decomposition(node, function)) is not None:
+        return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
     if node.bodies:
@@ -324,7 +324,7 @@ def _check_conversion(question: NodeQuery) -> str | None:
     wanted = question.asked
     if len(imported.results) != len(wanted):
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
-    is_open = any(isinstance(given, TensorType) and not given.is_static for given in question.inputs)
+    is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in question.inputs)
     reasons = (_disagreement(question.op_type, got, want, is_open) for got, want in zip(imported.results, wanted, strict=True))
     return next((reason for reason in reasons if reason), None)
 

@@ -79,16 +79,16 @@ def make_target(mcpu: str | None, opt_level: int) -> Target:
 
 def _not_found() -> list[str]:
     """Return the vector extensions that NumPy looked for and did not find."""
-    found: Any = np.show_config(mode="dicts")
-    return list(found.get("SIMD Extensions", {}).get("not found", ()))
+    config: Any = np.show_config(mode="dicts")
+    return list(config.get("SIMD Extensions", {}).get("not found", ()))
 
 
 def check_mcpu(mcpu: str) -> None:
     """Raise OptionError for a processor that LLVM does not know, or whose code this one cannot run."""
     here = make_target(None, 3)
-    known = [str(name) for name in codegen.llvm_get_cpu_archlist(here)]
-    if mcpu not in known:
-        raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, known)}")
+    processors = [str(name) for name in codegen.llvm_get_cpu_archlist(here)]
+    if mcpu not in processors:
+        raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, processors)}")
     lacking = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(here)
     if lacking:
         raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(lacking))}, which this processor does not have")

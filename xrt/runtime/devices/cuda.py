@@ -37,15 +37,15 @@ class CudaDevice(Device):
     @cached_property
     def hardware(self) -> str:
         runtime = self._cupy.cuda.runtime
-        known = runtime.getDeviceProperties(self.index)
-        model = f"{known['name'].decode()} {known['major']}.{known['minor']}"
+        properties = runtime.getDeviceProperties(self.index)
+        model = f"{properties['name'].decode()} {properties['major']}.{properties['minor']}"
         libraries = f"cuda {runtime.runtimeGetVersion()}{_installed_nvrtc()}, cupy {self._cupy.__version__}"
         return f"{model}, driver {runtime.driverGetVersion()}, {libraries}"
 
     @cached_property
     def architecture(self) -> str:
-        known = self._cupy.cuda.runtime.getDeviceProperties(self.index)
-        return f"sm_{known['major']}{known['minor']}"
+        properties = self._cupy.cuda.runtime.getDeviceProperties(self.index)
+        return f"sm_{properties['major']}{properties['minor']}"
 
     @property
     def xp(self) -> Any:
@@ -75,12 +75,12 @@ class CudaDevice(Device):
     def owns(self, value: object) -> bool:
         return isinstance(value, self._cupy.ndarray) and value.device.id == self.index
 
-    def adopt(self, given: Any) -> Array:
+    def adopt(self, source: Any) -> Array:
         try:
             with self._here():
-                array = self._cupy.from_dlpack(given)
+                array = self._cupy.from_dlpack(source)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"an array of type {type(given).__name__} cannot be read through DLPack: {error}") from error
+            raise InputError(f"an array of type {type(source).__name__} cannot be read through DLPack: {error}") from error
         if not self.owns(array):
             raise DeviceError(f"an array lies on cuda:{array.device.id}, and is wanted on {self.name}; copy it there")
         return array
@@ -130,9 +130,9 @@ class CudaDevice(Device):
     def copy_across(self, array: Array, source: Device, stream: Stream) -> PendingCopy:
         with self.activate(stream):
             target = self._cupy.empty(array.shape, array.dtype)
-            given = self._cupy.ascontiguousarray(array) if not array.flags.c_contiguous else array
-            target.data.copy_from_device_async(given.data, given.nbytes, stream)
-        return PendingCopy(target, given)
+            contiguous = self._cupy.ascontiguousarray(array) if not array.flags.c_contiguous else array
+            target.data.copy_from_device_async(contiguous.data, contiguous.nbytes, stream)
+        return PendingCopy(target, contiguous)
 
     def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
         with self.activate(stream):
@@ -154,17 +154,17 @@ class CudaDevice(Device):
         with self._here(), stream:
             yield
 
-    def get_stream(self, given: Any) -> Stream:
-        if isinstance(given, self._cupy.cuda.Stream):
-            return given
-        address = _address(given)
+    def get_stream(self, stream: Any) -> Stream:
+        if isinstance(stream, self._cupy.cuda.Stream):
+            return stream
+        address = _address(stream)
         if address is None:
             raise DeviceError(
                 f"stream= must be a CUDA stream: CuPy's, PyTorch's, one with __cuda_stream__, or its address as an int; "
-                f"got {type(given).__name__}"
+                f"got {type(stream).__name__}"
             )
         with self._here():
-            return self._cupy.cuda.Stream.from_external(_Foreign(address, given))
+            return self._cupy.cuda.Stream.from_external(_Foreign(address, stream))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
         # Work on one stream is in order anyway.
@@ -237,15 +237,15 @@ class _Foreign:
         return 0, self._address
 
 
-def _address(given: Any) -> int | None:
+def _address(stream: Any) -> int | None:
     """The address of another library's stream, or None."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
-    if hasattr(given, "__cuda_stream__"):
-        protocol = given.__cuda_stream__
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
         return int((protocol() if callable(protocol) else protocol)[1])
     for name in ("cuda_stream", "ptr"):  # PyTorch's, and older CuPy's
-        if isinstance(address := getattr(given, name, None), int):
+        if isinstance(address := getattr(stream, name, None), int):
             return address
     return None
 
@@ -278,5 +278,5 @@ def _count(cupy: Any, name: str) -> int:
     try:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        said = " ".join(str(error).split())
-        raise DeviceError(f"device {name!r} was asked for, and no CUDA device is at hand: {said}; see nvidia-smi") from error
+        message = " ".join(str(error).split())
+        raise DeviceError(f"device {name!r} was asked for, and no CUDA device is at hand: {message}; see nvidia-smi") from error

@@ -32,24 +32,24 @@ _SMALL_FLOATS = {
 """Types by DLPack type code and bits."""
 
 
-def on_host(given: Any) -> bool:
+def on_host(array: Any) -> bool:
     """Whether another library's array is readable by the host; assumed if the array does not tell."""
-    device = getattr(given, "__dlpack_device__", None)
+    device = getattr(array, "__dlpack_device__", None)
     return device is None or int(device()[0]) in HOST_KINDS
 
 
-def find_array_device(given: Any) -> str:
+def find_array_device(array: Any) -> str:
     """XRT's name for the device of another library's array."""
-    kind, index = given.__dlpack_device__()
+    kind, index = array.__dlpack_device__()
     return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
 
 
-def from_dlpack(given: Any) -> np.ndarray[Any, Any]:
+def from_dlpack(source: Any) -> np.ndarray[Any, Any]:
     """Import an array without a copy; raises BufferError, TypeError, ValueError or RuntimeError on failure."""
     try:
-        return np.from_dlpack(given)
+        return np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
-        array = _read(given)
+        array = _read(source)
         if array is None:
             raise error
         return array
@@ -81,12 +81,12 @@ _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 
 
-def _read(given: Any) -> np.ndarray[Any, Any] | None:
+def _read(source: Any) -> np.ndarray[Any, Any] | None:
     """Import a bfloat16 or float8 array over the other library's memory; None for other types.
 
     The array owns the unconsumed capsule, whose destructor releases the memory.
     """
-    capsule = given.__dlpack__()
+    capsule = source.__dlpack__()
     if not _is_valid(capsule, b"dltensor"):
         return None
     tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))

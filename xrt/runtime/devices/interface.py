@@ -74,7 +74,7 @@ class Device(Accelerator):
         """Whether the value is an `xp` array on this device."""
 
     @abc.abstractmethod
-    def adopt(self, given: Any) -> Array:
+    def adopt(self, array: Any) -> Array:
         """Import another library's array on this device without a copy (DLPack).
 
         The calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array in other
@@ -106,7 +106,7 @@ class Device(Accelerator):
         """The calling thread's current stream, which holds the caller's work."""
 
     @abc.abstractmethod
-    def get_stream(self, given: Any) -> Stream:
+    def get_stream(self, stream: Any) -> Stream:
         """Convert a stream of this or another library, or a number, to a stream of this device.
 
         Raises DeviceError for other values.

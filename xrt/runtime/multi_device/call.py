@@ -138,17 +138,17 @@ def _freeing(
     actions: tuple[ScheduledTransfer | DeviceLaunch, ...], outputs: tuple[int, ...]
 ) -> tuple[ScheduledTransfer | DeviceLaunch, ...]:
     """Add to each launch the places that no later action reads."""
-    kept, found = set(outputs), list(actions)
-    for i in range(len(found) - 1, -1, -1):
-        one = found[i]
-        if isinstance(one, ScheduledTransfer):
-            kept.add(one.origin)
+    needed, scheduled = set(outputs), list(actions)
+    for i in range(len(scheduled) - 1, -1, -1):
+        action = scheduled[i]
+        if isinstance(action, ScheduledTransfer):
+            needed.add(action.origin)
             continue
-        touched = dict.fromkeys((*one.reads, *one.writes))
-        frees = tuple(place for place in touched if place not in kept)
-        kept.update(touched)
-        found[i] = DeviceLaunch(one.number, one.step, one.device, one.reads, one.writes, frees)
-    return tuple(found)
+        touched = dict.fromkeys((*action.reads, *action.writes))
+        frees = tuple(place for place in touched if place not in needed)
+        needed.update(touched)
+        scheduled[i] = DeviceLaunch(action.number, action.step, action.device, action.reads, action.writes, frees)
+    return tuple(scheduled)
 
 
 class DeviceCall:
@@ -201,9 +201,9 @@ class DeviceCall:
             self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
             self.places[place] = self._each(value, lambda array: self._across(array, source, target))
 
-    def cross(self, one: ScheduledTransfer, name: str) -> None:
+    def cross(self, transfer: ScheduledTransfer, name: str) -> None:
         """Start a scheduled transfer of the named value."""
-        self.bring(self.places[one.origin], one.source, one.target, one.place, name)
+        self.bring(self.places[transfer.origin], transfer.source, transfer.target, transfer.place, name)
 
     def _each(self, value: Any, copy: Callable[[Any], Any]) -> Any:
         if isinstance(value, list):
@@ -243,7 +243,7 @@ class DeviceCall:
 
     def wait_for(self, places: Sequence[int]) -> None:
         """Wait until the copies to these host places are done: once per device, for the latest copy."""
-        coming = sorted(filter(None, (self._coming.pop(place, None) for place in places)), key=lambda one: one[0])
+        coming = sorted(filter(None, (self._coming.pop(place, None) for place in places)), key=lambda arrival: arrival[0])
         for device, event in {device.name: (device, event) for _, device, event in coming}.values():
             if not device.is_done(event):
                 self._counter.add(waits=1)
@@ -258,13 +258,13 @@ class DeviceCall:
 
 def make_out_of_memory_error(device: Device, error: BaseException, who: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
     """The error for a lack of device memory, with the amount and the requester; None if the cause is another."""
-    asked = device.shortage(error)
-    if asked is None:
+    requested = device.shortage(error)
+    if requested is None:
         return None
     memory = device.memory()
-    much = megabytes(asked or nbytes) if asked or nbytes else "an amount of memory that it does not tell"
+    amount = megabytes(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
     short = OutOfDeviceMemory(
-        f"{who} asked {device.name} for {much}; {megabytes(memory.free)} of {megabytes(memory.total)} are free. The module can "
+        f"{who} asked {device.name} for {amount}; {megabytes(memory.free)} of {megabytes(memory.total)} are free. The module can "
         f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
     )
     short.__cause__ = error

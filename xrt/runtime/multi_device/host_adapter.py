@@ -84,25 +84,25 @@ def make_timed_call(
 
 def _list_updates(function: Function) -> list[tuple[int, int]]:
     """Pairs of updated input and its output, by index."""
-    given, made = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
-    return [(given[before], made[after]) for before, after in function.aliases]
+    inputs, outputs = ({value.name: n for n, value in enumerate(values)} for values in (function.inputs, function.outputs))
+    return [(inputs[before], outputs[after]) for before, after in function.aliases]
 
 
 def _make_updating_call(
     executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None, count: int, updates: Sequence[tuple[int, int]]
 ) -> Callable[[], object]:
-    given = [_laid(value) for value in inputs]
+    arguments = [_laid(value) for value in inputs]
     for place, _ in updates:
         # Timing must not change the caller's arrays.
-        given[place] = np.array(given[place], order="C")
+        arguments[place] = np.array(arguments[place], order="C")
     pairs = frozenset(executable.inplace_pairs())
-    inplace = {result: given[place] for place, result in updates if (place, result) in pairs}
-    copied = [(given[place], result) for place, result in updates if result not in inplace]
+    inplace = {result: arguments[place] for place, result in updates if (place, result) in pairs}
+    copied = [(arguments[place], result) for place, result in updates if result not in inplace]
     if not copied and like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
-        own = [np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(like)]
-        return executable.bind(given, own)
+        buffers = [np.empty(value.shape, value.dtype) if n not in inplace else inplace[n] for n, value in enumerate(like)]
+        return executable.bind(arguments, buffers)
     options = RunOptions(out=tuple(inplace.get(n) for n in range(count)))
-    call = partial(executable.run, given, options) if inplace else partial(executable.fast_call(), *given)
+    call = partial(executable.run, arguments, options) if inplace else partial(executable.fast_call(), *arguments)
 
     def run() -> None:
         results = call()
@@ -154,11 +154,11 @@ class HostAdapter(Executable):
         """A call on inputs uploaded once; it waits for the work and does not download the results."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
         with where.activate(stream), self._in_memory():
-            given = upload(inputs, where)
+            uploaded = upload(inputs, where)
 
         def call() -> None:
             with where.activate(stream):
-                self.inner.run(given, options)
+                self.inner.run(uploaded, options)
             where.wait([stream])
 
         return call
@@ -190,7 +190,7 @@ def check_placed_buffers(
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
         raise InputError(f"out has {len(buffers)} buffers; the model has {len(outputs)} outputs: give one, or None, for each")
-    seen, found = {id(value) for value in values}, []
+    seen, distinct = {id(value) for value in values}, []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
         array = None if buffer is None else _array(device(name), f"out[{index}] for output {value.name!r}", buffer)
         if array is not None:
@@ -198,8 +198,8 @@ def check_placed_buffers(
             if reason:
                 raise InputError(f"out[{index}] for output {value.name!r} {reason}")
             seen.add(id(buffer))
-        found.append(array)
-    return tuple(found)
+        distinct.append(array)
+    return tuple(distinct)
 
 
 def _array(where: Device, what: str, buffer: Any) -> Any:

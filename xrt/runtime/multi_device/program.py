@@ -97,8 +97,8 @@ class CapturedCall:
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
         except Exception as error:  # noqa: BLE001  # libraries raise arbitrary errors when a capture fails
-            said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
-            self._reason = f"recording a call failed: {' '.join(said.split())}"
+            message = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
+            self._reason = f"recording a call failed: {' '.join(message.split())}"
             device.wait([alone])  # pending work uses memory that is released below
             _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
             self.close()
@@ -156,11 +156,11 @@ def why_not_capturable(program: MultiDeviceProgram) -> str:
         if not _is_fixed(value.type):
             return f"{value.name!r} is {value.type}, whose size may change"
     launches = [action for action in route.actions if isinstance(action, DeviceLaunch)]
-    for one in launches:
-        launch = one.step.launch
-        if one.device != plan.device:
-            return f"{launch.name} runs on {one.device}"
-        if reason := one.step.executable.why_not_capturable():
+    for scheduled in launches:
+        launch = scheduled.step.launch
+        if scheduled.device != plan.device:
+            return f"{launch.name} runs on {scheduled.device}"
+        if reason := scheduled.step.executable.why_not_capturable():
             return f"{launch.name} on {launch.engine}: {reason}"
     return "" if launches else "nothing is launched"
 
@@ -303,51 +303,55 @@ class MultiDeviceProgram(Program):
             else:
                 self._launch(action, call, options, inspection)
 
-    def _launch(self, one: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
-        on_host = one.device == HOST
+    def _launch(self, scheduled: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
+        on_host = scheduled.device == HOST
         if on_host:
             # A host engine reads the arrays at once; device work is ordered by its stream.
-            call.wait_for(one.reads)
-        given = [call.places[place] for place in one.reads]
-        before = self._before(one, call, given) if inspection is not None and inspection.needs_inputs else given
+            call.wait_for(scheduled.reads)
+        arguments = [call.places[place] for place in scheduled.reads]
+        before = self._before(scheduled, call, arguments) if inspection is not None and inspection.needs_inputs else arguments
         began = perf_counter()
         try:
-            results = self._computed(one, call, given)
+            results = self._computed(scheduled, call, arguments)
         except Exception as error:  # noqa: BLE001  # converted by `_error`
-            raise self._error(one, error)  # noqa: B904  # it has its cause
+            raise self._error(scheduled, error)  # noqa: B904  # it has its cause
         if options.profile:
-            call.settle([] if on_host else [one.device])
-            self._recorder.add(one.number, began, perf_counter())
+            call.settle([] if on_host else [scheduled.device])
+            self._recorder.add(scheduled.number, began, perf_counter())
         if inspection is not None:
-            self._look(one, call, inspection, before, results)
-        for place, result in zip(one.writes, results, strict=True):
+            self._look(scheduled, call, inspection, before, results)
+        for place, result in zip(scheduled.writes, results, strict=True):
             call.places[place] = result
-        for place in one.frees:
+        for place in scheduled.frees:
             call.places[place] = None
 
-    def _before(self, one: DeviceLaunch, call: DeviceCall, given: Sequence[Any]) -> Sequence[Any]:
+    def _before(self, scheduled: DeviceLaunch, call: DeviceCall, arguments: Sequence[Any]) -> Sequence[Any]:
         """Copies of the inputs that the launch may overwrite."""
-        with nullcontext() if one.device == HOST else self._devices[one.device].activate(call.streams[one.device]):
-            return copy_inputs(one.step, given)
+        with (
+            nullcontext()
+            if scheduled.device == HOST
+            else self._devices[scheduled.device].activate(call.streams[scheduled.device])
+        ):
+            return copy_inputs(scheduled.step, arguments)
 
-    def _computed(self, one: DeviceLaunch, call: DeviceCall, given: Sequence[Any]) -> Sequence[Any]:
-        executable = one.step.executable
-        if one.device == HOST:
-            results = executable.run(given)
+    def _computed(self, scheduled: DeviceLaunch, call: DeviceCall, arguments: Sequence[Any]) -> Sequence[Any]:
+        executable = scheduled.step.executable
+        if scheduled.device == HOST:
+            results = executable.run(arguments)
         else:
-            stream = call.streams[one.device]
-            with self._devices[one.device].activate(stream):
-                results = executable.run(given, RunOptions(stream=stream))
-        if len(results) != len(one.writes):
-            launch = one.step.launch
+            stream = call.streams[scheduled.device]
+            with self._devices[scheduled.device].activate(stream):
+                results = executable.run(arguments, RunOptions(stream=stream))
+        if len(results) != len(scheduled.writes):
+            launch = scheduled.step.launch
             raise RunFailed(
-                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(one.writes)}"
+                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(scheduled.writes)}"
             )
         return results
 
-    def _error(self, one: DeviceLaunch, error: Exception) -> Exception:
-        launch = one.step.launch
-        where = self._devices.get(one.device)
+    def _error(self, scheduled: DeviceLaunch, error: Exception) -> Exception:
+        launch = scheduled.step.launch
+        where = self._devices.get(scheduled.device)
         short = (
             make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
             if where
@@ -356,17 +360,24 @@ class MultiDeviceProgram(Program):
         return short or to_run_failed(launch, error)
 
     def _look(
-        self, one: DeviceLaunch, call: DeviceCall, inspection: OutputInspector, given: Sequence[Any], results: Sequence[Any]
+        self,
+        scheduled: DeviceLaunch,
+        call: DeviceCall,
+        inspection: OutputInspector,
+        arguments: Sequence[Any],
+        results: Sequence[Any],
     ) -> None:
         """Check the results of a launch; wait for them only if the check needs the values."""
-        launch, where = one.step.launch, self._devices.get(one.device)
+        launch, where = scheduled.step.launch, self._devices.get(scheduled.device)
         if where is None:
-            wrong = inspection.find(launch, given, results)
+            wrong = inspection.find(launch, arguments, results)
         else:
-            wrong = None if inspection.needs_inputs else inspection.find(launch, describe_arrays(given), describe_arrays(results))
+            wrong = (
+                None if inspection.needs_inputs else inspection.find(launch, describe_arrays(arguments), describe_arrays(results))
+            )
             if inspection.needs_inputs or wrong is not None:
-                with where.activate(call.streams[one.device]):
-                    wrong = inspection.find(launch, copy_to_host(given, where), copy_to_host(results, where))
+                with where.activate(call.streams[scheduled.device]):
+                    wrong = inspection.find(launch, copy_to_host(arguments, where), copy_to_host(results, where))
         if wrong is not None:
             raise RunFailed(wrong, launch.name)
 
@@ -396,20 +407,20 @@ class MultiDeviceProgram(Program):
                 results[index] = _copied(result)
             taken.add(id(results[index]))
 
-    def _updated(self, call: DeviceCall, given: Any, result: Any, name: str) -> Any:
+    def _updated(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
-        if result is given:
-            return given
-        if self._is_on_host() or self.is_at_home(given):
-            given[...] = result
-            return given
+        if result is target:
+            return target
+        if self._is_on_host() or self.is_at_home(target):
+            target[...] = result
+            return target
         home, began = self.plan.device, perf_counter()
         sent = self.home().copy_out(result, call.streams[home])
         call.settle([home])
-        np.copyto(given, sent.array)
+        np.copyto(target, sent.array)
         call.record(name, home, HOST, sent.array, began)
         self._counter.add(copies_out=1, bytes_out=sent.array.nbytes)
-        return given
+        return target
 
     # ------------------------------------------------------------------ order between the caller's work and ours
 
@@ -431,11 +442,11 @@ class MultiDeviceProgram(Program):
 
     def hold(self, call: DeviceCall) -> None:
         """Keep sources and targets of copies alive until they are done."""
-        for name, held in call.held.items():
+        for name, references in call.held.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
-            if held or call.streams[name] is not self._own.on(name):
+            if references or call.streams[name] is not self._own.on(name):
                 where = self._devices[name]
-                self._under_way.append((where, where.event(call.streams[name]), held))
+                self._under_way.append((where, where.event(call.streams[name]), references))
 
     def _let_go(self) -> None:
         """Release objects of finished copies of earlier calls."""
@@ -453,11 +464,11 @@ class MultiDeviceProgram(Program):
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
         """The call to time, on uploaded inputs; it waits for its results."""
-        given, options = list(inputs), RunOptions(block=True)
+        arguments, options = list(inputs), RunOptions(block=True)
         if not self._is_on_host():
             with self.home().activate(self._own.on(self.plan.device)):
-                given = upload(inputs, self.home())
-        return lambda: self.run(given, options)
+                arguments = upload(inputs, self.home())
+        return lambda: self.run(arguments, options)
 
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None

@@ -109,10 +109,10 @@ def _needs_headers(source: str) -> tuple[str, ...]:
 def binary(source: str, architecture: str) -> bytes:
     """Return machine code for an architecture (``sm_90``); raises CompileRefused where NVRTC is missing or refuses."""
     library = _library()
-    given = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
+    flags = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
     program = _Program(library, source_with_prelude(source))
     try:
-        return program.compiled(given)
+        return program.compiled(flags)
     finally:
         program.close()
 
@@ -136,8 +136,8 @@ def _includes(source: str) -> list[str]:
 
 def folders(name: str) -> Iterator[Path]:
     """Yield where CUDA 13's libraries (``lib``) or headers (``include``) may lie: NVIDIA's wheels first, then a toolkit."""
-    found = find_spec("nvidia")
-    for place in found.submodule_search_locations or () if found else ():
+    package = find_spec("nvidia")
+    for place in package.submodule_search_locations or () if package else ():
         yield Path(place) / "cu13" / name
     for top in filter(None, (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
         yield Path(top) / name
@@ -150,8 +150,8 @@ def _library() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(path)
         except OSError as error:
-            said = error
-    raise CompileRefused(f"TVM's code for CUDA is compiled by NVRTC 13, which is not to be found: {said}; {PIP}") from said
+            failure = error
+    raise CompileRefused(f"TVM's code for CUDA is compiled by NVRTC 13, which is not to be found: {failure}; {PIP}") from failure
 
 
 class _Program:
@@ -161,14 +161,14 @@ class _Program:
         self._library = library
         self._handle = ctypes.c_void_p()
         headers = _texts([*PROVIDED.values()]), _texts([*PROVIDED])
-        made = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
-        self._check(library.nvrtcCreateProgram(*made))
+        arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
+        self._check(library.nvrtcCreateProgram(*arguments))
 
     def compiled(self, options: Sequence[str]) -> bytes:
         status = self._library.nvrtcCompileProgram(self._handle, len(options), _texts(options))
         if status:
-            said = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
-            raise CompileRefused(f"NVRTC refuses what TVM has generated: {_first_error(said) or self._name(status)}")
+            log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
+            raise CompileRefused(f"NVRTC refuses what TVM has generated: {_first_error(log) or self._name(status)}")
         return self._read("CUBIN")
 
     def _read(self, what: str) -> bytes:
@@ -278,15 +278,15 @@ def lift_allocations(module: IRModule) -> AllocationFree:
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
     blocks = {binding.var: _block(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
-    made = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
-    kept = [_rewritten(binding, blocks) for binding in bindings if get_operator_name(binding) not in _DROPPED]
-    parameters = [*main.params, *blocks.values(), *made]
-    body = relax.SeqExpr([relax.BindingBlock(kept)], main.body.body)
+    outputs = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
+    inner = [_rewritten(binding, blocks) for binding in bindings if get_operator_name(binding) not in _DROPPED]
+    parameters = [*main.params, *blocks.values(), *outputs]
+    body = relax.SeqExpr([relax.BindingBlock(inner)], main.body.body)
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
-    values = {binding.var: binding.value for binding in kept}
+    values = {binding.var: binding.value for binding in inner}
     results = tuple(_position(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
-    return AllocationFree(module, sizes, tuple(tensor_type(variable.ty) for variable in made), results)
+    return AllocationFree(module, sizes, tuple(tensor_type(variable.ty) for variable in outputs), results)
 
 
 def _block(binding: Any) -> relax.Var:
@@ -420,13 +420,13 @@ def export_program(program: DeviceProgram, function: Function, folder: Path | No
 
     Raises CompileRefused if there is no C compiler, or no folder.
     """
-    made = [[str(type_.dtype), type_.shape] for type_ in program.made]
-    details = {"workspace": program.workspace, "made": made, "results": program.results}
+    outputs = [[str(type_.dtype), type_.shape] for type_ in program.made]
+    details = {"workspace": program.workspace, "made": outputs, "results": program.results}
     return pack(program.code, program.constants, details, function, folder)
 
 
 def load_program(data: memoryview, function: Function, folder: Path | None) -> DeviceProgram:
     """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
     code, constants, details = unpack(data, function, folder)
-    made = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
-    return DeviceProgram(code, constants, tuple(details["workspace"]), made, tuple(details["results"]))
+    outputs = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
+    return DeviceProgram(code, constants, tuple(details["workspace"]), outputs, tuple(details["results"]))

@@ -134,10 +134,10 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
     """Return the results, each array that was made at most once, and copies of the others."""
-    given: set[int] = set()
+    returned: set[int] = set()
     returned = []
     for position in results:
-        new = position >= first_made and position not in given
-        given.add(position)
+        new = position >= first_made and position not in returned
+        returned.add(position)
         returned.append(arrays[position] if new else arrays[position].copy())
     return returned
