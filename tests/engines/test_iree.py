@@ -164,12 +164,12 @@ def test_what_has_no_words_is_a_refusal_with_the_reason() -> None:
     [
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
         (one("Relu", tensor(None, 3)), "the shape of 'x0' is not known before the run"),
-        (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which IREE is not handed"),
-        (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements, and no memory to hand over"),
+        (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which XRT does not export to IREE"),
+        (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements and so no memory to pass"),
         (one("NonZero", tensor(3)), "the shape of 'y' is not known before the run"),
         (
             one("RandomNormalLike", tensor(3)),
-            "RandomNormalLike draws numbers by chance, and IREE draws others than ONNX asks for",
+            "RandomNormalLike draws random numbers, and IREE does not follow ONNX's distribution",
         ),
         (one("BitCast", tensor(3), opset=26, to=6), "IREE cannot take this BitCast: it has no rule to lower this BitCast"),
     ],
@@ -183,7 +183,7 @@ def test_bodies_and_other_domains_are_declined() -> None:
     body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs=("z",))
     node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)})
-    assert why(f) == "If has a body, and XRT hands IREE straight-line code only"
+    assert why(f) == "If has a body, and XRT exports only straight-line code to IREE"
     f = function(Node("FusedConv", ("x",), ("y",), domain="com.microsoft"), inputs={"x": tensor(2)})
     assert why(f) == "IREE's compiler has rules for ONNX's own operators, not for those of 'com.microsoft'"
 
@@ -224,7 +224,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     [
         ("kill -SEGV $$", 60, "IREE cannot compile it: it crashed (SIGSEGV)"),
         ("echo 'LLVM ERROR: no such type' >&2; kill -ABRT $$", 60, "IREE cannot compile it: no such type"),
-        ("exit 3", 60, "IREE cannot compile it: it said nothing"),
+        ("exit 3", 60, "IREE cannot compile it: it gives no reason"),
         ("while true; do sleep 1; done", 0.5, "IREE's compiler did not end within 0.5 s"),
     ],
 )

@@ -1,7 +1,7 @@
-"""IREE's compiler, in a process of its own for each call.
+"""Run IREE's compiler as a process.
 
-The compiler is a library of 350 MB that ends the process on some inputs and takes minutes over others. As a process it starts in
-10 ms, answers a question after 80, compiles a small graph in 500, and a crash or a limit does no harm.
+The compiler is a library of 350 MB that ends its process on some inputs and takes minutes on others. As a separate process it
+starts in 10 ms, answers a query in 80 ms, compiles a small graph in 500 ms, and a crash or time limit does no harm.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ LONGEST = 200
 
 
 def summarize_error(output: str) -> str:
-    """Return the first error of the compiler's output, without positions in a file that does not exist."""
+    """The first error in the compiler's output, without positions in a file that does not exist."""
     lines = output.splitlines()
     errors = [line for line in lines if "error: " in line or "ERROR: " in line] or [line for line in lines if line.strip()]
-    text = errors[0].strip() if errors else "it said nothing"
+    text = errors[0].strip() if errors else "it gives no reason"
     unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
     if unknown:
         return f"it has no rule to lower this {unknown[1]}"
@@ -58,12 +58,12 @@ def summarize_error(output: str) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process of that exit status ended, for one that has not said."""
+    """Describe an exit status, for a process without an error message."""
     return f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended with status {code}"
 
 
 def _binary() -> Path:
-    spec = find_spec("iree.compiler")  # which loads none of it
+    spec = find_spec("iree.compiler")  # does not load the library
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'iree.compiler'", name="iree.compiler")
     return Path(spec.origin).parent / "_mlir_libs" / "iree-compile"
@@ -72,11 +72,11 @@ def _binary() -> Path:
 BINARY = _binary()
 VERSION = version("iree-base-compiler")
 ALIGNMENT = 16
-"""What compiled code takes of the address of each buffer: NumPy's arrays have it, where IREE's own 64 would mean a copy."""
+"""Alignment of buffers in compiled code. NumPy's arrays have it; IREE's default of 64 would require copies."""
 QUESTION_SECONDS = 60.0
-"""The limit for one question."""
-# What depends on constants alone is computed in each call, and not hoisted into memory of the module's: IREE 3.13 gives two
-# hoisted values one place (`scattered_by_constants` of the corpus), now and then, so that each reads the other's bytes.
+"""Time limit of a query."""
+# No hoisting of constant expressions into the module: IREE 3.13 sometimes places two hoisted values at the same address
+# (`scattered_by_constants` of the corpus).
 _TARGET = (
     "--iree-opt-const-expr-hoisting=false",
     "--iree-opt-const-eval=false",
@@ -91,16 +91,16 @@ _TARGET = (
 
 @dataclass(frozen=True, slots=True)
 class CompilerFlags:
-    """How to compile."""
+    """Settings of a compile."""
 
     opt_level: int = 2
     """IREE's ``O0`` to ``O3``."""
     limit: float = 120.0
     """Seconds after which the compiler is stopped."""
     threads: int = 1
-    """With one, the compiler starts none of its own; otherwise it takes what the system has."""
+    """With 1, the compiler is single-threaded; otherwise it uses all cores."""
     dump: Path | None = None
-    """Where the MLIR of every phase is written."""
+    """Folder for the MLIR of every phase."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -110,9 +110,9 @@ class CompilerFlags:
 
 
 def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> bytes:
-    """Return the module compiled for IREE's virtual machine; temporary files of the compiler's go to the folder.
+    """Compile a module for IREE's virtual machine; the compiler's temporary files go to ``folder``.
 
-    Raises CompileRefused with the reason where the compiler finds none, crashes, or takes longer than the limit.
+    Raises CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
     """
     done = _run(text, settings.flags, settings.limit, folder)
     if done.returncode:
@@ -121,9 +121,10 @@ def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> b
 
 
 def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
-    """Return for each module, whose one function has that name, why IREE cannot lower it to loops; None where it can.
+    """For each module of one named function, the reason why IREE cannot lower it to loops; None if it can.
 
-    All are asked at once, 80 ms and some for each; those that fail once more each, for its own reason.
+    All modules are compiled in one call, which takes about 80 ms; those that fail are compiled again, one by one, for their
+    reasons.
     """
     if len(texts) == 1:
         return [_answer(texts[0])]
@@ -152,12 +153,11 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 _HERE = "/proc/self/cwd"
-"""The current directory by a name that needs no quoting: the compiler puts names of temporary files, unquoted, into the command
-line of its linker."""
+"""The current directory under a name without spaces: the compiler passes names of temporary files unquoted to its linker."""
 
 
 def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
-    """Run the compiler on a text; raises CompileRefused when it has not ended in time, and stops it then."""
+    """Run the compiler; stop it and raise CompileRefused at the time limit."""
     command = [str(BINARY), *flags, "-", "-o", "-"]
     place = folder or Path(tempfile.gettempdir())
     environment = {**os.environ, "TMPDIR": _HERE if Path(_HERE).exists() else str(place)}
@@ -168,11 +168,11 @@ def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> 
 
 
 _FROM_STDIN = "_stdin_."
-"""How the compiler begins the names of its files, after the name of its input."""
+"""Prefix of the compiler's file names, from the name of its input."""
 
 
 def why_not_dumped(place: str) -> str | None:
-    """Return why nothing can be written there; None where it can."""
+    """Explain why nothing can be written there; None if it can."""
     try:
         return why_not_folder(Path(place).expanduser())
     except RuntimeError as error:  # pathlib's, for a user that it does not find
@@ -181,9 +181,9 @@ def why_not_dumped(place: str) -> str | None:
 
 @contextmanager
 def dump_phases(function: Function, text: str, place: str | None) -> Iterator[Path | None]:
-    """Write the module into a folder of the Function's own; yield the folder for the compiler's phases, None for no place.
+    """Write the module to a folder for this Function; yield the folder for the compiler's phases, or None without ``place``.
 
-    What it wrote is left there whether the compile succeeds or not.
+    The files stay whether the compile succeeds or not.
     """
     if place is None:
         yield None

@@ -1,4 +1,4 @@
-"""Running a compiled module on NumPy arrays, whose memory it reads and writes itself."""
+"""Run a compiled module on NumPy arrays without copying them."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ __all__ = ["OVERWRITING", "IreeDevice", "IreeExecutable", "get_device", "is_smal
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
-"""Calls ``main`` with a list of arguments and a list for what it returns, which stays empty."""
+"""Calls ``main`` with the lists of arguments and results. The second stays empty: results are written to argument buffers."""
 OVERWRITING = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
-"""Operators whose code writes its result over what it reads, an input of the Function included (as of IREE 3.13)."""
+"""Operators whose code overwrites its operand, even if that is an input of the Function (IREE 3.13)."""
 _MEMORY = int(MemoryType.DEVICE_LOCAL)
 _USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What an input or output is."""
+    """Shape and element type of an input or output."""
 
     shape: Shape
-    """Symbolic dims are those of inputs."""
+    """May contain symbolic dims, which are resolved from the inputs."""
     dtype: np.dtype[Any]
     hal: int
     has_buffer: bool
-    """Whether arrays of the type show their memory; those of ml_dtypes do not."""
+    """Whether arrays of the type support the buffer protocol; those of ml_dtypes do not."""
 
     @classmethod
     def of(cls, type_: Type | None) -> _Place:
         if not isinstance(type_, TensorType) or type_.shape is None:
-            raise CompileRefused(f"a value of type {type_} cannot be handed to {LIBRARY}")
+            raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
         return cls(type_.shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
 
     @property
@@ -129,7 +129,7 @@ class IreeExecutable(Executable):
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return a call over views of exactly those arrays; where compiled code cannot use their memory, the plain way."""
+        """Bind views of the arrays; use an ordinary call if compiled code cannot use their memory."""
         if not self._is_fixed or self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
             return super().bind(inputs, outputs)
         arrays = (*inputs, *outputs)
@@ -153,7 +153,7 @@ class IreeExecutable(Executable):
         return [0] * len(self._outputs)
 
     def _shapes_for(self, inputs: Sequence[Array]) -> Sequence[Any]:
-        """Return the shapes of the outputs; raises RunFailed for inputs whose memory the code would read beyond its end."""
+        """Shapes of the outputs; raises RunFailed for inputs that do not fit: compiled code would read beyond their end."""
         if self._is_fixed:
             return self._shapes
         sizes: dict[object, int] = {}
@@ -167,7 +167,7 @@ class IreeExecutable(Executable):
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
-        """Run on arrays that compiled code can use, the outputs last; views do not keep them alive, so the caller must."""
+        """Run on usable arrays, outputs last. Views do not keep arrays alive, so the caller must."""
         self._invoke(self._views(arrays))
 
     def _views(self, arrays: Sequence[Array]) -> list[Any]:
@@ -187,6 +187,7 @@ class IreeExecutable(Executable):
         arguments, results = VmVariantList(len(views)), VmVariantList(0)
         for view in views:
             arguments.push_ref(view)
+        # A context serves one call at a time; `pop` and `append` are atomic, so no lock is needed.
         try:
             invoke = self._idle.pop()
         except IndexError:
@@ -198,9 +199,9 @@ class IreeExecutable(Executable):
         self._idle.append(invoke)
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        aligned = f"weights at addresses that are no multiple of {ALIGNMENT}, or out of order, are copied"
+        aligned = f"weights that are not contiguous or not aligned to {ALIGNMENT} bytes are copied"
         copies = (MemoryUse("copied weights", self._copied, aligned),) if self._copied else ()
-        why = "inner values, one by one; the compiler fuses most of them away"
+        why = "the peak of inner values; the compiler fuses most of them away"
         return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
 
     def close(self) -> None:
@@ -214,13 +215,13 @@ def _first_line(cause: BaseException) -> str:
 
 
 def _is_usable(array: Any) -> bool:
-    """Whether compiled code can read and write the array's own memory: in order, and as aligned as NumPy's own always is."""
+    """Whether compiled code can read and write the array's memory: C-contiguous, writable, and aligned as NumPy allocates it."""
     flags = array.flags
     return bool(flags.carray) and (flags.owndata or array.ctypes.data % ALIGNMENT == 0)
 
 
 def _lasting(array: Array) -> tuple[Array, bool]:
-    """Return a constant as compiled code can read it, and whether that is a copy."""
+    """A constant that compiled code can read, and whether it is a copy."""
     return (array, False) if _is_readable(array) else (_copy(array), True)
 
 
@@ -229,16 +230,17 @@ def _is_readable(array: Array) -> bool:
 
 
 def _lent(array: Array) -> Array:
-    """Return an input as compiled code can read it: itself if its memory is suitable, else a copy."""
+    """An input that compiled code can read: the array itself if its memory is suitable, else a copy."""
     if _is_usable(array):
         return array
+    # The runtime refuses read-only buffers. Code that does not overwrite operands may get a writable alias of one.
     return (
         _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_bytes_of(array), owner=array)
     )
 
 
 def _own(buffer: Any, place: _Place, shape: tuple[int, ...]) -> Array:
-    """Return the memory to write an output to: the caller's where compiled code can use it."""
+    """The memory for an output: the caller's buffer if compiled code can use it, else a fresh array."""
     return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, place.dtype)
 
 
@@ -255,17 +257,17 @@ def _copy(array: Array) -> Array:
 
 
 def _bytes_of(array: Array) -> Array:
-    """Return an array's memory as bytes: not every type of elements has a buffer."""
+    """The array as bytes, since not every element type supports the buffer protocol."""
     return array.reshape(-1).view(np.uint8)
 
 
 SMALL_WORK = 1 << 18
-"""Operations on single elements up to which handing work to a pool (20 us) costs more than a second thread saves."""
+"""Scalar operations below which submitting work to a thread pool (20 us) costs more than a second thread saves."""
 _lock = renew_after_fork(threading.Lock())
 
 
 class IreeDevice:
-    """A device, with the instance and the module that every context over it shares."""
+    """A device with the instance and module that all its contexts share."""
 
     def __init__(self, threads: int) -> None:
         self.survives_fork = threads == 1
@@ -284,7 +286,7 @@ def _shared(threads: int, generation: int) -> IreeDevice:
 
 
 def get_device(threads: int) -> IreeDevice:
-    """Return the device of so many threads, the same in every call; one thread is the caller's own."""
+    """The shared device for a number of threads. With one, calls run on the calling thread."""
     with _lock:
         return _shared(threads, get_generation())
 
@@ -294,6 +296,7 @@ def _sync() -> Any:
 
 
 def _pool(threads: int) -> Any:
+    # The pool size is a flag of the process that is read when a driver is created.
     parse_flags(f"--task_topology_group_count={threads}")
     try:
         return create_hal_driver("local-task").create_default_device()
@@ -302,14 +305,14 @@ def _pool(threads: int) -> Any:
 
 
 def is_small(function: Function) -> bool:
-    """Whether a Function, at every size, is so little work that the calling thread does it sooner than a pool."""
+    """Whether a Function is so little work that the calling thread is faster than a pool. False for symbolic dims."""
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
         return False
     return sum(_work(node, function) for node in function.nodes) <= SMALL_WORK
 
 
 def _work(node: Node, function: Function) -> int:
-    """Return about how many operations on single elements a node is: those it makes, times those that each is a sum of."""
+    """Estimate the scalar operations of a node: elements times the length of the sum behind each."""
     written = sum(prod(_extents(name, function)) for name in node.outputs)
     read = max((prod(_extents(name, function)) for name in node.inputs), default=0)
     return max(written, read) * _summed(node, function)

@@ -1,8 +1,7 @@
-"""A Function as MLIR: one ``torch.operator "onnx.<Op>"`` per node, which IREE's compiler lowers by its own rules.
+"""Export a Function to MLIR: one ``torch.operator "onnx.<Op>"`` per node, which IREE's compiler lowers.
 
-``main`` takes the inputs and, for each output, the memory to write it to: results are in the caller's memory, and nothing is
-copied. Small constants are literals. Large ones are *parameters*: the text, and the code compiled from it, name them, and the
-executable passes them by reference.
+``main`` has the inputs and a buffer per output as arguments, so that results are written to the caller's memory. Small constants
+are literals. Large ones are *parameters*: the code refers to them by name, and the executable passes them by reference.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MlirType:
-    """One element type."""
+    """An element type in MLIR."""
 
     torch: str
-    """In torch-mlir's types and literals, where integers have signs."""
+    """In torch-mlir's types and literals, with signed and unsigned integers."""
     builtin: str
-    """In MLIR's own tensors as IREE computes with them, where they have none."""
+    """In the tensors that IREE computes with, whose integers have no sign."""
     hal: int
-    """What the runtime checks a buffer for."""
+    """The runtime's code, checked for each buffer."""
 
 
 def _integer(bits: int, hal: int) -> tuple[MlirType, MlirType]:
@@ -70,24 +69,24 @@ ELEMENTS = {
 
 
 def value_type(type_: Type | None) -> str:
-    """Return the type of a value in torch-mlir; raises ValueError for what has none there."""
+    """The torch-mlir type of a value; raises ValueError if there is none."""
     shape, element = _parts(type_)
     return f"!torch.vtensor<[{','.join(shape)}],{element.torch}>"
 
 
 def storage_type(type_: Type | None) -> str:
-    """Return the type of memory that a value is written to."""
+    """The type of the buffer that a value is written to."""
     return value_type(type_).replace("!torch.vtensor", "!torch.tensor")
 
 
 def builtin_type(type_: Type | None) -> str:
-    """Return the type of a tensor as IREE computes with it."""
+    """The type of a tensor in IREE's own dialects."""
     shape, element = _parts(type_)
     return f"tensor<{'x'.join([*shape, element.builtin])}>"
 
 
 def literal_type(type_: Type | None) -> str:
-    """Return the type of a literal, whose integers have signs."""
+    """The type of a literal."""
     shape, element = _parts(type_)
     return f"tensor<{'x'.join([*shape, element.torch])}>"
 
@@ -99,16 +98,16 @@ def _parts(type_: Type | None) -> tuple[list[str], MlirType]:
 
 
 INLINE = 64
-"""Constants of at most this many elements are literals: shapes, axes and scales, which decide what code is made."""
+"""Constants of up to this many elements are literals: shapes, axes and scales, which the compiler must know."""
 
 
 SCOPE = "weights"
-"""Under which the parameters are found."""
+"""Scope of the parameters."""
 _LEFT_OUT = "%none"
 
 
 def list_parameters(function: Function) -> dict[str, Constant]:
-    """Return the constants that are parameters, by name, in the order of their first use; equal Functions have the same."""
+    """Constants that are parameters, by name, in order of first use, which is the same in equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses)
     used.update(dict.fromkeys(value.name for value in function.outputs))
     read_constants = {name: function.constants[name] for name in used if name in function.constants}
@@ -116,9 +115,9 @@ def list_parameters(function: Function) -> dict[str, Constant]:
 
 
 def export_module(function: Function) -> str:
-    """Return the Function, whose values all have known types, as a module whose ``main`` writes to memory it is given.
+    """Write a Function with known types as a module whose ``main`` writes to buffers of the caller.
 
-    Raises ValueError for what has no words there: an element type, a value of unknown rank, a body.
+    Raises ValueError for an element type, unknown rank or body that cannot be expressed.
     """
     weights = list_parameters(function)
     writer = _ModuleWriter(function)
@@ -135,7 +134,7 @@ def export_module(function: Function) -> str:
 
 
 def make_query_module(function: Function, name: str) -> str:
-    """Return the Function as a module whose function of that name takes its inputs and returns its outputs; no parameters."""
+    """Write a Function as a module with one named function that returns its outputs; without parameters."""
     writer = _ModuleWriter(function)
     inputs = [f"{writer.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
     writer.body()
@@ -145,7 +144,7 @@ def make_query_module(function: Function, name: str) -> str:
 
 
 def _opset(function: Function) -> int:
-    """Return the lowest opset at which every operator means the same: the compiler's rules are written for those."""
+    """The lowest opset with the same operator versions: the compiler's rules are written for those."""
     return max((since_version(node, function) or 1 for node in function.nodes), default=1)
 
 
@@ -167,7 +166,7 @@ def _global(place: int, constant: Constant) -> str:
 
 @dataclass(slots=True)
 class _ModuleWriter:
-    """The lines of one function, and what each value is called in them."""
+    """Writes the lines of one function and names its values."""
 
     function: Function
     values: dict[str, str] = field(default_factory=dict)
@@ -222,23 +221,23 @@ class _ModuleWriter:
 def _attribute(attribute: Attribute) -> str:
     write = _WRITERS.get(attribute.kind.element)
     if write is None:
-        raise ValueError(f"attribute {attribute.name!r} is a {attribute.kind.name.lower()}, which has no words in this MLIR")
+        raise ValueError(f"attribute {attribute.name!r} is a {attribute.kind.name.lower()}, which cannot be written in this MLIR")
     return f"[{', '.join(map(write, attribute.value))}]" if attribute.kind.is_list else write(attribute.value)
 
 
 def _float(value: float) -> str:
-    """Return a float32 by its bits, so that no digit is lost and infinities have a spelling."""
+    """A float32 in hexadecimal, which is exact and can express infinities."""
     return f"0x{np.float32(value).view(np.uint32):08X} : f32"
 
 
 def _text(value: str | bytes) -> str:
     if isinstance(value, bytes) or not value.isascii() or not value.isprintable():
-        raise ValueError(f"{value!r}, an attribute, is no plain text, and has no words in this MLIR")
+        raise ValueError(f"the attribute {value!r} is not plain text and cannot be written in this MLIR")
     return json.dumps(value)
 
 
 def _tensor(constant: Constant) -> str:
-    """Return a literal by its bytes; truth values, which MLIR would pack into bits, one by one."""
+    """A literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs their bytes to bits."""
     array, type_ = constant.array, literal_type(constant.type)
     if not array.size:
         return f"dense<> : {type_}"

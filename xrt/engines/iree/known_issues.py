@@ -1,4 +1,4 @@
-"""What IREE's compiler lowers and then computes wrongly, or refuses late: declined, each row with its evidence."""
+"""Nodes that IREE lowers but computes wrong, or refuses late; each row with its evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ISSUES", "find_known_issue"]
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    """The reason of the first known issue that applies to the node; None if there is none."""
     return match_known_issue(ISSUES, node, function)
 
 
@@ -32,7 +32,7 @@ def _is_unsigned(node: Node, function: Function) -> bool:
 
 
 def _may_cut(node: Node, function: Function) -> bool:
-    """Whether a pad may be negative; before opset 11 they are attributes."""
+    """Whether a pad may be negative. Before opset 11 pads are attributes."""
     if len(node.inputs) < 2 or not node.inputs[1]:
         return any(pad < 0 for pad in node.attr("pads", ()))
     pads = find_value(node.inputs[1], function)
@@ -70,7 +70,7 @@ def _flushes_halves(node: Node, function: Function) -> bool:
 
 
 def _numbers_planes_apart(node: Node, function: Function) -> bool:
-    """Whether the places of the largest elements are asked for, of more than one plane."""
+    """Whether indices of maxima are used, for more than one plane."""
     type_ = function.get_type(node.inputs[0])
     planes = type_.shape[:2] if isinstance(type_, TensorType) and type_.shape is not None else (None,)
     return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)

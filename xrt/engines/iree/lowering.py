@@ -64,7 +64,7 @@ def _normalize_indices(w: NodeWriter, extents: Array) -> str:
 
 
 def _conv(w: NodeWriter) -> str | None:
-    """Write a window that fits once along an axis without the unread elements after it, which IREE's compiler would include."""
+    """Remove elements behind a window that fits only once along an axis, which IREE's compiler would include."""
     if len(w.node.inputs) < 2 or w.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
     extents = np.array(w.extents(w.x)[2:])
@@ -84,7 +84,7 @@ def _conv(w: NodeWriter) -> str | None:
 
 
 def _unread(w: NodeWriter, extents: Array) -> Array:
-    """Return how many elements lie behind the only window of each axis; none where there are several."""
+    """Number of elements behind the only window of each axis; 0 if there are several windows."""
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
     behind = extents - (window - 1) * dilations - 1
@@ -113,21 +113,20 @@ def _find_body(node: Node, function: Function) -> Function | None:
 
 
 OPSET = 18
-"""The least opset that is handed over: IREE has no rules for many older forms of operators."""
+"""Lowest opset of exported Functions: IREE has no rules for many older operator versions."""
 
 
 def preprocess(function: Function) -> Function:
-    """Return the Function as it is written: Constant nodes and the Shape of a static value are constants, all types are known,
-    what IREE gets wrong is spelled otherwise, and so are convolutions that take it longer than products.
+    """Prepare a Function for export: infer types, upgrade the opset, fold constants, decompose operators.
 
-    What depends on constants alone is computed here: of exp(-(1 / c) * c) with a constant c, IREE makes exp(-1), also for c = 0.
+    Constants are folded here, because IREE simplifies exp(-(1 / c) * c) to exp(-1) even for c = 0. Convolutions are written as
+    products if those are faster.
 
-    Raises ModelError, which is a ValueError, where an operator of an older opset cannot be brought to `OPSET`.
-    Equal Functions, whatever their names, give equal ones; so a saved module fits the Function it is loaded for.
+    Raises ModelError, which is a ValueError, if an operator cannot be upgraded to `OPSET`. Depends only on the content of the
+    Function, so that a saved module fits the Function that it is loaded for.
     """
-    free = function.replace(
-        nodes=tuple(replace(node, control=()) for node in function.nodes)
-    )  # nothing here has effects to order
+    # Nothing here has side effects, so control edges order nothing.
+    free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
     models = decompose_nodes(infer_shapes(free), find_model_decomposition)
     expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(models), OPSET)), _find_body)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
@@ -136,7 +135,7 @@ def preprocess(function: Function) -> Function:
 
 
 def why_not_sized(function: Function) -> str | None:
-    """Return which input or output has a shape that its inputs do not tell; None when they tell all."""
+    """Name an input or output whose shape does not follow from the inputs; None if all do."""
     known: set[object] = set()
     for value in function.inputs:
         known.update(getattr(value.type, "shape", None) or ())

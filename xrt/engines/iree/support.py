@@ -1,4 +1,4 @@
-"""Why IREE cannot take a node: rules that a person can read, and then the compiler's own answer for the node alone."""
+"""Which nodes IREE supports: cheap rules first, then the answer of its compiler for the single node."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from xrt.passes.opset_upgrade import why_not_upgradable
 __all__ = ["why_not"]
 
 REMEMBERED = 8192
-"""Kinds of node whose answers are kept."""
+"""Limit on memoized answers."""
 AT_ONCE = 32
-"""Kinds that are asked about in one call of the compiler: who has little time need not wait for all."""
+"""Queries per call of the compiler, so that a search with little time need not wait for a whole model."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why IREE cannot take the node as a Function of its own; None when it can.
+    """Explain why IREE does not support the node; None if it does.
 
-    The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
+    The compiler is a process and takes 80 ms for a query, so the first query also covers other kinds of nodes of the Function.
     """
     if (decomposition := find_model_decomposition(node, function)) is not None:
         return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
@@ -51,7 +51,7 @@ _PLAIN = frozenset(
         *("Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Transpose"),
     ]
 )
-"""Operators that IREE lowers for any shapes of float32: asking it for each would cost a large model seconds."""
+"""Operators that IREE lowers for any float32 shapes: querying each would take seconds for a large model."""
 
 
 def _is_plain(node: Node, function: Function) -> bool:
@@ -63,7 +63,7 @@ def _is_plain(node: Node, function: Function) -> bool:
 
 
 def _is_usual(node: Node, function: Function) -> bool:
-    """Whether a window or a normalisation is of images, padded by numbers, with one result."""
+    """Whether a window or normalization is over images, with explicit padding and one result."""
     type_ = function.get_type(node.inputs[0])
     is_image = isinstance(type_, TensorType) and type_.rank == 4
     auto = node.attr("auto_pad", "NOTSET") != "NOTSET" or node.attr("ceil_mode", 0) or is_training(node, function)
@@ -71,7 +71,7 @@ def _is_usual(node: Node, function: Function) -> bool:
 
 
 def _plain_refusal(node: Node, function: Function) -> str | None:
-    """Return why not by rules, which cost nothing; a node that lacks what its operator needs is declined as well."""
+    """Explain by rules alone why the node is not supported; also declines nodes with missing inputs or attributes."""
     try:
         return _refusal_by_rules(node, function)
     except (IndexError, ValueError) as error:
@@ -82,11 +82,11 @@ def _refusal_by_rules(node: Node, function: Function) -> str | None:
     if node.domain:
         return f"IREE's compiler has rules for ONNX's own operators, not for those of {node.domain!r}"
     if node.bodies:
-        return f"{node.op} has a body, and XRT hands IREE straight-line code only"
+        return f"{node.op} has a body, and XRT exports only straight-line code to IREE"
     if since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get('')}"
     if not is_deterministic(node, function):
-        return f"{node.op} draws numbers by chance, and IREE draws others than ONNX asks for"
+        return f"{node.op} draws random numbers, and IREE does not follow ONNX's distribution"
     for name in (*node.uses, *_used(node, function)):
         if reason := _type_refusal(name, function.get_type(name)):
             return reason
@@ -101,7 +101,7 @@ _TRIED = (
     "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
 )
 AT_EVERY_SIZE = frozenset(_TRIED.split())
-"""Operators that were tried with symbolic dims, and agreed at every size."""
+"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
 
 
 def _used(node: Node, function: Function) -> list[str]:
@@ -113,13 +113,13 @@ def _type_refusal(name: str, type_: Type | None) -> str | None:
     if type_ is None:
         return f"the type of {name!r} is not known before the run"
     if not isinstance(type_, TensorType):
-        return f"{name!r} is {type_}, and IREE is handed tensors only"
+        return f"{name!r} is {type_}, and XRT exports only tensors to IREE"
     if type_.dtype not in ELEMENTS:
-        return f"{name!r} is {type_.dtype}, which IREE is not handed"
+        return f"{name!r} is {type_.dtype}, which XRT does not export to IREE"
     if type_.shape is None or None in type_.shape:
         return f"the shape of {name!r} is not known before the run"
     if 0 in (type_.shape or ()):
-        return f"{name!r} is {type_}, which has no elements, and no memory to hand over"
+        return f"{name!r} is {type_}, which has no elements and so no memory to pass"
     return None
 
 
@@ -131,20 +131,20 @@ def _question(node: Node, function: Function) -> NodeQuery:
 
 
 def _find_constant(name: str, function: Function) -> Constant | None:
-    """Return a constant that is written as a literal; None for other values."""
+    """A constant that is exported as a literal; None for other values."""
     constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= INLINE else None
 
 
 class _Memory:
-    """The answers so far, the oldest forgotten first."""
+    """Memoized answers of the compiler; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._answers: dict[NodeQuery, str | None] = {}
         self._lock = renew_after_fork(threading.Lock())
 
     def answer(self, question: NodeQuery, function: Function) -> str | None:
-        """Return the answer; where there is none yet, ask this one and those of the Function's other nodes."""
+        """The answer to a query; on a miss, also queries other nodes of the Function."""
         with self._lock:
             if question not in self._answers:
                 self._learn([question, *self._unknown(question, function)])
@@ -171,7 +171,7 @@ def _answers(questions: Sequence[NodeQuery]) -> list[str | None]:
         try:
             texts[place] = make_query_module(preprocess(question.to_function()), f"question{place}")
             answers.append(None)
-        except ValueError as error:  # it has no words in MLIR
+        except ValueError as error:  # not expressible in MLIR
             answers.append(str(error))
     reasons = lower_module(list(texts.values()), [f"question{place}" for place in texts])
     for place, reason in zip(texts, reasons, strict=True):
