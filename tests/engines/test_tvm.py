@@ -126,7 +126,7 @@ def test_bodies_are_declined() -> None:
     body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs={"z": tensor(2)})
     node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)}, outputs={"y": tensor(2)})
-    assert why(f) == "If has a body, and XRT hands TVM straight-line code only"
+    assert why(f) == "If has a body, and XRT exports only straight-line code to TVM"
 
 
 @pytest.mark.slow

@@ -136,12 +136,12 @@ def preprocess(function: Function) -> Function:
 
 def why_not_sized(function: Function) -> str | None:
     """Name an input or output whose shape does not follow from the inputs; None if all do."""
-    known: set[object] = set()
+    input_dims: set[object] = set()
     for value in function.inputs:
-        known.update(getattr(value.type, "shape", None) or ())
+        input_dims.update(getattr(value.type, "shape", None) or ())
     for value in (*function.inputs, *function.outputs):
         type_ = function.get_type(value.name)
         shape = type_.shape if isinstance(type_, TensorType) else None
-        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in known) for dim in shape):
+        if shape is None or not all(isinstance(dim, int) or (dim is not None and dim in input_dims) for dim in shape):
             return f"the shape of {value.name!r} is not known before the run"
     return None

@@ -1,4 +1,4 @@
-"""Running a compiled Relax program on NumPy arrays."""
+"""Run a compiled Relax program on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """Return the first telling line of what TVM raised, without its source locations."""
+    """The first informative line of an error of TVM, without source locations."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
     text = re.sub(r"^.*Check failed:\s*\(.*?\)(?: is false)?:?\s*", "", text) or text
@@ -41,11 +41,11 @@ def summarize_error(cause: BaseException) -> str:
 
 Array = np.ndarray[Any, Any]
 FILLED_FROM = 0
-"""Bytes from which computing into a given buffer is quicker than into a new one: always, it takes one array less."""
+"""In bytes. Computing into a caller's buffer always saves an allocation."""
 
 
 class RelaxExecutable(Executable):
-    """A compiled program, with one virtual machine per concurrent call: a machine mixes up its registers if two share it."""
+    """A compiled program, with one virtual machine per concurrent call, because machines are not thread-safe."""
 
     outputs_are_fresh = True
 
@@ -53,7 +53,7 @@ class RelaxExecutable(Executable):
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """What it was loaded from, where it was not compiled."""
+        """The saved form, if it was loaded."""
         self._constants = [to_tensor(constant.array) for constant in program.constants]
         self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
@@ -88,7 +88,7 @@ class RelaxExecutable(Executable):
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return a call over prepared tensors, where the code can compute into such outputs."""
+        """Bind prepared tensors, if the code can compute into the output buffers."""
         if not all(map(_is_shared, inputs)) or not self._fills(outputs) or (entry := self._entry(inputs, outputs)) is None:
             return super().bind(inputs, outputs)
         tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
@@ -128,7 +128,7 @@ class RelaxExecutable(Executable):
         return [(argument, 0) for argument in self.program.in_place]
 
     def _entry(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
-        """Return the twin of ``main`` for such buffers; None where they share memory with an input that none is for."""
+        """The variant of ``main`` for these buffers; None if they overlap an input and no variant allows it."""
         over = [place for place, array in enumerate(inputs) if any(np.may_share_memory(array, buffer) for buffer in outputs)]
         if not over:
             return DESTINATION_SUFFIX
@@ -140,7 +140,7 @@ class RelaxExecutable(Executable):
         return self.program.fills and all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
-        """Return what a machine that is idle gives; a call that fails leaves it to be collected."""
+        """Call an idle machine; a machine whose call fails is not used again."""
         try:
             machine = self._idle.pop()
         except IndexError:
@@ -156,7 +156,7 @@ class RelaxExecutable(Executable):
         return RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}")
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
+        why = "weights that are not contiguous, or whose type DLPack and NumPy do not share, are copied"
         copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
         return *copies, MemoryUse("workspace", self.program.workspace, "inner values, as planned by the compiler", per_call=True)
 
@@ -164,7 +164,8 @@ class RelaxExecutable(Executable):
         self._idle.clear()
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
-        allocator = "naive" if self._is_open else None  # else memory of every size that there was is kept
+        # The pooling allocator would keep memory of every size that ever occurred.
+        allocator = "naive" if self._is_open else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
         twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
@@ -174,17 +175,17 @@ class RelaxExecutable(Executable):
         return [array if fresh else array.copy() for array, fresh in pairs]
 
     def _views(self, returned: Any) -> list[Array]:
-        """Return what the machine gave as arrays over the same memory."""
+        """Views of the machine's results as arrays."""
         return [_to_array(tensor) for tensor in ((returned,) if isinstance(returned, Tensor) else returned)]
 
 
 def _is_shared(array: Any) -> bool:
-    """Whether `to_tensor` gives the array's own memory, so that the tensor shows what is written there later."""
+    """Whether `to_tensor` shares the array's memory, so that the tensor sees later writes."""
     return isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def to_tensor(array: Array) -> Any:
-    """Return the array as a TVM tensor: the same memory where it is contiguous and DLPack has its type, else a copy."""
+    """Convert to a TVM tensor; shares memory if the array is contiguous and DLPack has its type."""
     flags = array.flags
     if array.dtype.kind in "biuf":
         if flags.carray:
@@ -195,7 +196,7 @@ def to_tensor(array: Array) -> Any:
 
 
 def _to_array(tensor: Any) -> Array:
-    """Return the tensor's memory as an array, a copy for the types that DLPack and NumPy do not share."""
+    """Convert to an array; copies types that DLPack and NumPy do not share."""
     try:
         return np.from_dlpack(tensor)
     except RuntimeError:
@@ -203,12 +204,12 @@ def _to_array(tensor: Any) -> Array:
 
 
 def _may_be_empty(type_: TensorType) -> bool:
-    """Whether the sizes of a call alone decide whether there are elements; what never has any is read by no loop."""
+    """Whether the input may be empty, depending on the sizes of a call. No loop reads an input that always is."""
     return not type_.is_static and 0 not in (type_.shape or ())
 
 
 def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
-    """Copy each result into the buffer that the caller gave for it."""
+    """Copy results into the caller's buffers."""
     placed = []
     for result, buffer in zip(results, out, strict=True):
         if buffer is not None:

@@ -1,8 +1,8 @@
-"""How loops run on a CPU: TVM's own CPU pipeline has no schedules, and leaves one naive thread.
+"""CPU schedules: TVM's own CPU pipeline has none, and runs naive loops on one thread.
 
-A PrimFunc comes in, as FuseTIR makes it: a row of blocks, each with its own loop nest over intermediate buffers. It goes
-out with elementwise producers inlined into their consumers, or computed into a register where several places read them,
-and the remaining nests under one loop over the rows that they share (`rows`), or each arranged by what it is (`nests`).
+FuseTIR produces a PrimFunc with a sequence of blocks, each with a loop nest over intermediate buffers. Elementwise producers are
+inlined into their consumers, or computed into a register if several blocks read them. The remaining nests are fused under one
+loop over the rows that they share, or scheduled one by one according to their kind.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
 
 def operations(statement: Any) -> int:
-    """Return the number of operations of a block's body, without the places that it reads and writes."""
+    """Number of operations in a block's body, without index computations."""
     return _total(statement, lambda node: 1 if next(_parts(node), None) is not None else 0, {})
 
 
 def loads(statement: Any, buffer: Any = None) -> int:
-    """Return how often a block's body reads a buffer; without one, how often it reads at all."""
+    """Number of loads in a block's body, of one buffer or of all."""
     return _total(
         statement, lambda node: int(isinstance(node, TensorLoad) and (buffer is None or node.source.same_as(buffer))), {}
     )
 
 
 def differences(statement: Any) -> int:
-    """Return how many subtractions a block's body has of two floating-point numbers that are not literals."""
+    """Number of floating-point subtractions in a block's body without literal operands."""
     return _total(statement, lambda node: int(_is_difference(node)), {})
 
 
 def is_arithmetic(statement: Any) -> bool:
-    """Whether a block's body has nothing but operations that are one instruction on a whole vector."""
+    """Whether each operation of a block's body is a single vector instruction."""
     return not _total(statement, lambda node: int(not _is_instruction(node)), {})
 
 
@@ -82,8 +82,8 @@ def _is_difference(node: Any) -> bool:
 
 
 def _total(node: Any, count: Callable[[Any], int], totals: dict[int, int]) -> int:
-    """Return the sum over the tree; linear in the graph that it is held as."""
-    key = hash(node)  # of the address, which lives as long as the root
+    """Sum `count` over the expression tree. Linear, because shared subexpressions are memoized."""
+    key = hash(node)  # the address, which is valid as long as the root lives
     if key not in totals:
         totals[key] = count(node) + sum(_total(part, count, totals) for part in _parts(node))
     return totals[key]
@@ -100,30 +100,30 @@ def _parts(node: Any) -> Iterator[Any]:
 
 Loop: TypeAlias = "s_tir.schedule.LoopRV"
 PARALLEL_WORK = 16384
-"""Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
+"""Loop iterations from which a second thread (about 5 us to wake) or a schedule pays off."""
 LONG = 16
-"""Operations in a row of which LLVM no longer interleaves several."""
+"""Length of a chain of operations from which LLVM no longer interleaves iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """What the arrangements have to know of the processor."""
+    """The processor properties that schedules depend on."""
 
     threads: int
     vector_bits: int
 
     def lanes(self, bits: int) -> int:
-        """Return how many elements of that width a vector holds."""
+        """Elements of this width per vector."""
         return max(self.vector_bits // bits, 1)
 
     @property
     def accumulators(self) -> int:
-        """How many vector registers a nest may keep sums in: three quarters of them."""
+        """Vector registers for partial sums: three quarters of them; the rest hold operands."""
         return 24 if self.vector_bits >= 512 else 12
 
 
 class LoopNest:
-    """A block of a PrimFunc under the loops that are its own: first those over its result, then those that it reduces."""
+    """A block of a PrimFunc with its loops: spatial loops first, then reduction loops."""
 
     def __init__(self, schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> None:
         self.schedule = schedule
@@ -136,11 +136,11 @@ class LoopNest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the loops are of known extents, those over the result first."""
+        """Whether all extents are known and the spatial loops come first."""
         return bool(self.spatial) and set(self.kinds[: self.spatial]) == {"S"} and all(isinstance(e, int) for e in self.extents)
 
     def share_open_rows(self) -> None:
-        """Share the outermost loop where extents of the result are symbolic dims; LLVM arranges what is inside."""
+        """Parallelize the outermost loop of a nest with symbolic extents; LLVM optimizes the inner ones."""
         if self.machine.threads == 1 or not self.spatial or set(self.kinds[: self.spatial]) != {"S"}:
             return
         pairs = zip(self.schedule.get_loops(self.block), self.extents[: self.spatial], strict=False)
@@ -152,7 +152,7 @@ class LoopNest:
         return self.spatial < len(self.kinds) and self.work >= PARALLEL_WORK
 
     def walk(self) -> None:
-        """Collapse what is walked as one, go across in squares, and share the outermost loop."""
+        """Fuse loops over contiguous elements, tile transposed accesses, and parallelize the outermost loop."""
         runs = self._runs()
         loops = self._collapse(runs)
         if self.spatial < len(self.kinds):
@@ -174,7 +174,7 @@ class LoopNest:
     # ------------------------------------------------------------------ elementwise
 
     def _runs(self) -> list[list[int]]:
-        """Return the spatial loops in runs that every access walks as one."""
+        """Group neighboring spatial loops that every access traverses contiguously."""
         stmt = self.schedule.get(self.block)
         accesses = [*stmt.reads, *stmt.writes]
         runs = [[0]]
@@ -186,15 +186,15 @@ class LoopNest:
         return runs
 
     def _collapse(self, runs: list[list[int]]) -> list[Loop]:
-        """Fuse each run, so that LLVM can vectorise the last of them."""
+        """Fuse each run, so that LLVM can vectorize the last one."""
         loops = self.schedule.get_loops(self.block)
         return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
 
     def _several_vectors(self, loop: Loop) -> Loop:
-        """Compute several vectors of a long expression side by side, if it is one of plain arithmetic; return the outer loop.
+        """Interleave several vectors of a long arithmetic expression; return the outer loop.
 
-        Each of its operations waits for the one before. A processor looks some hundred operations ahead, and of 50 in a row
-        finds too few to do at once; LLVM interleaves short loops only.
+        Each operation depends on the previous one, and out-of-order execution looks only some hundred operations ahead. LLVM
+        interleaves only short loops.
         """
         body = self.schedule.get(self.block).body
         if operations(body) < LONG or not is_arithmetic(body):
@@ -209,9 +209,9 @@ class LoopNest:
         return outer
 
     def _turn(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
-        """Walk in squares of a cache line where something is read across the order of writing; return the outermost loop.
+        """Tile by cache lines if an operand is read across the order of writing; return the outermost loop.
 
-        Vectors go along what is read, one write per element: measured, that is twice as quick as the other way round.
+        Vectorize along the reads and scatter the writes: twice as fast as the opposite, measured.
         """
         across = self._read_across(runs)
         if across is None or self.work < PARALLEL_WORK:
@@ -224,9 +224,9 @@ class LoopNest:
         return schedule.fuse(*others) if len(others) > 1 else others[0]
 
     def _read_across(self, runs: list[list[int]]) -> int | None:
-        """Return the run whose neighbours are read from consecutive elements, where that is not the last one.
+        """The run, other than the last, along which an operand is read contiguously; None if there is none.
 
-        What does not depend on the last run at all, a number per row, is read once per row and no reason to turn.
+        Operands that do not depend on the last run are read once per row and do not count.
         """
         last = [self.variables[index] for index in runs[-1]]
         for read in self.schedule.get(self.block).reads:
@@ -244,7 +244,7 @@ class LoopNest:
         return _divisor(length, 8)
 
     def _walks_as_one(self, access: Any, outer: int, inner: int) -> bool:
-        """Whether the access sees neither loop, or sees them as neighbouring dimensions of which the inner is whole."""
+        """Whether the access depends on neither loop, or traverses both as adjacent dimensions with a full inner extent."""
         if 1 in (self.extents[outer], self.extents[inner]):
             return True
         region, pair = access.region, (self.variables[outer], self.variables[inner])
@@ -257,13 +257,13 @@ class LoopNest:
             for k in range(len(region) - 1)
         )
 
-    # ------------------------------------------------------------------ sums kept in registers
+    # ------------------------------------------------------------------ register tiles
 
     def tile(self) -> bool:
-        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses them.
+        """Accumulate a tile of the result in registers: vectors of the last axis times rows of an axis that reuses operands.
 
-        Matrix products reuse across rows, convolutions across output channels. Without such an axis it is still worth it
-        where the vectors are read from consecutive elements, as in a sum over the first axis. Return whether it fits.
+        Matrix products reuse across rows, convolutions across output channels. Without such an axis tiling still pays if the
+        vectors are read contiguously, as in a sum over the first axis. Return whether the nest fits.
         """
         last = self.spatial - 1
         reads = [read for read in self.schedule.get(self.block).reads if _runs_along(read, self.variables[last])]
@@ -277,7 +277,7 @@ class LoopNest:
         return True
 
     def _reused(self, reads: list[Any]) -> int | None:
-        """Return the innermost axis of the result that none of those reads depends on."""
+        """The innermost axis of the result that none of the reads depends on."""
         for axis in range(self.spatial - 2, -1, -1):
             if self.extents[axis] > 1 and not any(_reads(dim, self.variables[axis]) for read in reads for dim in read.region):
                 return axis
@@ -302,10 +302,10 @@ class LoopNest:
             schedule.unroll(loop)
         schedule.decompose_reduction(self.block, reduced[0])
 
-    # ------------------------------------------------------------------ sums along consecutive elements
+    # ------------------------------------------------------------------ sums along contiguous elements
 
     def split_rows(self) -> bool:
-        """Sum each row as several vectors side by side, which are added up at the end. Return whether it fits."""
+        """Sum each row in several vector accumulators that are added at the end. Return whether the nest fits."""
         schedule, partial = self.schedule, self.side_by_side()
         if partial is None:
             return False
@@ -317,7 +317,7 @@ class LoopNest:
         return True
 
     def side_by_side(self) -> Any:
-        """Split the sum of each row into several; return the new block that computes them, None where none fits."""
+        """Split the sum of each row into partial sums; return their block, or None if no width fits."""
         reads = self.schedule.get(self.block).reads
         width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
         if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
@@ -327,7 +327,7 @@ class LoopNest:
 
     @property
     def _widest(self) -> int:
-        """The bits of the widest element that the block reads or writes."""
+        """Bits of the widest element type that the block accesses."""
         stmt = self.schedule.get(self.block)
         return max(int(access.source.dtype.bits) for access in (*stmt.reads, *stmt.writes))
 
@@ -337,7 +337,7 @@ class LoopNest:
 
 
 def vectorize(schedule: s_tir.Schedule, partial: Any) -> Loop:
-    """Arrange the sums side by side of one row as vectors; return the loop before which they begin."""
+    """Vectorize the partial sums of a row; return the loop before which they are initialized."""
     _, lane, *reduced = schedule.get_loops(partial)
     schedule.reorder(*reduced, lane)
     schedule.vectorize(lane)
@@ -349,31 +349,30 @@ def _reads(dim: Any, variable: Any) -> bool:
 
 
 def _runs_along(access: Any, variable: Any) -> bool:
-    """Whether the place on the access's last axis depends on the variable."""
+    """Whether the index on the last axis depends on the variable."""
     return bool(len(access.region)) and _reads(access.region[-1], variable)
 
 
 def _is_consecutive(access: Any, variable: Any) -> bool:
-    """Whether the place on the access's last axis is the variable, so that steps go to neighbouring elements."""
+    """Whether the index on the last axis is the variable, so that the access is contiguous."""
     return bool(len(access.region)) and bool(access.region[-1].min.same_as(variable))
 
 
 def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number up to a limit."""
+    """The largest divisor of a number up to a limit."""
     return next((d for d in range(min(number, most), 0, -1) if number % d == 0), 1)
 
 
 LONGEST = 65536
-"""Elements of a row up to which what is kept of one fits in a cache near the processor (256 KiB of float32)."""
+"""Limit on elements per row, so that the intermediates of a row fit in the L2 cache (256 KiB of float32)."""
 
 
 def fuse_rows(
     schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel
 ) -> s_tir.Schedule | None:
-    """Return the schedule with the blocks under one loop over the rows that they share, None where they share none.
+    """Fuse the blocks under one loop over the rows that they share; return None if they share none.
 
-    Each of their reductions must give one number per row. ``movable`` names the blocks that may be computed element by
-    element where they are read.
+    Each reduction must produce one number per row. ``movable`` names the blocks that may be computed at their readers.
     """
     axes = _shared_axes(schedule, blocks, machine)
     if not axes:
@@ -387,9 +386,9 @@ def fuse_rows(
 
 
 def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
-    """Compute an element just before its readers need it, where they share a loop; return whether they do.
+    """Compute a block in the innermost loop that its readers share; return whether there is one.
 
-    A buffer of one element is a register for LLVM.
+    LLVM turns the buffer of one element into a register.
     """
     loops = min((schedule.get_loops(reader) for reader in schedule.get_consumers(block.block_rv)), key=len)
     while loops and schedule.get(loops[-1]).kind == ForKind.VECTORIZED:

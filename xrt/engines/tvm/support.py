@@ -73,9 +73,9 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 
 def _has_inexact_ties(node: Node, function: Function) -> bool:
-    """Whether some place of a nearest neighbour is exactly between two, and the ratio of the extents is not binary.
+    """Whether a nearest-neighbor position is a tie, and the ratio of the extents is not a power of two.
 
-    The library multiplies by a rounded ratio, with or without a rounding after it: then the place is on either side.
+    The library multiplies by a rounded ratio, so that the position may fall on either side.
     """
     before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
@@ -89,13 +89,13 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
 
 
 def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
-    """Whether a place ``(i + c) * extent / target - c`` is whole, or for ``is_rounded`` half of an odd number."""
+    """Whether a position ``(i + c) * extent / target - c`` is an integer, or for ``is_rounded`` half of an odd integer."""
     is_aligned, centre = coordinates == "align_corners", int(coordinates in _CENTRED)
     ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
     p, q = ratio.numerator, ratio.denominator
-    if q & (q - 1) == 0:  # such a ratio, and its multiples, have no rounding
+    if q & (q - 1) == 0:  # exact in binary, as are its multiples
         return False
-    first = 1 - centre  # the place 0 is exact where it is not moved
+    first = 1 - centre  # position 0 is exact without an offset
     return any(((2 * i + centre) * p - (centre + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
 
 
@@ -113,7 +113,7 @@ def _drops_a_rounding(node: Node, function: Function) -> bool:
 
 
 def _widens_what_may_wrap(node: Node, function: Function) -> bool:
-    """Whether an int32 that may have wrapped around becomes a wider integer: one of arithmetic, moved about or not."""
+    """Whether an int32 result of arithmetic, which may have wrapped around, is cast to a wider integer."""
     if _dtype(node.inputs[0], function) is not DType.INT32 or _dtype(node.outputs[0], function) not in (
         DType.INT64,
         DType.UINT64,
@@ -171,7 +171,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Resize", "Upsample"),
         _has_inexact_ties,
-        "TVM takes the nearest element by a rounded place, so that of two as near the processor decides",
+        "TVM rounds the position of the nearest element, so that ties depend on the processor",
         ("test_resize_upsample_sizes_nearest with constant sizes, with tvm{mcpu=haswell}",),
     ),
     KnownIssue(
@@ -251,13 +251,13 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why TVM cannot take the node, on the device that it names, as a Function of its own; None when it can."""
+    """Explain why TVM does not support the node on its device; None if it does."""
     if (decomposition := find_model_decomposition(node, function)) is not None:
         return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
     if node.bodies:
-        return f"{node.op} has a body, and XRT hands TVM straight-line code only"
+        return f"{node.op} has a body, and XRT exports only straight-line code to TVM"
     version = since_version(node, function)
     if version is None:
         return f"{node.op} is not an operator of opset {function.opsets.get('')}"
@@ -274,16 +274,16 @@ def why_not(node: Node, function: Function) -> str | None:
 
 def _why_not_open(node: Node, function: Function) -> str | None:
     if node.device.partition(":")[0] not in ("", "cpu"):
-        return "TVM's schedules for GPUs are given fixed sizes"
+        return "TVM's schedules for GPUs need fixed sizes"
     return why_not_at_every_size(node, function, AT_EVERY_SIZE)
 
 
 LOOPS_APART = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )
-"""Operators whose loops are arranged for fixed sizes alone."""
+"""Operators whose schedules need fixed sizes."""
 AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), LOOPS_APART, ["Concat"])
-"""Operators that were tried with symbolic dims, and agreed at every size."""
+"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
 
 
 def _is_used(name: str, function: Function) -> bool:
@@ -305,21 +305,21 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
 
 
 def _find_constant(name: str, function: Function) -> Constant | None:
-    """Return a constant that the importer may read; None for other values."""
+    """A constant that the importer may read; None for other values."""
     constant = find_value(name, function)
     return constant if constant is not None and constant.array.size <= INLINE else None
 
 
 @lru_cache(maxsize=4096)
 def _check_conversion(question: NodeQuery) -> str | None:
-    """Import and legalise the node alone, a few milliseconds, and compare what TVM infers with what ONNX says."""
+    """Import and legalize the single node, which takes a few milliseconds, and compare the types that TVM and ONNX infer."""
     if reason := _varying(question):
         return reason
     try:
         with compiler_lock:
             imported = import_function(question.to_function())
             legalize(imported.module, make_target(None, 3))
-    except Exception as cause:  # noqa: BLE001  # whatever TVM raises is why it cannot
+    except Exception as cause:  # noqa: BLE001  # TVM may raise anything
         return f"TVM cannot take this {question.op_type}: {summarize_error(cause)}"
     wanted = question.asked
     if len(imported.results) != len(wanted):
@@ -331,14 +331,14 @@ def _check_conversion(question: NodeQuery) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _trial_on_device(question: NodeQuery) -> str | None:
-    """Generate the node's CUDA C++, some 60 milliseconds. It takes no GPU, and nothing of CUDA's."""
+    """Generate CUDA C++ for the node, which takes about 60 ms and needs neither a GPU nor CUDA."""
     try:
         with compiler_lock:
             imported = import_function(question.to_function(), polynomials=False)
             build(imported.module, imported.weights, device_target(OLDEST, make_target(None, 3)), 3)
     except CompileRefused as refused:
         return f"TVM cannot take this {question.op_type} on CUDA: {refused}"
-    except Exception as cause:  # noqa: BLE001  # whatever TVM raises is why it cannot
+    except Exception as cause:  # noqa: BLE001  # TVM may raise anything
         return f"TVM's schedules for GPUs cannot take this {question.op_type}: {summarize_error(cause)}"
     return None
 
@@ -364,12 +364,12 @@ _READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), 
 
 
 def positions_read_at_import(op_type: str) -> tuple[int, ...]:
-    """Return which inputs decide what code TVM makes, and so must be constants."""
+    """Positions of inputs that the importer reads, which must be constants."""
     return (*list_shape_operands(op_type), *_READ_AT_IMPORT.get(op_type, ()))
 
 
 def _varying(question: NodeQuery) -> str | None:
-    """Return which input would have to be a constant; None when all of these are."""
+    """Name an input that would have to be a constant; None if all are."""
     for position in positions_read_at_import(question.op_type):
         if position < len(question.inputs) and isinstance(question.inputs[position], TensorType):
             schema = find_schema(question.op_type, question.version)
