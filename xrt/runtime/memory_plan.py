@@ -331,15 +331,11 @@ class _Decisions:
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
 
-        first = self._writer(slot)
+        first = self.slots.writer.get(slot, 0)  # inputs are written before the first step
         ends = slot in self.outputs
         # Outputs are copied at the end of the call.
         last = len(self.slots.steps) - 1 if ends else max(self.slots.last.get(slot, first), first)
         return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
-
-    def _writer(self, slot: int) -> int:
-        """The step that writes the slot; 0 for inputs."""
-        return self.slots.writer.get(slot, 0)
 
     def _over(self, slot: int, first: int, live: set[int]) -> str:
         """The input whose memory the slot may reuse: proposed by the engine, and dead after the step."""
@@ -352,13 +348,10 @@ class _Decisions:
                 step.writes[target] == slot
                 and source_slot in live
                 and source_slot not in self.outputs
-                and self._dies(source_slot, first)
+                and self.slots.last.get(source_slot) == first
             ):
                 return self.slots.names[source_slot]
         return ""
-
-    def _dies(self, slot: int, step: int) -> bool:
-        return self.slots.last.get(slot) == step
 
 
 def is_known(type_: Type | None) -> bool:
@@ -434,7 +427,7 @@ def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
     by_last: dict[str, list[Lifetime]] = {}
     for value in values:
         chain = by_last.get(value.over)
-        if chain is not None and _fits_over(chain[-1], value):
+        if chain is not None and chain[-1].first < value.first == chain[-1].last and chain[-1].type == value.type:
             # Only one value can reuse the memory.
             del by_last[value.over]
             chain.append(value)
@@ -442,7 +435,3 @@ def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
             chain = [value]
         by_last[value.name] = chain
     return list(by_last.values())
-
-
-def _fits_over(dead: Lifetime, value: Lifetime) -> bool:
-    return dead.first < value.first == dead.last and dead.type == value.type

@@ -218,7 +218,8 @@ class Program:
         for index in range(len(results)):
             result = results[index]
             updated = index in updates and result is inputs[updates[index]]
-            if index in self._suspects and not updated and (id(result) in taken or not _owns(result)):
+            owns_data = isinstance(result, np.ndarray) and result.flags.owndata
+            if index in self._suspects and not updated and (id(result) in taken or not owns_data):
                 result = results[index] = _copied(result)
             taken.add(id(result))
 
@@ -352,10 +353,6 @@ def _fill(results: list[Any], buffers: Sequence[Any]) -> None:
 
 def _described(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
-
-
-def _owns(result: Any) -> bool:
-    return isinstance(result, np.ndarray) and bool(result.flags.owndata)
 
 
 def _copied(result: Any) -> Any:

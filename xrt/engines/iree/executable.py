@@ -83,9 +83,10 @@ class IreeExecutable(Executable):
         self._known = [place.shape if place.is_fixed else None for place in self._places]
         self._is_fixed = None not in self._known
         self._shapes = [place.shape for place in self._outputs]
-        self._weights = [_lasting(constant.array) for constant in list_parameters(function).values()]
+        constants = [constant.array for constant in list_parameters(function).values()]
+        self._weights = [array if _is_readable(array) else _copy(array) for array in constants]
         self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
-        self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
+        self._copied = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
         self._main: Any = None
         self._idle: list[Invoke] = []
@@ -100,7 +101,7 @@ class IreeExecutable(Executable):
         if not self._weights:
             return []
         index = ParameterIndex()
-        for place, (array, _) in enumerate(self._weights):
+        for place, array in enumerate(self._weights):
             index.add_buffer(str(place), _bytes_of(array), True, False)
         return [create_io_parameters_module(self._device.instance, index.create_provider(SCOPE))]
 
@@ -220,11 +221,6 @@ def _is_usable(array: Any) -> bool:
     return bool(flags.carray) and (flags.owndata or array.ctypes.data % ALIGNMENT == 0)
 
 
-def _lasting(array: Array) -> tuple[Array, bool]:
-    """A constant that compiled code can read, and whether it is a copy."""
-    return (array, False) if _is_readable(array) else (_copy(array), True)
-
-
 def _is_readable(array: Array) -> bool:
     return bool(array.flags.c_contiguous and array.flags.aligned and array.ctypes.data % ALIGNMENT == 0)
 
@@ -273,7 +269,7 @@ class IreeDevice:
         self.survives_fork = threads == 1
         self.generation = get_generation()
         self.instance = VmInstance()
-        self.device = _sync() if threads == 1 else _pool(threads)
+        self.device = create_hal_driver("local-sync").create_default_device() if threads == 1 else _pool(threads)
         self.allocator: Any = self.device.allocator
         self.module = create_hal_module(self.instance, self.device)
 
@@ -289,10 +285,6 @@ def get_device(threads: int) -> IreeDevice:
     """The shared device for a number of threads. With one, calls run on the calling thread."""
     with _lock:
         return _shared(threads, get_generation())
-
-
-def _sync() -> Any:
-    return create_hal_driver("local-sync").create_default_device()
 
 
 def _pool(threads: int) -> Any:

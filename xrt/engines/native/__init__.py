@@ -8,13 +8,13 @@ from xrt.engines.native.bindings import (
     SHIPPED,
     find_library,
     include_dir,
+    multiply,
     open_bundled,
     requires_native,
     warn_once_of_absence,
     why_not_shipped,
 )
 from xrt.engines.native.library import NativeKernel, NativeLibrary, load
-from xrt.engines.native.products import multiply
 from xrt.engines.native.single_kernel import run_kernel
 from xrt.engines.native.tape import NativeExecutable, NativeTape, PreparedKernel
 

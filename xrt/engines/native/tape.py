@@ -265,13 +265,10 @@ def _overwritten(
     if not step.node.outputs[0]:
         return None
     for name in step.node.inputs:
-        if name in inner and last[name] == index and step.can_overwrite(name) and _same_memory(types[name], type_):
+        is_last_use = name in inner and last[name] == index and step.can_overwrite(name)
+        if is_last_use and (types[name].dtype, types[name].nbytes) == (type_.dtype, type_.nbytes):
             return inner[name]
     return None
-
-
-def _same_memory(first: TensorType, second: TensorType) -> bool:
-    return first.dtype is second.dtype and first.nbytes == second.nbytes
 
 
 MOST_SCRATCH = 1 << 40

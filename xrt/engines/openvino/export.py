@@ -9,7 +9,7 @@ from typing import Any
 from xrt.engines.openvino.executable import Array, in_order, to_tensor
 from xrt.engines.openvino.library import core, openvino
 from xrt.formats.onnx import lowest_model
-from xrt.graph import Constant, DType, Function, Value
+from xrt.graph import DType, Function, Value
 
 __all__ = ["NEWEST_OPSET", "ImportedModel", "export_function", "read_model"]
 
@@ -41,7 +41,7 @@ def export_function(function: Function) -> ImportedModel:
     Large constants are inputs while the frontend reads the model and are replaced afterwards, so that protobuf does not copy
     them. Raises ModelError or an error of OpenVINO's frontend.
     """
-    heavy = {name: c for name, c in function.constants.items() if _is_heavy(c)}
+    heavy = {name: c for name, c in function.constants.items() if c.nbytes >= HEAVY and c.dtype is not DType.STRING}
     light = {name: c for name, c in function.constants.items() if name not in heavy}
     # Large constants come after the real inputs, so that positions tell them apart.
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in heavy.items()))
@@ -84,10 +84,6 @@ def _passed(model: Any) -> tuple[bool, ...]:
 def read_model(function: Function) -> Any:
     """Convert the Function with all constants copied; raises ModelError or an error of the frontend."""
     return core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
-
-
-def _is_heavy(constant: Constant) -> bool:
-    return constant.nbytes >= HEAVY and constant.dtype is not DType.STRING
 
 
 def _put(model: Any, parameter: Any, tensor: Any) -> None:

@@ -85,7 +85,7 @@ def _why_not_itself(node: Node, function: Function, providers: tuple[str, ...]) 
     if reason is None and node.op not in _CHECKED_AT_OPENING:
         return None
     # A trial session needs the types of all inputs.
-    if _has_unknown(node, inputs):
+    if any(name and type_ is None for name, type_ in zip(node.inputs, inputs, strict=True)):
         return reason
     refusal = check_conversion(node, function, providers)
     return None if refusal is None else _joined(reason, refusal, node)
@@ -113,10 +113,6 @@ def _since(node: Node, function: Function) -> int:
 def _names(values: Sequence[str], function: Function) -> Types:
     types = map(function.get_type, values)
     return tuple(None if type_ is None else type_name(type_) for type_ in types)
-
-
-def _has_unknown(node: Node, inputs: Types) -> bool:
-    return any(name and type_ is None for name, type_ in zip(node.inputs, inputs, strict=True))
 
 
 def _joined(reason: str | None, refusal: str, node: Node) -> str:
@@ -151,7 +147,7 @@ def _why_no_kernel(
     if definition.deprecated or not served:
         return f"{LIBRARY} has no kernel for {op} as of opset {since}"
     bound = _bound(definition, inputs, outputs)
-    if any(_accepts(kernel, bound) for kernel in served):
+    if any(all(bound[name] <= types for name, types in k.types.items() if name in bound) for k in served):
         return None
     return f"{LIBRARY} computes {op} {_for_which_types(definition, served, bound)}"
 
@@ -171,10 +167,6 @@ def _paired(formals: Sequence[OrtParameter], types: Types) -> Iterator[tuple[Ort
     for index, type_ in enumerate(types):
         if formals:
             yield formals[min(index, len(formals) - 1)], type_
-
-
-def _accepts(kernel: OrtKernelDef, bound: Bound) -> bool:
-    return all(bound[name] <= allowed for name, allowed in kernel.types.items() if name in bound)
 
 
 def _for_which_types(definition: OrtSchema, served: Sequence[OrtKernelDef], bound: Bound) -> str:

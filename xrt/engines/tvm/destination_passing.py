@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tvm
@@ -119,12 +119,11 @@ def find_inplace_inputs(module: IRModule, inputs: int, excluded: Collection[str]
     if function.name_hint in excluded:
         return {}
     readable = _read_where_written(module[function])
-    candidates = [(number, _places_of(parameter, arguments.fields)) for number, parameter in enumerate(main.params[:inputs])]
+    candidates = [
+        (number, tuple(place for place, argument in enumerate(arguments.fields) if parameter.same_as(argument)))
+        for number, parameter in enumerate(main.params[:inputs])
+    ]
     return dict([(number, places) for number, places in candidates if places and readable.issuperset(places)][:MOST])
-
-
-def _places_of(parameter: relax.Var, arguments: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(place for place, argument in enumerate(arguments) if parameter.same_as(argument))
 
 
 def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -> IRModule:
@@ -135,27 +134,23 @@ def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -
     functions = dict(module.functions_items())
     for argument, places in inplace.items():
         twin = relax.utils.copy_with_new_vars(module[DESTINATION_SUFFIX])
-        (call,) = [binding for block in twin.body.blocks for binding in block.bindings if _calls_loop(binding)]
+        bindings = [binding for block in twin.body.blocks for binding in block.bindings]
+        (call,) = [b for b in bindings if isinstance(b.value, Call) and isinstance(b.value.op, GlobalVar)]
         loop = call.value.op
         copy = GlobalVar(f"{loop.name_hint}_{name_entry(argument)}")
         functions[copy] = _merged(functions[loop], places)
         _update_type(copy, functions[copy].ty)
         remaining = [value for place, value in enumerate(call.value.args) if place not in places]
         changed = relax.VarBinding(call.var, Call(copy, remaining, call.value.attrs, call.value.ty_args, ret_ty=call.value.ty))
-        blocks = [_replaced(block, call, changed) for block in twin.body.blocks]
+        blocks = [
+            relax.BindingBlock([changed if binding.same_as(call) else binding for binding in block.bindings])
+            for block in twin.body.blocks
+        ]
         body = relax.SeqExpr(blocks, twin.body.body)
         name = name_entry(argument)
         function = relax.Function(twin.params, body, twin.ret_ty, twin.is_pure).with_attr("global_symbol", name)
         functions[GlobalVar(name)] = function
     return IRModule(functions, attrs=module.attrs)
-
-
-def _calls_loop(binding: Any) -> bool:
-    return isinstance(binding.value, Call) and isinstance(binding.value.op, GlobalVar)
-
-
-def _replaced(block: Any, before: Any, after: Any) -> relax.BindingBlock:
-    return relax.BindingBlock([after if binding.same_as(before) else binding for binding in block.bindings])
 
 
 def _merged(function: Any, places: Collection[int]) -> Any:

@@ -60,15 +60,11 @@ def compile_without_vectorizer(module: IRModule, names: Collection[str], target:
         return module
     gvars = [module.get_global_var(name) for name in names]
     loops = IRModule({gvar: module[gvar].with_attr("global_symbol", gvar.name_hint) for gvar in gvars})
-    library = tvm.tirx.build(loops, target=_without_vectoriser(target))
+    library = tvm.tirx.build(loops, target=Target({**target.export(), "cl-opt": [_NO_VECTORISER]}))
     main = _ByName(module, names).visit_expr(module["main"])
     rest = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
     rest[module.get_global_var("main")] = main
     return IRModule(rest).with_attr("external_mods", [library])
-
-
-def _without_vectoriser(target: Target) -> Target:
-    return Target({**target.export(), "cl-opt": [_NO_VECTORISER]})
 
 
 @mutator

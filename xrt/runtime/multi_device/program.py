@@ -92,7 +92,9 @@ class CapturedCall:
         alone = device.new_stream()  # excludes work that other threads enqueue on the module's stream
         try:
             program.begin(DEFAULT, call.streams)
-            self._inputs = {i: x if self._stays(x) else self._allocated(x, stream) for i, x in enumerate(inputs)}
+            # With caller-owned buffers, inputs on the device are read in place.
+            at_home = self._program.is_at_home if self._buffers is not None else lambda value: False
+            self._inputs = {i: x if at_home(x) else self._allocated(x, stream) for i, x in enumerate(inputs)}
             self._fill(inputs, call)
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
@@ -115,10 +117,6 @@ class CapturedCall:
         self._outputs = [call.places[place] for place in self._program.route.outputs]
         for buffer, output in zip(self._buffers or (), self._outputs if self._buffers else (), strict=True):
             self._program.home().copy_within(buffer, output, stream)
-
-    def _stays(self, value: Any) -> bool:
-        """Whether an input is read in place."""
-        return self._buffers is not None and self._program.is_at_home(value)
 
     def _fill(self, inputs: Sequence[Any], call: DeviceCall) -> None:
         """Copy the inputs to the addresses that the recording reads."""

@@ -168,7 +168,8 @@ class _Program:
         status = self._library.nvrtcCompileProgram(self._handle, len(options), _texts(options))
         if status:
             log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
-            raise CompileRefused(f"NVRTC refuses what TVM has generated: {_first_error(log) or self._name(status)}")
+            first_error = next((line for line in log.splitlines() if "error" in line), "") or self._name(status)
+            raise CompileRefused(f"NVRTC refuses what TVM has generated: {first_error}")
         return self._read("CUBIN")
 
     def _read(self, what: str) -> bytes:
@@ -193,10 +194,6 @@ class _Program:
 
 def _texts(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
-
-
-def _first_error(log: str) -> str:
-    return next((line for line in log.splitlines() if "error" in line), "")
 
 
 _COMPILER = "tvm_callback_cuda_compile"
