@@ -1,7 +1,6 @@
-"""Calibration: values of a model over batches go in, a table of their ranges comes out; and which nodes an error budget can bear.
+"""Calibration: ranges of a model's values over batches, and the nodes that an error budget allows to quantize.
 
-Batches stream through: a value leaves its extremes and a histogram. Nothing here runs a model: the caller hands the values in,
-or a function that runs one.
+Batches are streamed: only extremes and a histogram of each value are stored. Models are run by the caller.
 """
 
 from __future__ import annotations

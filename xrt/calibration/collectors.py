@@ -1,4 +1,4 @@
-"""Methods of calibration: each sees the batches of one value and chooses a range for it."""
+"""Calibration methods: each collects statistics of a value over batches and chooses its range."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ BINS = 2048
 
 
 class MagnitudeHistogram:
-    """How many numbers have a magnitude in each of equal bins from 0 to `limit`, a power of two; zeros are counted separately.
+    """A histogram of magnitudes with equal bins from 0 to `limit`, a power of two; zeros are counted separately.
 
-    Where a larger number comes, the limit doubles and neighbors are added up, so the counts are those of the final limit for all
-    data. At least half of the bins are in use.
+    For a larger magnitude the limit doubles and pairs of bins are merged, so that counts do not depend on the order of the data.
+    At least half of the bins are in use.
     """
 
     def __init__(self) -> None:
         self.counts: Array = np.zeros(BINS, np.int64)
         self.zeros = 0
         self.limit = 0.0
-        """Above all magnitudes; 0 where all numbers were zeros."""
+        """Above all magnitudes; 0 if all numbers were zeros."""
 
     def add(self, numbers: Array) -> None:
         """Count finite numbers. Linear."""
@@ -60,7 +60,7 @@ class MagnitudeHistogram:
             self.counts += np.bincount((magnitudes * (BINS / self.limit)).astype(np.int64), minlength=BINS)
 
     def _reach(self, largest: float) -> None:
-        """Raise the limit above a magnitude."""
+        """Double the limit until it is above a magnitude."""
         limit = math.ldexp(1.0, math.frexp(largest)[1])
         if not self.limit:
             self.limit = limit
@@ -71,49 +71,49 @@ class MagnitudeHistogram:
 
     @property
     def total(self) -> int:
-        """All numbers, zeros included."""
+        """Count of all numbers, including zeros."""
         return int(self.counts.sum()) + self.zeros
 
     @property
     def width(self) -> float:
-        """Of a bin."""
+        """Width of a bin."""
         return self.limit / BINS
 
 
 LEVELS = 256
-"""What a byte has."""
+"""Levels of a byte."""
 
 
 class Collector:
-    """Sees the batches of one value; `choose` returns its range."""
+    """Collects statistics of one value; `choose` returns its range."""
 
     needs_batches = False
-    """Whether one batch is too little for the method."""
+    """Whether the method needs more than one batch."""
 
     def __init__(self) -> None:
         self.least, self.most, self.batches = math.inf, -math.inf, 0
 
     def add(self, numbers: Array) -> None:
-        """See the value in a batch: finite numbers, at least one."""
+        """Add a batch: finite numbers, at least one."""
         low, high = float(numbers.min()), float(numbers.max())
         self.see(numbers, low, high)
         self.least, self.most = min(self.least, low), max(self.most, high)
         self.batches += 1
 
     def see(self, numbers: Array, low: float, high: float) -> None:
-        """Keep what the method needs of a batch, whose extremes are known."""
+        """Update the statistics of the method with a batch and its extremes."""
 
     def choose(self) -> tuple[float, float]:
-        """Return the range of what was seen: low and high."""
+        """The range: low and high."""
         return self.least, self.most
 
 
 class MinMax(Collector):
-    """The extremes: nothing that was seen is cut off."""
+    """The extremes: nothing is clipped."""
 
 
 class MovingAverage(Collector):
-    """The average of the batches' extremes, in which each batch weighs ``momentum`` times what the next one does."""
+    """The exponential moving average of the extremes of batches."""
 
     needs_batches = True
 
@@ -131,7 +131,7 @@ class MovingAverage(Collector):
 
 
 class _Threshold(Collector):
-    """A method that cuts off magnitudes above a threshold, which it finds from their histogram."""
+    """A method that clips magnitudes above a threshold, which it derives from their histogram."""
 
     needs_batches = True
 
@@ -145,6 +145,7 @@ class _Threshold(Collector):
     def choose(self) -> tuple[float, float]:
         if not self.histogram.limit:
             return self.least, self.most
+        # The extremes bound the threshold: a range beyond the data would only waste levels.
         threshold = self.find_threshold()
         return max(self.least, -threshold), min(self.most, threshold)
 
@@ -153,7 +154,7 @@ class _Threshold(Collector):
 
 
 class Percentile(_Threshold):
-    """The magnitude that ``percentile`` per cent of the numbers do not exceed, up to a bin of the histogram."""
+    """The magnitude that ``percentile`` percent of the numbers do not exceed, to the precision of a bin."""
 
     def __init__(self, percentile: float = 99.99) -> None:
         super().__init__()
@@ -166,10 +167,9 @@ class Percentile(_Threshold):
 
 
 class Entropy(_Threshold):
-    """The threshold at which the numbers, cut off and rounded to the levels of a byte, lose least information.
+    """The threshold of least Kullback-Leibler divergence between the numbers and their quantized form.
 
-    It is the one of least Kullback-Leibler divergence, as in TensorRT (Migacz 2017, "8-bit inference with TensorRT"). Zeros are
-    not counted: they are exact at any threshold.
+    As in TensorRT (Migacz 2017, "8-bit inference with TensorRT"). Zeros are not counted: they are exact at any threshold.
     """
 
     def find_threshold(self) -> float:
@@ -177,15 +177,16 @@ class Entropy(_Threshold):
 
 
 class SquaredError(_Threshold):
-    """The threshold of least squared error: of what is cut off, and of rounding to the levels of a byte."""
+    """The threshold of least squared error by clipping and rounding."""
 
     def find_threshold(self) -> float:
         return find_squared_error_threshold(self.histogram, self.least, self.most)
 
 
 def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
-    """Return the end of the bins whose distribution diverges least from their rounding to so many levels."""
+    """The threshold whose quantized distribution diverges least from the original."""
     counts = histogram.counts.astype(np.float64)
+    # Some 128 candidates between `levels` bins, which are exact, and the last bin in use.
     last = int(np.flatnonzero(counts)[-1]) + 1
     ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
     best = min((_diverge(counts, end, levels), end) for end in {*ends, last})
@@ -193,7 +194,7 @@ def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
 
 
 def _diverge(counts: Array, end: int, levels: int) -> float:
-    """Return the divergence of the first bins, with all others in the last of them, from their rounding to levels."""
+    """The divergence of the first bins, with all clipped numbers in the last one, from their quantized form."""
     cut = counts[:end].copy()
     cut[-1] += counts[end:].sum()
     level = np.arange(end) * levels // end if end > levels else np.arange(end)
@@ -211,7 +212,8 @@ def _diverge(counts: Array, end: int, levels: int) -> float:
 
 
 def find_squared_error_threshold(histogram: MagnitudeHistogram, least: float, most: float) -> float:
-    """Return the threshold at which cut-off and rounding together have the least squared error."""
+    """The threshold at which clipping and rounding together have the least squared error."""
+    # For each threshold, the squared distances of clipped bins by their moments, plus step**2 / 12 per number for rounding.
     counts, width = histogram.counts.astype(np.float64), histogram.width
     centers, ends = (np.arange(BINS) + 0.5) * width, (np.arange(BINS) + 1) * width
     above = [np.cumsum((counts * centers**power)[::-1])[::-1] - counts * centers**power for power in (0, 1, 2)]
@@ -227,11 +229,11 @@ METHODS: Mapping[str, Callable[..., Collector]] = {
     "percentile": Percentile,
     "mse": SquaredError,
 }
-"""By name."""
+"""Calibration methods by name."""
 
 
 def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
-    """Return a collector of that method; raises OptionError for an unknown method or parameter, or an impossible value."""
+    """Create a collector; raises OptionError for an unknown method or parameter, or an invalid value."""
     if method not in METHODS:
         raise OptionError(
             f"there is no calibration method {method!r}.{did_you_mean(method, METHODS)} There is: {', '.join(METHODS)}"
@@ -247,20 +249,20 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
 
 
 def read_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
-    """Return all parameters of the method, defaults included."""
+    """All parameters of the method, including defaults."""
     defaults = inspect.signature(METHODS[method]).parameters
     return {name: float(parameters.get(name, parameter.default)) for name, parameter in defaults.items()}
 
 
 def _check_share(name: str, value: float, whole: float = 1.0) -> float:
-    """Return a number as a share of the whole."""
+    """Check a number and return it as a fraction of ``whole``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= whole:
         raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {value!r}")
     return value / whole
 
 
 class Observer:
-    """Collects the ranges of values, which are found by key; raises OptionError for an unknown method."""
+    """Collects the ranges of values by key; raises OptionError for an unknown method."""
 
     def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
         self.method, self._given = method, dict(parameters or {})
@@ -281,7 +283,7 @@ class Observer:
                 )
 
     def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
-        """See the values of one batch: name and array by key. Raises CalibrationError where one is not finite, and adds none."""
+        """Add the values of a batch: name and array by key. Raises CalibrationError, and adds none, if one is not finite."""
         with self._lock:
             self.check(values.values())
             self.batches += 1
@@ -292,7 +294,7 @@ class Observer:
                     self._collectors[key][1].add(array)
 
     def make_table(self) -> CalibrationTable:
-        """Return the table of what was seen; raises CalibrationError where nothing was."""
+        """The table of ranges; raises CalibrationError without a batch."""
         with self._lock:
             if not self.batches:
                 raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
@@ -314,13 +316,13 @@ def _describe(key: str, name: str, collector: Collector) -> ValueRange:
 
 
 MOST_BYTES = 256 << 20
-"""Values of more bytes than this are observed in several runs of the model."""
+"""Limit on bytes of values that are observed in one run of the model."""
 UNKNOWN_BYTES = 8 << 20
-"""What a value of unknown extents counts."""
+"""Assumed size of a value with unknown extents."""
 
 
 def group_by_bytes(names: Sequence[str], function: Function) -> Iterator[tuple[str, ...]]:
-    """Yield names together whose values take no more than `MOST_BYTES`, where their sizes are known."""
+    """Group names so that the values of a group take at most `MOST_BYTES`."""
     group: list[str] = []
     size = 0
     for name in names:

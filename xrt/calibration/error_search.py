@@ -1,7 +1,7 @@
-"""Keep the error of a quantized model within a budget: find the nodes that cost most, and leave them in floating point.
+"""Keep the error of a quantized model within a budget by leaving its most sensitive nodes in floating point.
 
-The error of a part is measured with all else exact. Errors of parts add up about as squares, so a sum predicts which nodes have
-to stay; what is predicted is then measured on batches that nothing was chosen by.
+The error of each part is measured with the rest exact. Errors of independent parts add in squares, which predicts the nodes to
+exclude. The prediction is then measured on held-out batches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Outputs: TypeAlias = Sequence[Sequence[Any]]
 Run: TypeAlias = Callable[[Function, Sequence[Mapping[str, Any]]], Outputs]
 """Runs a Function on batches of inputs by name."""
 Quantize: TypeAlias = Callable[[frozenset[str]], Function]
-"""Returns the model with the nodes of these names quantized."""
+"""Quantizes the nodes of these names."""
 Progress: TypeAlias = Callable[[str], object]
 
 MOST_PARTS = 48
-"""How many parts are measured at first; those of larger models have several nodes."""
+"""Limit on parts that are measured first; in larger models a part has several nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class KeptNode:
 
     name: str
     error: float
-    """Of the model with this node alone quantized."""
+    """Error of the model with only this node quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,20 @@ class QuantizationResult:
 
     function: Function
     error: float
-    """On the held-out batches."""
+    """Error on the held-out batches."""
     quantized: tuple[str, ...]
-    """The names of the quantized nodes."""
+    """Names of the quantized nodes."""
     kept: tuple[KeptNode, ...]
-    """The nodes that stay in floating point for the budget's sake, worst first."""
+    """Nodes that stay in floating point because of the budget, worst first."""
     runs: int
-    """How many models were run."""
+    """Number of models that were run."""
 
 
 def measure_error(expected: Outputs, results: Outputs) -> float:
-    """Return the relative error of the output that differs most: the norm of the difference, over all batches, by its own norm.
+    """The relative error of the worst output: the norm of the difference over the norm of the output, over all batches.
 
-    Infinity where an output has NaN, or an infinity that is not expected. Integers and booleans count where no output is of
-    floats: then it is the share of elements that differ.
+    Infinite if an output has unexpected NaN or infinities. Without floating-point outputs, the fraction of integer and boolean
+    elements that differ.
     """
     places = range(len(expected[0]))
     floats = [place for place in places if np.asarray(expected[0][place]).dtype.kind == "f"]
@@ -91,7 +91,7 @@ def _measure_integers(pairs: Sequence[tuple[Any, Any]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Nodes that are quantized together, and the error of the model with these alone."""
+    """Nodes that are quantized together, and the error of the model with only these quantized."""
 
     names: tuple[str, ...]
     error: float
@@ -99,7 +99,7 @@ class _Part:
 
 @dataclass
 class _Search:
-    """One search: measurements on batches for choosing."""
+    """The state of a search on the selection batches."""
 
     quantize: Quantize
     run: Run
@@ -108,10 +108,10 @@ class _Search:
     progress: Progress
     runs: int = 0
     parts: list[_Part] = field(default_factory=list)
-    """What is still quantized, best first."""
+    """Quantized parts, best first."""
     kept: list[KeptNode] = field(default_factory=list)
     nearest: tuple[float, int] = (math.inf, 0)
-    """The least error that was measured, and how many nodes were quantized."""
+    """The least measured error, and the number of quantized nodes."""
 
     def measure(self, names: Iterable[str]) -> _Part:
         listed = tuple(names)
@@ -131,9 +131,9 @@ class _Search:
         self.parts.sort(key=lambda part: part.error)
 
     def remove_nodes(self, least: int, largest_error: float) -> None:
-        """Keep at least so many nodes in floating point, the worst first, until the others promise an error that is small enough.
+        """Exclude at least ``least`` nodes, worst first, until the predicted error of the rest is at most ``largest_error``.
 
-        A part of several nodes is measured node by node before one of them is kept.
+        A part of several nodes is measured node by node before any of them is excluded.
         """
         wanted = len(self.kept) + least
         while self.parts and (len(self.kept) < wanted or self.predict() > largest_error):
@@ -145,11 +145,11 @@ class _Search:
                 self.kept.append(KeptNode(worst.names[0], worst.error))
 
     def predict(self) -> float:
-        """Return the error of what is still quantized, if errors of parts are independent."""
+        """The error of the quantized parts if their errors are independent."""
         return math.sqrt(sum(part.error**2 for part in self.parts))
 
     def find_factor(self, error: float) -> float:
-        """Return an error as a multiple of what is predicted of it, at least a half; 1 where that says nothing."""
+        """The ratio of a measured error to its prediction, at least 0.5; 1 if there is no usable prediction."""
         predicted = self.predict()
         return max(0.5, error / predicted) if 0 < predicted < math.inf and error < math.inf else 1.0
 
@@ -169,11 +169,11 @@ def quantize_within(
     held_out: Sequence[Mapping[str, Any]],
     progress: Progress = lambda text: None,
 ) -> QuantizationResult:
-    """Return the model with as many of the nodes quantized as keep the error within the budget.
+    """Quantize as many of the nodes as the error budget allows.
 
-    Nodes are chosen by ``batches``; the result's error is that of ``held_out``, which must be others. Cost: two runs where all
-    nodes can be quantized; else one for each node, or each part of a large model, and a few more. Raises CalibrationError, with
-    the least error that was found, where no node can be.
+    Nodes are selected on ``batches``; the error of the result is measured on ``held_out``, which must be disjoint. Takes two runs
+    if all nodes can be quantized, else one per node (per part in large models) and a few more. Raises CalibrationError with the
+    least measured error if no node can be quantized.
     """
     expected = run(function, held_out)
     search = _Search(quantize, run, batches, run(function, batches), progress)
@@ -193,11 +193,10 @@ def quantize_within(
         error = measure_error(expected, run(attempt, held_out))
         search.runs += 1
         search.nearest = min(search.nearest, (error, len(search.names)))
-        least *= 2  # the prediction was too good; each attempt that fails removes more
+        least *= 2  # the prediction was optimistic: exclude more after each failed attempt
     quantized = tuple(name for name in names if name in search.names)
-    return QuantizationResult(
-        attempt, error, quantized, tuple(sorted(search.kept, key=lambda exclusion: -exclusion.error)), search.runs + 3
-    )
+    excluded = tuple(sorted(search.kept, key=lambda node: -node.error))
+    return QuantizationResult(attempt, error, quantized, excluded, search.runs + 3)
 
 
 def _describe_failure(budget: float, error: float, quantized: int, count: int) -> CalibrationError:
