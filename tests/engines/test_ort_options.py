@@ -79,7 +79,7 @@ REFUSED = [
     (
         {"config": {"session.load_model_format": "ORT"}},
         (
-            "engine 'ort' sets config entry 'session.load_model_format' itself: the engine hands the model over itself, in "
+            "engine 'ort' sets config entry 'session.load_model_format' itself: the engine passes the model itself, in "
             "ONNX's format; leave it out"
         ),
     ),

@@ -181,7 +181,7 @@ class LibraryC(Structure):
 
 
 def _codes() -> dict[DType, tuple[int, int]]:
-    """Return code and bits of DLPack by element type; the types that are not here are given to no native kernel."""
+    """DLPack's code and bits by element type. Other types are not passed to native kernels."""
     codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
     plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
     exceptions: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
@@ -203,5 +203,5 @@ def encode_text(dtype: DType) -> DTypeC | None:
 
 
 def to_dlpack_dtype(data_type: Any) -> DType | None:
-    """Return the element type that an ``xrt_dtype`` names, None for one that XRT does not know."""
+    """The element type of an ``xrt_dtype``; None if XRT does not know it."""
     return _DTYPES.get((data_type.code, data_type.bits)) if data_type.lanes == 1 else None

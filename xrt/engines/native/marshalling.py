@@ -60,7 +60,7 @@ def marshal_node(node: Node, function: Function) -> MarshalledNode:
 
 
 def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, owned: list[Any]) -> abi.TensorC:
-    """Return a tensor of host memory; an extent that is no number is -1, a missing shape has rank -2."""
+    """Describe a tensor in host memory; unknown extents are -1, an unknown shape has rank -2."""
     extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
     steps = [1] * len(extents)
     for axis in range(len(extents) - 2, -1, -1):
@@ -94,7 +94,7 @@ def _constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
 
 
 def align(array: Array) -> Array:
-    """Return the array as native kernels take it: C-contiguous and aligned; itself wherever it is that."""
+    """Return the array C-contiguous and aligned, copied only if necessary."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
@@ -154,7 +154,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def _array(kind: Any, items: Sequence[Any], owned: list[Any]) -> Any:
-    """Return a pointer to the items, which `owned` keeps alive; null for none."""
+    """A pointer to the items, which `owned` keeps alive; null if there are none."""
     if not items:
         return POINTER(kind)()
     items_c = (kind * len(items))(*items)

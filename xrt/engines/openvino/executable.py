@@ -64,7 +64,7 @@ def why_not_carried(name: str, type_: Type | None) -> str | None:
     """Explain why a value of this type cannot be an input or output of OpenVINO; None if it can or the type is unknown."""
     if type_ is None or (isinstance(type_, TensorType) and type_.dtype in _TYPES):
         return None
-    return f"{name!r} is {type_}, and {LIBRARY} is handed tensors of numbers only"
+    return f"{name!r} is {type_}, and XRT passes only tensors of numbers to {LIBRARY}"
 
 
 def type_from(element: Any, shape: Any) -> TensorType | None:

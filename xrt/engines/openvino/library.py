@@ -144,5 +144,5 @@ def report_memory(copied: int, growth: AllocationTracker, blob: memoryview | Non
 
 _COPIED = "constants that did not lie in order"
 _BLOB = "the graph and the constants as OpenVINO exports them, which it reads where they were loaded"
-_MODEL = "weights packed for its products and convolutions, constants that it has folded or been handed small, kernels and plans"
+_MODEL = "weights packed for products and convolutions, folded and small constants, kernels and plans"
 _WORKSPACE = "inner values and scratch, which its streams keep from call to call; the library does not tell"

@@ -73,7 +73,7 @@ def _closed(body: Function, outer: Function) -> Function:
 
 def _why_not_known(node: Node, function: Function) -> str | None:
     if node.domain:
-        return f"XRT hands {LIBRARY} operators of ai.onnx only, and this one is of {node.domain!r}"
+        return f"XRT exports only operators of ai.onnx to {LIBRARY}, and this one is of {node.domain!r}"
     if since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get('')}"
     if reason := why_not_downgradable(node, function, NEWEST_OPSET):

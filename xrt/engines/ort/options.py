@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 ENGINE_KEYS: Mapping[str, str] = {
-    "session.load_model_format": "the engine hands the model over itself, in ONNX's format",
-    "session.model_external_initializers_file_folder_path": "the engine hands the constants over itself, by reference",
-    "session.use_external_initializer_file_buffers_directly": "the engine hands the constants over itself, by reference",
-    "session.use_ort_model_bytes_directly": "the engine hands the model over itself, in ONNX's format",
-    "session.use_ort_model_bytes_for_initializers": "the engine hands the model over itself, in ONNX's format",
+    "session.load_model_format": "the engine passes the model itself, in ONNX's format",
+    "session.model_external_initializers_file_folder_path": "the engine passes the constants itself, by reference",
+    "session.use_external_initializer_file_buffers_directly": "the engine passes the constants itself, by reference",
+    "session.use_ort_model_bytes_directly": "the engine passes the model itself, in ONNX's format",
+    "session.use_ort_model_bytes_for_initializers": "the engine passes the model itself, in ONNX's format",
 }
 """Keys that the engine sets itself, with the reason."""
 

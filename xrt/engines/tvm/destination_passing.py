@@ -1,4 +1,4 @@
-"""What a ``main`` of Relax returns: where each result comes from, and a twin of it that computes into arrays of the caller's."""
+"""Variants of a Relax ``main`` that compute into the caller's arrays, and the origin of its results."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ __all__ = [
 ]
 
 DESTINATION_SUFFIX = "into"
-"""The name of the twin."""
+"""Name of the variant of ``main`` with destination arrays."""
 RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
-"""What allocates a result, where storage has been planned."""
+"""The operator that allocates a result after storage planning."""
 
 
 def fresh_results(main: relax.Function) -> tuple[bool, ...]:
-    """Tell which results come out of a call, each for the first time."""
+    """Whether each result is a new array: computed by a call, and not returned before."""
     values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
     results = list_tuple_fields(main.body.body, values)
     return tuple(isinstance(r, Call | relax.TupleGetItem) and r not in results[:i] for i, r in enumerate(results))
 
 
 def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
-    """Return the planned module with a twin of ``main`` whose last parameters are arrays for its results; and whether it has one.
+    """Add a variant of a planned ``main`` whose last parameters are destination arrays; also return whether there is one.
 
-    It has none where a result is not allocated by it, or twice a result, or of a type that NumPy and DLPack do not share.
+    There is none if ``main`` does not allocate a result, returns it twice, or if NumPy and DLPack do not share its type.
     """
     twin = relax.utils.copy_with_new_vars(module["main"])
     bindings = [binding for block in twin.body.blocks for binding in block.bindings]
@@ -69,12 +69,12 @@ def _is_shared(result: relax.Var) -> bool:
 
 
 def get_operator_name(binding: Any) -> Any:
-    """Return the operator that a binding calls, None where it calls none."""
+    """The operator that a binding calls; None if it calls none."""
     return binding.value.op if isinstance(binding.value, Call) else None
 
 
 def list_tuple_fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
-    """Return what a function returns, one by one."""
+    """The results of a function as a list."""
     whole = _named(returned, values)
     return [_named(field, values) for field in whole.fields] if isinstance(whole, relax.Tuple) else [whole]
 
@@ -86,7 +86,7 @@ def _named(expression: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def find_result_origin(expression: Any, values: Mapping[Any, Any]) -> Any:
-    """Return the parameter, or whatever else, that an expression is another name of."""
+    """Follow variable bindings and tuple fields to the origin of an expression."""
     while True:
         if isinstance(expression, relax.TupleGetItem):
             expression = find_result_origin(expression.tuple_value, values).fields[expression.index]
@@ -101,15 +101,15 @@ MOST = 4
 
 
 def name_entry(argument: int) -> str:
-    """Return the name of the twin of ``main`` that writes its result over that argument."""
+    """Name of the variant that overwrites an argument with the result."""
     return f"over_{argument}"
 
 
 def find_inplace_inputs(module: IRModule, inputs: int, excluded: Collection[str] = ()) -> dict[int, tuple[int, ...]]:
-    """Return the inputs that the only result of ``main`` may replace, with where its only loop is given each of them.
+    """The inputs that the only result of ``main`` may overwrite, with their argument positions in its only loop.
 
-    ``main`` is one loop then, which reads such an input nowhere but where it writes the result. Its parameters from number
-    ``inputs`` on are weights. ``excluded`` names the functions that are compiled apart; they are not copied.
+    Only if ``main`` calls a single loop that reads such an input only at the element that it writes. Parameters from ``inputs``
+    on are weights. ``excluded`` names functions in a separate library, which cannot be specialized.
     """
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings if isinstance(binding.value, relax.Call)]
@@ -127,9 +127,9 @@ def find_inplace_inputs(module: IRModule, inputs: int, excluded: Collection[str]
 
 
 def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -> IRModule:
-    """Return the planned module with a twin of ``into`` for each argument that `find_inplace_inputs` found.
+    """Add a variant of ``into`` for each input of `find_inplace_inputs`.
 
-    The twins take the same arguments, and never read the one that the result replaces.
+    The variants have the same parameters, but do not read the one that the result overwrites.
     """
     functions = dict(module.functions_items())
     for argument, places in inplace.items():
@@ -154,17 +154,17 @@ def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -
 
 
 def _merged(function: Any, places: Collection[int]) -> Any:
-    """Return the loop with its result in those parameters' stead: LLVM then sees one array, read and written at one place."""
+    """Replace those parameters by the result, so that LLVM sees a single array that is read and written at the same index."""
     *inputs, result = function.params
     return function.specialize({inputs[place]: result for place in places})
 
 
 def _read_where_written(function: Any) -> set[int]:
-    """Return the parameters that the only block of a function reads element by element, where it writes its last one."""
+    """Parameters that the only block of a function reads exactly at the element that it writes."""
     schedule = s_tir.Schedule(function)
     try:
         blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    except s_tir.ScheduleError:  # what sorts and scans is no row of blocks
+    except s_tir.ScheduleError:  # sorts and scans are not sequences of blocks
         return set()
     if len(blocks) != 1 or not get_sblock_info(schedule, blocks[0]).is_injective():
         return set()

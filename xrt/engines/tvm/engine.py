@@ -108,7 +108,7 @@ class Tvm(GraphCompiler):
         return TvmOnDevice(program, function, accelerator, _device(context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return the exported library, with the constants that are not the Function's; needs a C compiler."""
+        """Serialize the library and constants that are not in the Function; needs a C compiler."""
         if not isinstance(executable, RelaxExecutable | TvmOnDevice):
             raise CompileRefused("it is no executable of TVM's")
         if executable.saved is not None:
@@ -145,12 +145,12 @@ class Tvm(GraphCompiler):
 
 
 def _addressed(context: CompileContext) -> Accelerator:
-    """Return the device of a compile; raises CompileRefused where it has no memory that a library could be handed."""
+    """The device of a compile; raises CompileRefused if libraries cannot access its memory."""
     if context.accelerator is None or not context.accelerator.has_addresses:
         raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
     return context.accelerator
 
 
 def _device(context: CompileContext) -> Any:
-    """Return the device as TVM names it."""
+    """TVM's handle of the device."""
     return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

@@ -40,16 +40,16 @@ class ImportedModule:
     module: IRModule
     weights: tuple[Constant, ...]
     results: tuple[TensorType, ...]
-    """What the importer says that ``main`` returns; a shape is None where it cannot tell."""
+    """Result types that the importer infers; a shape is None if it is unknown."""
 
 
 def import_function(function: Function, polynomials: bool = True) -> ImportedModule:
     """Import a Function whose inputs have shapes of numbers and symbolic dims.
 
-    Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
-    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
-    `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
-    depend on them. With ``polynomials`` exponentials are written out, for processors. Raises whatever TVM's importer raises.
+    Constant nodes and the Shape of a static value become constants first, because few operators of the importer support its
+    special kinds of value for them. Operators that it imports wrong are decomposed. Weights (constants of more than `INLINE`
+    elements) become parameters, so that they are not copied through protobuf and do not affect the compile time. With
+    ``polynomials`` exponentials are approximated, for CPUs. Raises whatever TVM's importer raises.
     """
     function = decompose(fold_constants(decompose_nodes(function, find_model_decomposition), _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
@@ -66,13 +66,14 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
 
 
 def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
-    raise NotImplementedError("only what needs no computing is folded")
+    raise NotImplementedError("only nodes that need no computation are folded")
 
 
 def _shapes(function: Function) -> dict[str, list[Any]]:
-    """Return shapes by input, with a variable for each symbolic dim.
+    """Shapes by input, with a variable for each symbolic dim.
 
-    The importer takes an extent of 0 in the model for an unknown one, and reads sums and products in the names of dims.
+    They are passed separately, because the importer treats an extent of 0 in the model as unknown, and parses sums and products
+    in names of dims.
     """
     variables: dict[Dim, Any] = {}
 
@@ -84,7 +85,7 @@ def _shapes(function: Function) -> dict[str, list[Any]]:
 
 @contextmanager
 def _quiet(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
-    """Send what the importer prints before it raises to the log, and close the block that it leaves open."""
+    """Log what the importer prints before it raises, and close the block that it leaves open."""
     onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
     try:
         yield
@@ -103,7 +104,7 @@ def _result_types(module: IRModule) -> tuple[TensorType, ...]:
 
 
 def tensor_type(type_: Any) -> TensorType:
-    """Return a type of Relax's as XRT's; raises TypeError for what is no tensor."""
+    """Convert a Relax type; raises TypeError if it is not a tensor."""
     if not isinstance(type_, relax.TensorType):
         raise TypeError(f"the result is {type_}, which is not a tensor")
     dtype = DType.parse(str(type_.dtype).replace("_", ""))

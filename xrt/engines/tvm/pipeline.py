@@ -42,7 +42,7 @@ _NO_VECTORISER = "-vectorize-loops:bool=false"
 
 
 def find_wrapping_functions(module: IRModule) -> frozenset[str]:
-    """Return the names of the functions that compute a remainder. TVM lets Python read its loops only as text."""
+    """Names of functions that compute a remainder, found in the text of their loops."""
     functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
     if not _wraps(module):
         return frozenset()
@@ -55,7 +55,7 @@ def _wraps(node: Any) -> bool:
 
 
 def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
-    """Return the module with those functions compiled into a library that it carries along."""
+    """Compile those functions to a library attached to the module: LLVM's vectorizer miscompiles remainders in indices."""
     if not names:
         return module
     gvars = [module.get_global_var(name) for name in names]
@@ -69,7 +69,7 @@ def compile_without_vectorizer(module: IRModule, names: Collection[str], target:
 
 @mutator
 class _ByName(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Turns calls of functions of the module into calls of functions of a library."""
+    """Replaces calls of functions of the module by calls of a library."""
 
     def __init__(self, module: IRModule, names: Collection[str]) -> None:
         super().__init__(module)
@@ -80,16 +80,16 @@ class _ByName(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         if getattr(call.op, "name", "") != "relax.call_tir" or call.args[0].name_hint not in self.names:
             return call
         (result,) = call.ty_args
-        results = list(result.fields) if isinstance(result, TupleType) else [result]  # a loop of several results has a tuple
+        results = list(result.fields) if isinstance(result, TupleType) else [result]  # loops with several results return a tuple
         return relax.op.call_dps_packed(call.args[0].name_hint, call.args[1], out_ty=results)
 
 
 _failures: list[Exception] = []
-"""What rules have raised in the pass that is running; guarded by the lock of the compiler."""
+"""Errors of legalization rules in the running pass; guarded by the lock of the compiler."""
 
 
 def legalize_operators(module: IRModule) -> IRModule:
-    """Return the module with its operators as loops; raises what the first rule that failed has raised."""
+    """Lower Relax operators to TIR loops with TVM's legalization rules; raises the first error of a rule."""
     with compiler_lock:
         try:
             legal = relax.transform.LegalizeOps(_rules())(module)
@@ -102,7 +102,7 @@ def legalize_operators(module: IRModule) -> IRModule:
 
 @cache
 def _rules() -> Any:
-    """Return TVM's rule for each operator that has one, none of which raises."""
+    """TVM's legalization rules, wrapped so that none raises: an exception within the pass would lose its message."""
     legalizations = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
     return tvm_ffi.convert({name: _without_raising(rule) for name, rule in legalizations.items() if rule is not None})
 
@@ -111,7 +111,7 @@ def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
     def legalize(builder: Any, call: Any) -> Any:
         try:
             return rule(builder, call)
-        except Exception as error:  # noqa: BLE001  # whatever TVM raises is why it cannot
+        except Exception as error:  # noqa: BLE001  # TVM may raise anything
             _failures.append(error)
             return call
 
@@ -119,7 +119,7 @@ def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 
 
 def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
-    """Return the module with the constants of its ``main`` as its last parameters, and those constants."""
+    """Turn the constants of ``main`` into its last parameters; also return them."""
     main = module["main"]
     lifting = _Lifting(module)
     body = lifting.visit_expr(main.body)
@@ -131,7 +131,7 @@ def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
 
 @mutator
 class _Lifting(PyExprMutator):  # type: ignore[misc]  # TVM has no types
-    """Puts a variable for each constant tensor."""
+    """Replaces each constant tensor by a variable."""
 
     def __init__(self, module: IRModule) -> None:
         super().__init__(module)
@@ -165,7 +165,7 @@ class TvmProgram:
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
-    """Return the module with its operators as loops; raises for an operator that has none on a CPU."""
+    """Lower a module to loops for a CPU; raises for an operator without any."""
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
     with target:
         return legalize_operators(tvm.transform.Sequential(passes)(module))
@@ -231,7 +231,7 @@ def _any_alignment(module: IRModule) -> IRModule:
 
 
 def _storage(main: relax.Function) -> int:
-    """Return the bytes of the storage that a planned function allocates."""
+    """Bytes of storage that a planned function allocates."""
     sizes: list[int] = []
 
     def visit(expression: Any) -> None:

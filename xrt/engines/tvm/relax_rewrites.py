@@ -1,11 +1,10 @@
-"""What XRT changes in a module as TVM imports it, because the loops that TVM makes are unsafe, wrong at the edges, or slow.
+"""Rewrite an imported module where TVM's loops are unsafe, wrong at the edges, or slow.
 
-- Indices: one outside of its axis, an error in ONNX, would read or write foreign memory; it is brought to the nearest
-  one inside.
-- Shifts: by the width or more they are whatever the processor does; ONNX defines them (opset 28).
-- Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
-- A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
-- Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
+- Indices are clamped to their axis: out of range, which is an error in ONNX, they would access foreign memory.
+- Shifts by the width or more depend on the processor in TVM; ONNX defines them (opset 28).
+- Sums and exponentials of float16 and bfloat16 are computed in float32: TVM accumulates in the narrow type.
+- Selecting the larger of two numbers is one instruction; TVM computes it with 64-bit conditions.
+- Small integer powers become products: TVM calls the C library for each element, and warns on stderr.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ __all__ = ["POLYNOMIALS", "infer_scalar_dtype", "rewrite", "scalar"]
 
 
 def infer_scalar_dtype(tensor: Any) -> str:
-    """Return the element type by TVM's name."""
+    """TVM's name of the element type."""
     return str(tensor.ty.dtype)
 
 
 def scalar(value: float, like: Any) -> Any:
-    """Return a constant of another tensor's element type."""
+    """A constant with the element type of a tensor."""
     return relax.const(value, infer_scalar_dtype(like))
 
 
 def _exp(call: Call, builder: BlockBuilder) -> Any:
-    """Square the polynomial at x / 2: at x it overflows a little too early."""
+    """Square the polynomial at x / 2, since at x it overflows slightly too early."""
     if infer_scalar_dtype(call) != "float32":
         return call
     root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], scalar(0.5, call)), builder))
@@ -97,7 +96,7 @@ POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
 
 
 def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
-    """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
+    """Rewrite the calls of ``main`` by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
     guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
     rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
@@ -124,7 +123,7 @@ def _as_it_is(call: Call, builder: BlockBuilder) -> Any:
 
 
 def _widened(call: Call, builder: BlockBuilder) -> Call:
-    """Return the same call of float32 tensors."""
+    """The same call on float32 tensors."""
     wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
     return builder.normalize(Call(call.op, wide, call.attrs))
 
@@ -230,7 +229,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _coordinates(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
-    """Return the extents that the last axis of the indices runs over, one per coordinate."""
+    """The extent of each coordinate in the last axis of the indices."""
     return _shape(data)[batch : batch + _shape(indices)[-1]]
 
 
@@ -243,7 +242,7 @@ def _inside(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = Fa
 
 
 def _whole(exponent: GenericConst) -> int | None:
-    """Return the exponent of a power that is worth writing as a product: one scalar, 2 to 8."""
+    """The exponent of a power that is written as a product: a scalar from 2 to 8."""
     value = exponent.value.numpy()
     if value.size != 1 or value.ndim or float(value) not in range(2, 9):
         return None

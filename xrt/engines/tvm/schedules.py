@@ -401,7 +401,7 @@ def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
 
 def _shared_axes(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], machine: CpuModel) -> int:
-    """Return how many leading axes make the rows, 0 where there are none worth walking together."""
+    """Number of leading axes that form the rows; 0 if fusing over them does not pay."""
     nests = [LoopNest(schedule, block, machine) for block in blocks]
     if not all(nest.is_plain for nest in nests) or "R" not in "".join(nest.kinds for nest in nests[:-1]):
         return 0
@@ -469,7 +469,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         self.threads = threads
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Return the scheduled function, None for one that is not a row of plain blocks."""
+        """Schedule a function; None if it is not a sequence of plain blocks."""
         schedule = s_tir.Schedule(func)
         blocks = normalize_prim_func(schedule)
         if blocks is None:
@@ -484,7 +484,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
 def _one_by_one(
     schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel
 ) -> s_tir.Schedule:
-    """Return the schedule with each nest arranged on its own, those that move last: where to, their readers decide."""
+    """Schedule each nest separately. Blocks that move come last, because their readers determine their place."""
     for block in blocks:
         if block.name not in movable:
             schedule = _arranged(schedule, block, machine)
@@ -495,7 +495,7 @@ def _one_by_one(
 
 
 def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> s_tir.Schedule:
-    """Return the schedule with the block's loops arranged by the first way that fits and that TVM can follow."""
+    """Apply the first transformation that fits the block and that TVM accepts."""
     nest = LoopNest(schedule, block, machine)
     if not nest.is_plain:
         nest.share_open_rows()

@@ -33,13 +33,13 @@ _LIBRARY = "library.so"
 
 
 def link(code: Any, folder: Path) -> bytes:
-    """Return a module and what it imports as the bytes of a shared library, as `Module.export_library` makes it.
+    """Link a module and its imports to a shared library, like `Module.export_library`; return its bytes.
 
-    The folder is written to. Raises CompileRefused where there is no C compiler, which serves as the linker, no file in
-    memory or no code, and OSError where the folder has no room.
+    Writes to ``folder``. Raises CompileRefused without a C compiler, which is the linker, without in-memory files or code;
+    OSError if the folder is full.
     """
     if cc.get_cc() is None:
-        raise CompileRefused("TVM exports by way of a C compiler, and none is at hand; install gcc or clang")
+        raise CompileRefused("TVM needs a C compiler to export code, and there is none; install gcc or clang")
     if reason := _why_not_in_memory():
         raise CompileRefused(f"LLVM ends the process where it cannot write a file, and {reason}")
     objects = []
@@ -68,7 +68,7 @@ def _modules(root: Any) -> Iterator[Any]:
 
 
 def _why_not_in_memory() -> str | None:
-    """Return why a file in memory may not take an object of any size; None where it may."""
+    """Explain why an in-memory file cannot hold an object of any size; None if it can."""
     if not hasattr(os, "memfd_create") or not Path("/proc/self/fd").is_dir():
         return "this system has no files in memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -76,7 +76,7 @@ def _why_not_in_memory() -> str | None:
 
 
 def _object(module: Any) -> bytes:
-    """Return what LLVM makes of a module."""
+    """Compile a module to an object file."""
     number = os.memfd_create("xrt-object")
     with os.fdopen(number, "rb") as file:
         module.write_to_file(f"/proc/self/fd/{number}", "o")
@@ -85,28 +85,20 @@ def _object(module: Any) -> bytes:
 
 ALIGNMENT = 64
 _SAVED = ("fresh", "fills", "in_place", "workspace")
-"""What the header tells of a program for this processor."""
+"""Fields of a program that the header stores."""
 
 
 def export_library(program: TvmProgram, function: Function, folder: Path | None) -> bytes:
-    """Return a program that was compiled from the Function, as `load_program` reads it; the folder is written to.
-
-    Raises CompileRefused if there is no C compiler, or no folder.
-    """
-    return pack(program.code, program.constants, _details(program), function, folder)
-
-
-def _details(program: TvmProgram) -> dict[str, Any]:
-    """Return the header's part that is a program's own."""
-    return {name: getattr(program, name) for name in _SAVED}
+    """Serialize a program for `load_program`; raises CompileRefused without a C compiler or a folder to write to."""
+    return pack(program.code, program.constants, {name: getattr(program, name) for name in _SAVED}, function, folder)
 
 
 def pack(
     code: Any, constants: tuple[Constant, ...], details: Mapping[str, Any], function: Function, folder: Path | None
 ) -> bytes:
-    """Return code, constants and details as `unpacked` reads them."""
+    """Serialize code, constants and details for `unpack`."""
     if folder is None:
-        raise CompileRefused("TVM exports by way of a file, and there is no working directory")
+        raise CompileRefused("TVM exports through a file, and there is no working directory")
     library = link(code, folder)
     described, parts = _described(constants, function)
     text = json.dumps({**details, "constants": described, "library": len(library)}).encode()
@@ -115,7 +107,7 @@ def pack(
 
 
 def _described(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Return what the header says of each constant, and the bytes of those that are stored."""
+    """The header's entry of each constant, and the bytes of those that the Function does not hold itself."""
     places = {constant.digest: place for place, constant in reversed(list(enumerate(_in_order(function))))}
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -131,21 +123,21 @@ def _described(constants: tuple[Constant, ...], function: Function) -> tuple[lis
 
 
 def _in_order(function: Function) -> list[Constant]:
-    """Return the constants in the order of their first use, which is the same for equal Functions."""
+    """Constants in order of first use, which is the same in equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
     used.update(dict.fromkeys(v.name for v in function.outputs if v.name in function.constants))
     return [function.constants[name] for name in used]
 
 
 def load_program(data: memoryview, function: Function, folder: Path | None) -> TvmProgram:
-    """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
+    """Load a program of `export_library` for an equal Function; the caller has verified its checksum."""
     code, constants, details = unpack(data, function, folder)
     saved: dict[str, Any] = {name: details[name] for name in _SAVED}
     return TvmProgram(code, constants, **{**saved, "fresh": tuple(saved["fresh"]), "in_place": tuple(saved["in_place"])})
 
 
 def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:
-    """Return code, constants and details that `packed` wrote, for an equal Function."""
+    """Read code, constants and details that `pack` wrote for an equal Function."""
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
     start = 8 + int.from_bytes(data[:8], "little")

@@ -21,7 +21,7 @@ __all__ = ["ISSUES", "find_known_issue", "positions_read_at_import", "why_not"]
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """Return the reason of the first defect that the node falls under; None when it falls under none."""
+    """The reason of the first known issue that applies to the node; None if there is none."""
     return match_known_issue(ISSUES, node, function)
 
 

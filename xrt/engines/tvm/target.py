@@ -37,25 +37,25 @@ _HIDDEN = {
     "AVX2": ("avx512f", "avx2"),
     "FMA3": ("fma",),
 }
-"""What NumPy may not find of a processor, under its older and newer names, and what LLVM must then not use: a virtual machine
-may hide from its guest what the processor's name promises."""
+"""Extensions that NumPy may report as missing, under its older and newer names, and the LLVM features to disable then: a virtual
+machine may hide extensions that the name of the processor implies."""
 _EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
 def call_function(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
-    """Return what compiled code gives; its parallel loops run on so many threads, at most `TVM_NUM_THREADS`."""
+    """Call compiled code with parallel loops on ``threads`` threads, at most `TVM_NUM_THREADS`."""
     if threading.get_ident() == _orphan:
         return _stand_in.submit(_called, main, arguments, threads).result()
     return _called(main, arguments, threads)
 
 
 def _called(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
-    _configure(_ANY_CORE, threads)  # a setting of the calling thread
+    _configure(_ANY_CORE, threads)  # applies to the calling thread only
     return main(*arguments)
 
 
-# A forked child has the thread that forked and none of TVM's workers, which that thread would wait for without end. A new
-# thread gets new workers, so one replaces it.
+# The thread of a forked child has lost TVM's workers and would wait for them forever. A new thread gets new workers, so one
+# makes its calls.
 _orphan = 0
 _stand_in: ThreadPoolExecutor
 
@@ -71,14 +71,14 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=8)
 def make_target(mcpu: str | None, opt_level: int) -> Target:
-    """Return the LLVM target for a processor by LLVM's name; None is this one with the features that it really has."""
+    """The LLVM target for a processor by LLVM's name; None is this one, with the features that it actually has."""
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
     hidden = sorted({f"-{feature}" for name in _not_found() for feature in _HIDDEN.get(name, ())})
     return Target({**config, "mattr": hidden} if hidden else config)
 
 
 def _not_found() -> list[str]:
-    """Return the vector extensions that NumPy looked for and did not find."""
+    """Vector extensions that NumPy checked for and did not find."""
     config: Any = np.show_config(mode="dicts")
     return list(config.get("SIMD Extensions", {}).get("not found", ()))
 

@@ -155,7 +155,7 @@ def _library() -> ctypes.CDLL:
 
 
 class _Program:
-    """One source in the hands of the library; every call of it says how it went."""
+    """An NVRTC program; every call checks its status."""
 
     def __init__(self, library: ctypes.CDLL, source: str) -> None:
         self._library = library
