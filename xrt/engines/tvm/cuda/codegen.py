@@ -84,7 +84,7 @@ _NUMBERS = """\
 #define CUDART_NAN __longlong_as_double(0xfff8000000000000LL)
 """
 PROVIDED = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS, "math_constants.h": _NUMBERS}
-"""What every source of TVM's includes of CUDA's headers, as far as it uses it: those themselves take most of a compile."""
+"""Replacements of the CUDA headers that TVM's sources include: parsing the originals takes most of a compile."""
 _OWN = """\
 template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
@@ -96,7 +96,7 @@ agree."""
 
 
 def source_with_prelude(source: str) -> str:
-    """Return TVM's source with max and min as they are to be, behind the headers of CUDA's that declare some of their own."""
+    """Define max and min in TVM's source after CUDA's headers, which declare their own."""
     headers = [f"#include <{name}>\n" for name in _needs_headers(source)]
     place = max((source.index(header) + len(header) for header in headers), default=0)
     return source[:place] + _OWN + source[place:]
@@ -107,7 +107,7 @@ def _needs_headers(source: str) -> tuple[str, ...]:
 
 
 def binary(source: str, architecture: str) -> bytes:
-    """Return machine code for an architecture (``sm_90``); raises CompileRefused where NVRTC is missing or refuses."""
+    """Compile to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _library()
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
     program = _Program(library, source_with_prelude(source))
@@ -118,7 +118,7 @@ def binary(source: str, architecture: str) -> bytes:
 
 
 def version() -> str:
-    """Return NVRTC's version; raises CompileRefused where it is missing."""
+    """NVRTC's version; raises CompileRefused if it is missing."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"nvrtc {major.value}.{minor.value}"
@@ -321,7 +321,7 @@ def _position(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any])
 
 
 OLDEST = "sm_75"
-"""What CUDA 13 compiles for at least."""
+"""Oldest architecture that CUDA 13 supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class DeviceProgram:
 
 
 def make_target(architecture: str, host: Target) -> Target:
-    """Return the target for an architecture by CUDA's name (``sm_90``), launched from the host's code."""
+    """The target for an architecture (``sm_90``) with its host."""
     limits = {
         "max_shared_memory_per_block": 49152,
         "max_threads_per_block": 1024,
@@ -365,7 +365,7 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
 
 
 def _plainly_named(module: IRModule) -> IRModule:
-    """Return the module with parameters of ``main`` whose names are C's too: TVM writes them into its source as they are."""
+    """Rename parameters of ``main`` to C identifiers, since TVM writes the names to its source unchanged."""
     main = module["main"]
     plain = [relax.Var(f"given{place}", old.ty) for place, old in enumerate(main.params)]
     bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, plain, strict=True)]
@@ -383,18 +383,18 @@ def _machine_code(source: str, architecture: str) -> bytes:
 
 
 def _rules() -> list[Any]:
-    """Return TVM's default rules, in its order: the first that fits a loop nest schedules it."""
+    """TVM's default schedule rules in its order: the first that fits a loop nest is applied."""
     gpu = dlight.gpu
     return [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
 
 
 def _quiet(module: IRModule) -> IRModule:
-    """Return the module without the pragma of the scatter operators, of which the host's code generator warns on stderr."""
+    """Remove the pragma of scatter operators, about which the host's code generator warns on stderr."""
     return from_json_graph_str(to_json_graph_str(module).replace('"pragma_scope"', '"scope"'))
 
 
 def list_kernel_sources(program: DeviceProgram) -> str:
-    """Return the CUDA C++ of a program that was compiled here; empty where it launches nothing."""
+    """The CUDA C++ of a compiled program; empty if it launches nothing."""
     return "\n".join(str(module.inspect_source()) for module in _imported(program.code.mod) if module.kind == "cuda")
 
 
@@ -423,7 +423,7 @@ def export_program(program: DeviceProgram, function: Function, folder: Path | No
 
 
 def load_program(data: memoryview, function: Function, folder: Path | None) -> DeviceProgram:
-    """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
+    """Load a program of `export_program` for an equal Function; the caller has verified its checksum."""
     code, constants, details = unpack(data, function, folder)
     outputs = tuple(TensorType(DType.parse(dtype), tuple(shape)) for dtype, shape in details["made"])
     return DeviceProgram(code, constants, tuple(details["workspace"]), outputs, tuple(details["results"]))

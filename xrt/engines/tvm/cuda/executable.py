@@ -27,7 +27,7 @@ __all__ = ["TvmOnDevice", "share_program"]
 ALIGNMENT = 64
 """Bytes: at multiples of it TVM's code expects every array."""
 _NO_WAIT = -1
-"""What DLPack calls a stream that nothing has to follow: the runtime has put all in order."""
+"""DLPack's value for a stream without synchronization: the runtime has ordered the work already."""
 
 
 class TvmOnDevice(Executable):
@@ -40,7 +40,7 @@ class TvmOnDevice(Executable):
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
-        """What it was loaded from, where it was not compiled."""
+        """The saved form, if it was loaded."""
         self._accelerator = accelerator
         self._device = device
         self._stream = accelerator.new_stream()
@@ -87,7 +87,7 @@ class TvmOnDevice(Executable):
         return context
 
     def _laid(self, array: Any) -> Any:
-        """Return the array as TVM's code reads it: in order, and at an address that it expects."""
+        """Return the array C-contiguous and aligned as TVM's code expects, copied only if necessary."""
         if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
             return array
         return array.copy(order="C")
@@ -122,7 +122,7 @@ class TvmOnDevice(Executable):
 
 
 def share_program(array: Any) -> Tensor:
-    """Return the array as TVM's, over the same memory; types of which DLPack's other side may know nothing go as plain bits."""
+    """View the array as a TVM tensor; types that DLPack may not know on the other side are passed as plain bits."""
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
@@ -133,7 +133,7 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
 def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
-    """Return the results, each array that was made at most once, and copies of the others."""
+    """Return each computed array at most once; repeated ones and inputs are copied."""
     returned: set[int] = set()
     returned = []
     for position in results:
