@@ -145,11 +145,12 @@ def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tens
         builder, changed, ChainMap({one.name: one}, tensors), lambda body_inputs: _turn(key, body_inputs[states])
     )
     first = builder.constant(np.array([0]))
-    inputs, outputs = list(node.inputs), list(node.outputs)
-    inputs.insert(states, first.name)
-    outputs.insert(states, last)
+    node_inputs, node_outputs = list(node.inputs), list(node.outputs)
+    node_inputs.insert(states, first.name)
+    node_outputs.insert(states, last)
     builder.types[last] = _TURN
-    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(inputs), outputs=tuple(outputs)))
+    scan = node.with_attributes(body=written)
+    builder.nodes.append(replace(scan, inputs=tuple(node_inputs), outputs=tuple(node_outputs)))
 
 
 def _write_body(

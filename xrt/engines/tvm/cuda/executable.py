@@ -134,10 +134,10 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
     """Return each computed array at most once; repeated ones and inputs are copied."""
-    returned: set[int] = set()
+    seen: set[int] = set()
     returned = []
     for position in results:
-        new = position >= first_made and position not in returned
-        returned.add(position)
+        new = position >= first_made and position not in seen
+        seen.add(position)
         returned.append(arrays[position] if new else arrays[position].copy())
     return returned
