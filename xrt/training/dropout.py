@@ -149,8 +149,7 @@ def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tens
     node_inputs.insert(states, first.name)
     node_outputs.insert(states, last)
     builder.types[last] = _TURN
-    scan = node.with_attributes(body=written)
-    builder.nodes.append(replace(scan, inputs=tuple(node_inputs), outputs=tuple(node_outputs)))
+    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(node_inputs), outputs=tuple(node_outputs)))
 
 
 def _write_body(
