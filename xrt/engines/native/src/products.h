@@ -1,5 +1,5 @@
 // Matrix products by a BLAS that the caller names, in parts on XRT's own threads. Between this file and xrt/engines/native/
-// products.py only.
+// bindings.py only.
 //
 // The threads of a BLAS may spin for a tenth of a second after a product, in case there is another. Those of the pool sleep.
 #ifndef XRT_PRODUCTS_H
