@@ -145,7 +145,6 @@ class _Threshold(Collector):
     def choose(self) -> tuple[float, float]:
         if not self.histogram.limit:
             return self.least, self.most
-        # The extremes bound the threshold: a range beyond the data would only waste levels.
         threshold = self.find_threshold()
         return max(self.least, -threshold), min(self.most, threshold)
 
@@ -186,7 +185,6 @@ class SquaredError(_Threshold):
 def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
     """The threshold whose quantized distribution diverges least from the original."""
     counts = histogram.counts.astype(np.float64)
-    # Some 128 candidates between `levels` bins, which are exact, and the last bin in use.
     last = int(np.flatnonzero(counts)[-1]) + 1
     ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
     best = min((_diverge(counts, end, levels), end) for end in {*ends, last})
@@ -238,13 +236,11 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
         raise OptionError(
             f"there is no calibration method {method!r}.{did_you_mean(method, METHODS)} There is: {', '.join(METHODS)}"
         )
-    parameter_names = list(inspect.signature(METHODS[method]).parameters)
+    names = list(inspect.signature(METHODS[method]).parameters)
     for name in parameters:
-        if name not in parameter_names:
-            has = f"its parameters are {', '.join(parameter_names)}" if parameter_names else "it has none"
-            raise OptionError(
-                f"calibration method {method!r} has no parameter {name!r}; {has}.{did_you_mean(name, parameter_names)}"
-            )
+        if name not in names:
+            has = f"its parameters are {', '.join(names)}" if names else "it has none"
+            raise OptionError(f"calibration method {method!r} has no parameter {name!r}; {has}.{did_you_mean(name, names)}")
     return METHODS[method](**parameters)
 
 

@@ -55,7 +55,7 @@ class QuantizationResult:
     """Number of models that were run."""
 
 
-def measure_error(expected: Outputs, results: Outputs) -> float:
+def measure_error(expected: Outputs, actual: Outputs) -> float:
     """The relative error of the worst output: the norm of the difference over the norm of the output, over all batches.
 
     Infinite if an output has unexpected NaN or infinities. Without floating-point outputs, the fraction of integer and boolean
@@ -64,10 +64,8 @@ def measure_error(expected: Outputs, results: Outputs) -> float:
     places = range(len(expected[0]))
     floats = [place for place in places if np.asarray(expected[0][place]).dtype.kind == "f"]
     measure = _measure_floats if floats else _measure_integers
-    return max(
-        (measure([(a[place], b[place]) for a, b in zip(expected, results, strict=True)]) for place in floats or places),
-        default=0.0,
-    )
+    columns = ([(a[place], b[place]) for a, b in zip(expected, actual, strict=True)] for place in floats or places)
+    return max(map(measure, columns), default=0.0)
 
 
 def _measure_floats(pairs: Sequence[tuple[Any, Any]]) -> float:

@@ -195,9 +195,8 @@ def _placing(
         # The inputs of this call do not overlap, so outputs may be written to their arrays.
         if updates and slots[UPDATES]:
             chosen = find_inplace_reuse(step, options or RunOptions(), buffers)
-            results = run(
-                arguments, _with_updates(chosen, len(step.writes), [(index, slots[target]) for index, target in updates])
-            )
+            targets = [(index, slots[target]) for index, target in updates]
+            results = run(arguments, _with_updates(chosen, len(step.writes), targets))
         elif options is None:
             results = run(arguments, usual) if buffers else direct(*arguments)
         else:
@@ -408,13 +407,9 @@ def find_peak(
 ) -> CallMemory:
     """The peak over all launches, from the bytes of arrays and the memory that engines report."""
     uses = [executable.memory() for executable in executables]
-    inner = [
-        [None] if executable_uses is None else [use.nbytes for use in executable_uses if use.per_call] for executable_uses in uses
-    ]
+    inner = [[None] if report is None else [use.nbytes for use in report if use.per_call] for report in uses]
     untold = tuple(launch.name for launch, sizes in zip(launches, inner, strict=True) if None in sizes)
-    rows = [
-        (launch.name, values, sum(n or 0 for n in sizes))
-        for launch, values, sizes in zip(launches, live_bytes, inner, strict=True)
-    ]
+    names = [launch.name for launch in launches]
+    rows = [(name, values, sum(n or 0 for n in sizes)) for name, values, sizes in zip(names, live_bytes, inner, strict=True)]
     name, values, workspace = max([*rows, (AT_END, at_end, 0)], key=lambda row: row[1] + row[2])
     return CallMemory(values + workspace, name, values, workspace, expected, untold)

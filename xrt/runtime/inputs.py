@@ -80,11 +80,8 @@ def _map(name: str, type_: MapType, argument: Any) -> dict[Any, Any]:
 
 
 def _plain(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
-    plain = (
-        argument.item()
-        if isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
-        else argument
-    )
+    is_scalar = isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
+    plain = argument.item() if is_scalar else argument
     fits = str if kind is DType.STRING else int | float if kind is not None and kind.is_float else int
     if kind is None or (isinstance(plain, fits) and not isinstance(plain, bool)):
         return float(plain) if kind is not None and kind.is_float else plain
@@ -144,9 +141,8 @@ def _from_dlpack(name: str, argument: Any) -> np.ndarray[Any, Any]:
 def _from_device(name: str, argument: Any, home: str) -> Any:
     where = find_array_device(argument)
     if normalize_device(home) != where:
-        raise DeviceError(
-            f"input {name!r} ({_described(argument)}) lies on {where}, and the module runs on {home}; copy it there"
-        )
+        kind = _described(argument)
+        raise DeviceError(f"input {name!r} ({kind}) lies on {where}, and the module runs on {home}; copy it there")
     there = device(home)
     return argument if there.owns(argument) else there.adopt(argument)
 

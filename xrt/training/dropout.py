@@ -118,9 +118,7 @@ def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Te
     if node.op == "If":
         builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda _: key)))
     elif node.op == "Loop":
-        builder.nodes.append(
-            node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda body_inputs: _turn(key, body_inputs[0])))
-        )
+        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda args: _turn(key, args[0]))))
     elif node.op == "Scan":
         _record_scan(builder, node, tensors, key)
     else:
@@ -141,9 +139,7 @@ def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tens
     one = builder.constant(np.array([1]))
     count = Node("Add", (number, one.name), (after,), name=after)
     changed = body.replace(inputs=tuple(inputs), outputs=tuple(outputs), nodes=(*body.nodes, count))
-    written = _write_body(
-        builder, changed, ChainMap({one.name: one}, tensors), lambda body_inputs: _turn(key, body_inputs[states])
-    )
+    written = _write_body(builder, changed, ChainMap({one.name: one}, tensors), lambda args: _turn(key, args[states]))
     first = builder.constant(np.array([0]))
     node_inputs, node_outputs = list(node.inputs), list(node.outputs)
     node_inputs.insert(states, first.name)

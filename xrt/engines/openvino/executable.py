@@ -458,10 +458,8 @@ class OpenVinoExecutable(Executable):
             if place is not None:
                 source, is_own = computed[place], not any(computed[place] is result for result in results)
             else:
-                source, is_own = (
-                    arguments[value.name] if value.name in arguments else self.function.constants[value.name].array,
-                    False,
-                )
+                source = arguments[value.name] if value.name in arguments else self.function.constants[value.name].array
+                is_own = False
             results.append(_own(source, buffer, is_own=is_own))
         return results
 
@@ -511,10 +509,8 @@ def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int]
     if not isinstance(type_, TensorType) or type_.shape is None or type_.is_static:
         return None
     inputs = [(place, value.type) for place, value in enumerate(function.inputs) if isinstance(value.type, TensorType)]
-    places_by_name = {
-        dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)
-    }
-    sources = [dim if isinstance(dim, int) else places_by_name.get(dim or "") for dim in type_.shape]
+    axes = {dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)}
+    sources = [dim if isinstance(dim, int) else axes.get(dim or "") for dim in type_.shape]
     return None if None in sources else tuple(sources)  # type: ignore[arg-type]  # checked above
 
 

@@ -367,12 +367,8 @@ def _is_least_zero(name: str, function: Function) -> bool:
 def _wraps_in_a_region(node: Node, function: Function) -> bool:
     """Whether a cast to 16 bits may truncate a number that another node reads."""
     kinds = {type_.dtype for name in node.inputs[:1] if isinstance(type_ := function.get_type(name), TensorType)}
-    output_dtypes = {type_.dtype for name in node.outputs if isinstance(type_ := function.get_type(name), TensorType)}
-    return (
-        bool(output_dtypes & SHORTS)
-        and not kinds & (BYTES | BOOL | output_dtypes)
-        and any(function.users(name) for name in node.outputs)
-    )
+    results = {type_.dtype for name in node.outputs if isinstance(type_ := function.get_type(name), TensorType)}
+    return bool(results & SHORTS) and not kinds & (BYTES | BOOL | results) and any(function.users(name) for name in node.outputs)
 
 
 def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:

@@ -377,9 +377,8 @@ class SessionCalls:
         run, give = _bound_call(self._session, binding), _giving(binding, {name: self._inputs[name] for name in names})
 
         def call(*values: Array) -> None:
-            contiguous = [
-                value if _lies_in_order(value) else np.array(value, order="C") for value in values
-            ]  # alive during the run
+            # Copies must live until the run ends.
+            contiguous = [value if _lies_in_order(value) else np.array(value, order="C") for value in values]
             for name, value in zip(names, contiguous, strict=True):
                 give(name, value)
             run()

@@ -250,12 +250,10 @@ def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
 @lru_cache(maxsize=1)
 def _all_schemas() -> Mapping[tuple[str, str], tuple[OrtSchema, ...]]:
     by_operator: dict[tuple[str, str], list[OrtSchema]] = {}
-    for operator_schema in native.get_all_operator_schema():
-        formals = _formals(operator_schema.inputs), _formals(operator_schema.outputs)
-        schema = OrtSchema(
-            operator_schema.since_version, operator_schema.deprecated, *formals, frozenset(operator_schema.attributes)
-        )
-        by_operator.setdefault((operator_schema.domain, operator_schema.name), []).append(schema)
+    for entry in native.get_all_operator_schema():
+        formals = _formals(entry.inputs), _formals(entry.outputs)
+        schema = OrtSchema(entry.since_version, entry.deprecated, *formals, frozenset(entry.attributes))
+        by_operator.setdefault((entry.domain, entry.name), []).append(schema)
     return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in by_operator.items()}
 
 

@@ -154,11 +154,11 @@ def why_not_capturable(program: MultiDeviceProgram) -> str:
         if not _is_fixed(value.type):
             return f"{value.name!r} is {value.type}, whose size may change"
     launches = [action for action in route.actions if isinstance(action, DeviceLaunch)]
-    for scheduled in launches:
-        launch = scheduled.step.launch
-        if scheduled.device != plan.device:
-            return f"{launch.name} runs on {scheduled.device}"
-        if reason := scheduled.step.executable.why_not_capturable():
+    for entry in launches:
+        launch = entry.step.launch
+        if entry.device != plan.device:
+            return f"{launch.name} runs on {entry.device}"
+        if reason := entry.step.executable.why_not_capturable():
             return f"{launch.name} on {launch.engine}: {reason}"
     return "" if launches else "nothing is launched"
 
@@ -301,55 +301,52 @@ class MultiDeviceProgram(Program):
             else:
                 self._launch(action, call, options, inspection)
 
-    def _launch(self, scheduled: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
-        on_host = scheduled.device == HOST
+    def _launch(self, entry: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
+        on_host = entry.device == HOST
         if on_host:
             # A host engine reads the arrays at once; device work is ordered by its stream.
-            call.wait_for(scheduled.reads)
-        arguments = [call.places[place] for place in scheduled.reads]
-        before = self._before(scheduled, call, arguments) if inspection is not None and inspection.needs_inputs else arguments
+            call.wait_for(entry.reads)
+        args = [call.places[place] for place in entry.reads]
+        before = self._before(entry, call, args) if inspection is not None and inspection.needs_inputs else args
         began = perf_counter()
         try:
-            results = self._computed(scheduled, call, arguments)
+            results = self._computed(entry, call, args)
         except Exception as error:  # noqa: BLE001  # converted by `_error`
-            raise self._error(scheduled, error)  # noqa: B904  # it has its cause
+            raise self._error(entry, error)  # noqa: B904  # it has its cause
         if options.profile:
-            call.settle([] if on_host else [scheduled.device])
-            self._recorder.add(scheduled.number, began, perf_counter())
+            call.settle([] if on_host else [entry.device])
+            self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
-            self._look(scheduled, call, inspection, before, results)
-        for place, result in zip(scheduled.writes, results, strict=True):
+            self._look(entry, call, inspection, before, results)
+        for place, result in zip(entry.writes, results, strict=True):
             call.places[place] = result
-        for place in scheduled.frees:
+        for place in entry.frees:
             call.places[place] = None
 
-    def _before(self, scheduled: DeviceLaunch, call: DeviceCall, arguments: Sequence[Any]) -> Sequence[Any]:
+    def _before(self, entry: DeviceLaunch, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
         """Copies of the inputs that the launch may overwrite."""
-        with (
-            nullcontext()
-            if scheduled.device == HOST
-            else self._devices[scheduled.device].activate(call.streams[scheduled.device])
-        ):
-            return copy_inputs(scheduled.step, arguments)
+        device = entry.device
+        with nullcontext() if device == HOST else self._devices[device].activate(call.streams[device]):
+            return copy_inputs(entry.step, args)
 
-    def _computed(self, scheduled: DeviceLaunch, call: DeviceCall, arguments: Sequence[Any]) -> Sequence[Any]:
-        executable = scheduled.step.executable
-        if scheduled.device == HOST:
-            results = executable.run(arguments)
+    def _computed(self, entry: DeviceLaunch, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
+        executable = entry.step.executable
+        if entry.device == HOST:
+            results = executable.run(args)
         else:
-            stream = call.streams[scheduled.device]
-            with self._devices[scheduled.device].activate(stream):
-                results = executable.run(arguments, RunOptions(stream=stream))
-        if len(results) != len(scheduled.writes):
-            launch = scheduled.step.launch
+            stream = call.streams[entry.device]
+            with self._devices[entry.device].activate(stream):
+                results = executable.run(args, RunOptions(stream=stream))
+        if len(results) != len(entry.writes):
+            launch = entry.step.launch
             raise RunFailed(
-                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(scheduled.writes)}"
+                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(entry.writes)}"
             )
         return results
 
-    def _error(self, scheduled: DeviceLaunch, error: Exception) -> Exception:
-        launch = scheduled.step.launch
-        where = self._devices.get(scheduled.device)
+    def _error(self, entry: DeviceLaunch, error: Exception) -> Exception:
+        launch = entry.step.launch
+        where = self._devices.get(entry.device)
         short = (
             make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
             if where
@@ -358,24 +355,17 @@ class MultiDeviceProgram(Program):
         return short or to_run_failed(launch, error)
 
     def _look(
-        self,
-        scheduled: DeviceLaunch,
-        call: DeviceCall,
-        inspection: OutputInspector,
-        arguments: Sequence[Any],
-        results: Sequence[Any],
+        self, entry: DeviceLaunch, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
     ) -> None:
         """Check the results of a launch; wait for them only if the check needs the values."""
-        launch, where = scheduled.step.launch, self._devices.get(scheduled.device)
+        launch, where = entry.step.launch, self._devices.get(entry.device)
         if where is None:
-            wrong = inspection.find(launch, arguments, results)
+            wrong = inspection.find(launch, args, results)
         else:
-            wrong = (
-                None if inspection.needs_inputs else inspection.find(launch, describe_arrays(arguments), describe_arrays(results))
-            )
+            wrong = None if inspection.needs_inputs else inspection.find(launch, describe_arrays(args), describe_arrays(results))
             if inspection.needs_inputs or wrong is not None:
-                with where.activate(call.streams[scheduled.device]):
-                    wrong = inspection.find(launch, copy_to_host(arguments, where), copy_to_host(results, where))
+                with where.activate(call.streams[entry.device]):
+                    wrong = inspection.find(launch, copy_to_host(args, where), copy_to_host(results, where))
         if wrong is not None:
             raise RunFailed(wrong, launch.name)
 
@@ -462,11 +452,11 @@ class MultiDeviceProgram(Program):
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
         """The call to time, on uploaded inputs; it waits for its results."""
-        arguments, options = list(inputs), RunOptions(block=True)
+        args, options = list(inputs), RunOptions(block=True)
         if not self._is_on_host():
             with self.home().activate(self._own.on(self.plan.device)):
-                arguments = upload(inputs, self.home())
-        return lambda: self.run(arguments, options)
+                args = upload(inputs, self.home())
+        return lambda: self.run(args, options)
 
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
