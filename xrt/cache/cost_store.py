@@ -147,8 +147,8 @@ class CostStore:
 
 def hash_installed() -> str:
     """Hash of the installed distributions and their versions."""
-    found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
-    return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()
+    distributions = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+    return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:

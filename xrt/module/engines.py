@@ -64,11 +64,11 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     implicit = None if settings.strict else _make_reference(engines, context.in_full_precision() if is_permission else context)
     if implicit is not None:
         engines.append(implicit)
-    made = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(engine), left_out, devices)
-    if settings.shapes == "one" and not made.can_be_dynamic:
+    engine_list = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(engine), left_out, devices)
+    if settings.shapes == "one" and not engine_list.can_be_dynamic:
         fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
         raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
-    return made
+    return engine_list
 
 
 def _create_engines(

@@ -506,6 +506,6 @@ def _find_declined(function: Function, engines: EngineList) -> str | None:
     from xrt.partition import SupportMatrix
     from xrt.placement.result import unwrap
 
-    found = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
-    reasons = ((node, found.reason(number, 0)) for number, node in enumerate(function.nodes))
+    matrix = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
+    reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
     return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)

@@ -238,8 +238,8 @@ def count_modules(module: XRTModule, calls: int) -> int:
     """
     if module.threads > 1:
         return calls
-    found = (build.concurrent_calls for build in module.programs.specializations.to_dict().values())
-    return -(-calls // min((bound for bound in found if bound is not None), default=calls))
+    limits = (build.concurrent_calls for build in module.programs.specializations.to_dict().values())
+    return -(-calls // min((bound for bound in limits if bound is not None), default=calls))
 
 
 POOL = 32
@@ -269,8 +269,8 @@ class RequestPool:
             raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
         self._axes = {place for place, axis, name in ([] if traced else list_open_axes(self.inputs)) if name == self.dim}
         if values is None:
-            made = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
-            values = [made[value.name] for value in self.inputs]
+            samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
+            values = [samples[value.name] for value in self.inputs]
         self._values = list(values)
         self._rows = self._cut() if self.dim else []
 
@@ -504,9 +504,9 @@ class ModuleBench:
         module, own, weights = self.find_module(split.threads), 0, 0
         builds = {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}
         for build in builds.values():
-            found = build.memory()
-            own += found.held - found.weights - found.unused
-            weights = max(weights, found.weights + found.unused)
+            memory = build.memory()
+            own += memory.held - memory.weights - memory.unused
+            weights = max(weights, memory.weights + memory.unused)
         return weights + self._count_modules(split, sizes) * own
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:

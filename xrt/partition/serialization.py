@@ -81,8 +81,8 @@ def _plan(values: dict[str, Any]) -> Plan:
 
 def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
     """Restore the attributes of the launch nodes."""
-    known = {launch["name"]: launch for launch in launches}
-    return frame.replace(nodes=tuple(_with_launch(node, known, frame) for node in frame.nodes))
+    launches_by_name = {launch["name"]: launch for launch in launches}
+    return frame.replace(nodes=tuple(_with_launch(node, launches_by_name, frame) for node in frame.nodes))
 
 
 def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:

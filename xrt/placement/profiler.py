@@ -404,13 +404,13 @@ def make_stand_in(candidates: Candidates, engines: Mapping[str, GraphCompiler], 
             devices=where.by_engine,
         )
         used = {launch.engine: load_engine(engines[launch.engine]) for launch in plan.launches}
-        made = compile_plan(plan, used, context, CompileCache())
-        if not isinstance(made, Program):
-            raise RunFailed(made[0].reason)
+        program = compile_plan(plan, used, context, CompileCache())
+        if not isinstance(program, Program):
+            raise RunFailed(program[0].reason)
         try:
-            return [copy_values(to_host(value)) for value in made.run([copy_values(value) for value in inputs])]
+            return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in inputs])]
         finally:
-            made.close()
+            program.close()
 
     return run
 

@@ -79,13 +79,13 @@ def make_report(
     seconds = tuned.race.winner.seconds if tuned.race.winner else None
     if not table.regions:
         return CostReport(None, seconds, standings=standings)
-    found = predict_cost(plan, table)
+    cost = predict_cost(plan, table)
     took = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
-    times = _took(took, seconds, len(found.regions))
-    parts = tuple(replace(region, measured=time) for region, time in zip(found.regions, times, strict=True))
-    total = found.seconds if math.isfinite(found.seconds) else None
+    times = _took(took, seconds, len(cost.regions))
+    parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
+    total = cost.seconds if math.isfinite(cost.seconds) else None
     return CostReport(
-        total, seconds, parts, found.boundaries, standings, rank_missing_support(function, engines, table, device=device)
+        total, seconds, parts, cost.boundaries, standings, rank_missing_support(function, engines, table, device=device)
     )
 
 

@@ -577,12 +577,12 @@ def inline_regions(plan: Plan) -> Function:
     for body in bodies:
         types.update(body.types)
         types.update((value.name, value.type) for value in body.outputs if value.type is not None)
-    made = {name for body in bodies for node in body.nodes for name in node.defines} - {v.name for v in outer.outputs}
+    inner_names = {name for body in bodies for node in body.nodes for name in node.defines} - {v.name for v in outer.outputs}
     constants = {**outer.constants, **{name: one for body in bodies for name, one in body.constants.items()}}
     return outer.replace(
         nodes=tuple(node for body in bodies for node in body.nodes),
         constants=FrozenDict(constants),
-        types=FrozenDict({name: type_ for name, type_ in types.items() if name in made}),
+        types=FrozenDict({name: type_ for name, type_ in types.items() if name in inner_names}),
         opsets=FrozenDict({domain: version for domain, version in outer.opsets.items() if domain != "xrt"}),
     )
 

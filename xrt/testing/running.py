@@ -147,10 +147,10 @@ def make_alternating_program(
     )
     while True:
         context = CompileContext(threads=available_cores())
-        made = compile_plan(round_.plan(), {engine.spec: engine for engine in engines}, context, cache)
-        if isinstance(made, Program):
-            return made
-        for refusal in made:
+        program = compile_plan(round_.plan(), {engine.spec: engine for engine in engines}, context, cache)
+        if isinstance(program, Program):
+            return program
+        for refusal in program:
             round_.note(refusal)
 
 

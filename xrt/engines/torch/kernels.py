@@ -323,8 +323,8 @@ def _convolve_as_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
     weights = source.new_empty((arriving.shape[1], source.shape[1], *place.positions))
     lengths = (list(window.dilations), list(place.begins), list(window.strides))
     zeros, wanted = [0] * len(place.positions), [False, True, False]
-    found = torch.ops.aten.convolution_backward(arriving, source, weights, None, *lengths, False, zeros, 1, wanted)
-    return found[1].transpose(0, 1)
+    gradients = torch.ops.aten.convolution_backward(arriving, source, weights, None, *lengths, False, zeros, 1, wanted)
+    return gradients[1].transpose(0, 1)
 
 
 @overrides("Conv", why_not=_why_not_rank)

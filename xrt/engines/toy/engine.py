@@ -197,11 +197,11 @@ class _Assembly:
 
 
 def _picked(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:
-    given = dict(zip(node.inputs, arrays, strict=True))
-    return [given[name] for name in reads if name]
+    arrays_by_name = dict(zip(node.inputs, arrays, strict=True))
+    return [arrays_by_name[name] for name in reads if name]
 
 
 def _inferred(function: Function) -> Function:
     """Return the Function with the shapes of its values known, as far as they can be."""
-    known = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
-    return function if known else infer_shapes(function)
+    has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
+    return function if has_static_types else infer_shapes(function)

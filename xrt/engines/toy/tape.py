@@ -503,8 +503,8 @@ def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any]
     enough to look for arrays that do not own their memory (constants are of that kind), and for the very same array.
     """
     taken = {id(array) for array in _arrays(inputs)}
-    kept = {id(buffer) for buffer in buffers}
-    return [_own(result, taken, kept) for result in results]
+    buffer_ids = {id(buffer) for buffer in buffers}
+    return [_own(result, taken, buffer_ids) for result in results]
 
 
 def _arrays(values: Sequence[Any]) -> Iterator[Any]:

@@ -86,8 +86,8 @@ def _gemm(w: NodeWriter) -> str | None:
     if weights is None or not w.attr("transB", 0):
         return None
     turned = w.constant(np.ascontiguousarray(weights.T))
-    kept = tuple(a for a in w.node.attributes if a.name != "transB")
-    return w.op("Gemm", w.x, turned, *w.node.inputs[2:], attributes=kept)
+    attributes = tuple(a for a in w.node.attributes if a.name != "transB")
+    return w.op("Gemm", w.x, turned, *w.node.inputs[2:], attributes=attributes)
 
 
 def _roi_align(w: NodeWriter) -> str:

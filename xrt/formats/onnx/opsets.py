@@ -470,8 +470,8 @@ def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: Mod
     """Add default attributes that the definition refers to: onnx resolves a reference to a missing attribute to nothing."""
     (node,) = model.graph.node
     missing = set(definition.attribute) - {attribute.name for attribute in node.attribute}
-    known = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
-    node.attribute.extend(default for default in known if default.type)
+    defaults = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
+    node.attribute.extend(default for default in defaults if default.type)
 
 
 def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
@@ -484,6 +484,6 @@ def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> Funct
         return None
     (node,) = model.graph.node
     types = {value.name: value.type for value in model.graph.input}
-    given = [types.get(name, TypeProto()).SerializeToString() for name in node.input]
-    text = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), given)
+    input_types = [types.get(name, TypeProto()).SerializeToString() for name in node.input]
+    text = schema.get_context_dependent_function_with_opset_version(max(dependent), node.SerializeToString(), input_types)
     return FunctionProto.FromString(text)

@@ -146,8 +146,8 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
 
     Pairing IR versions with opsets is a convention (each ONNX release has one of each), so ``ceiling`` overrides it.
     """
-    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
-    paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
+    operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
+    paired: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
     if ceiling is not None:
         paired = min(paired, ceiling)
     return max(INITIALISERS_IR, floor, paired, find_content_ir(function)[0])
