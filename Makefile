@@ -32,7 +32,7 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm
-	$(BIN)/python -m tests.malformed_inputs --count 5000 --seed 0
+	XRT_MUTANTS=5000 $(BIN)/python -m pytest --full tests/malformed_inputs
 
 conformance: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)

@@ -9,34 +9,19 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.malformed_inputs import child
-from tests.malformed_inputs.files import create_files
 from tests.malformed_inputs.readers import READERS
-from xrt.errors import OptionError, did_you_mean
 from xrt.processes.client import WorkerDied, WorkerProcess
 
-__all__ = ["HostileFinding", "Report", "cases", "keep", "run"]
+__all__ = ["Report", "cases", "run"]
 
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "XRT_CACHE": "off", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Key = tuple[str, str]
 """A reader and the name of a case."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostileFinding:
-    """A case that a reader does not take as it should."""
-
-    reader: str
-    name: str
-    wrong: str
-
-    def __str__(self) -> str:
-        return f"{self.reader}, case {self.name}: {self.wrong}"
 
 
 @dataclass(slots=True)
@@ -45,50 +30,34 @@ class Report:
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each reader read, refused, or failed."""
-    findings: list[HostileFinding] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    """Reader, case and fault of each case that was not read or refused as it should be."""
     memory: int = 0
-    """The most bytes that a case took."""
-    seconds: float = 0.0
-    """The most processor time that a case took."""
+    """Peak memory of a case, in bytes."""
 
 
 def cases(readers: Sequence[str] = (), *, count: int, seed: int = 0) -> list[Key]:
-    """Return the crafted cases of the readers (all, if none is named) and so many mutants of each, from a seed on.
-
-    Raises OptionError for a reader that is none.
-    """
-    for name in readers:
-        if name not in READERS:
-            known = ", ".join(READERS)
-            raise OptionError(f"there is no reader {name!r}.{did_you_mean(name, READERS)} There is: {known}")
+    """List the crafted cases of the readers (all by default), then ``count`` mutants of each from ``seed`` on."""
     chosen = readers or tuple(READERS)
     crafted = [(reader, name) for reader in chosen for name in READERS[reader].crafted]
     damaged = [reader for reader in chosen if READERS[reader].damages]
     return crafted + [(reader, str(number)) for reader in damaged for number in range(seed, seed + count)]
 
 
-def run(keys: Iterable[Key], progress: Callable[[int, HostileFinding | None], None] = lambda done, found: None) -> Report:
-    """Give each case to its reader; ``progress`` is told how many are done, and of each finding as it comes."""
+def run(keys: Iterable[Key]) -> Report:
+    """Pass each case to its reader, in a new child process after one that died."""
     report = Report()
     waiting = list(keys)
     done = 0
     while done < len(waiting):
         with tempfile.TemporaryDirectory(prefix="xrt-hostile-") as folder:
-            for key, answer in _answers(waiting[done:], folder):
-                found = _noted(report, key, answer)
+            for (reader, name), answer in _answers(waiting[done:], folder):
+                report.outcomes[reader, str(answer["outcome"])] += 1
+                report.memory = max(report.memory, int(str(answer.get("memory", 0))))
+                if answer["wrong"]:
+                    report.findings.append(f"{reader}, case {name}: {answer['wrong']}")
                 done += 1
-                progress(done, found)
     return report
-
-
-def _noted(report: Report, key: Key, answer: dict[str, object]) -> HostileFinding | None:
-    report.outcomes[key[0], str(answer["outcome"])] += 1
-    report.memory = max(report.memory, int(str(answer.get("memory", 0))))
-    report.seconds = max(report.seconds, float(str(answer.get("seconds", 0))))
-    if not answer["wrong"]:
-        return None
-    report.findings.append(HostileFinding(*key, str(answer["wrong"])))
-    return report.findings[-1]
 
 
 def _answers(keys: Sequence[Key], folder: str) -> Iterator[tuple[Key, dict[str, object]]]:
@@ -119,12 +88,3 @@ def describe_death(status: int) -> str:
     if status < 0:
         return f"it ended the process: {signal.strsignal(-status)} (signal {-status})"
     return f"it ended the process, with exit code {status}"
-
-
-def keep(found: HostileFinding, folder: Path) -> Path:
-    """Write the files of a finding, and what is wrong with it, to a folder of its own; return that."""
-    place = folder / f"{found.reader}-{found.name.replace(' ', '-')}"
-    (place / "model").mkdir(parents=True)
-    (place / "finding.txt").write_text(f"{found}\n", encoding="utf-8")
-    create_files(READERS[found.reader].case(found.name).files, place / "model")
-    return place
