@@ -8,8 +8,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import BinaryIO
 
 import numpy as np
@@ -212,3 +214,17 @@ def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
     assert open_cache(tmp_path) is open_cache(str(tmp_path))
     with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
         XRTModule(chain(), engine="toy", cache=3)  # type: ignore[arg-type]  # the mistake
+
+
+def test_a_new_directory_may_be_created_by_several_threads_at_once(tmp_path: Path) -> None:
+    def write(folder: Path, barrier: Barrier) -> None:
+        store = Store(folder)
+        barrier.wait()
+        with store.make_working_directory():
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            barrier = Barrier(8)
+            writers = [pool.submit(write, tmp_path / f"{number}" / "cache", barrier) for _ in range(8)]
+            assert [writer.exception() for writer in writers] == [None] * 8

@@ -62,13 +62,10 @@ _KNOWS_OWNERS = hasattr(os, "geteuid")
 
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700; an existing folder is unchanged. Raises OSError."""
+    if not folder.parent.is_dir():
+        make_private(folder.parent)
     try:
         folder.mkdir(mode=0o700)
-    except FileNotFoundError:
-        if folder.parent.is_dir():  # for example /proc, where mkdir is impossible
-            raise
-        make_private(folder.parent)
-        make_private(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise
