@@ -24,8 +24,8 @@ from xrt.engines.torch.inductor import compiler
 from xrt.engines.torch.inductor.support import GAPS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph.node import list_names, rename_function
 from xrt.processes import list_descendants
-from xrt.testing import fuzz
 from xrt.testing.cases import ConformanceCase, node_cases
 
 INDUCTOR = Torch("inductor")
@@ -223,10 +223,25 @@ def sample() -> list[tuple[ConformanceCase, Function]]:
     return [*chosen.values()]
 
 
+def merge(functions: Sequence[Function]) -> Function:
+    """Concatenate the inputs, nodes and outputs of all Functions; names of each get a prefix of their own."""
+    parts = []
+    for i, part in enumerate(functions):
+        names = {name: f"g{i}_{name}" for name in list_names(part) if name}
+        parts.append(rename_function(part, names, names))
+    return parts[0].replace(
+        inputs=tuple(value for part in parts for value in part.inputs),
+        outputs=tuple(value for part in parts for value in part.outputs),
+        nodes=tuple(node for part in parts for node in part.nodes),
+        constants={name: constant for part in parts for name, constant in part.constants.items()},
+        types={name: type_ for part in parts for name, type_ in part.types.items()},
+    )
+
+
 def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:
     """Return the names of cases that fail, with what is wrong; those of a library that is not made are tried in halves."""
     try:
-        executable = INDUCTOR.compile(passes.infer_shapes(fuzz.merge([f for _, f in cases])), CompileContext(threads=2))
+        executable = INDUCTOR.compile(passes.infer_shapes(merge([f for _, f in cases])), CompileContext(threads=2))
     except CompileRefused as refused:
         if len(cases) == 1:
             return [f"{cases[0][0].name}: {refused}"]

@@ -20,13 +20,12 @@ from xrt.errors import PlacementWarning, RunFailed
 from xrt.graph import Attribute, Constant, Function, Node
 from xrt.measure.timing import median_interval
 from xrt.partition.questions import QuestionKeys, with_names, without_names
-from xrt.passes import infer_shapes
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
 from xrt.placement.profiler import CheckResult
 from xrt.placement.race import PreparedPlan, RankedPlan, TimedCandidate, select_winner
 from xrt.placement.result import CandidateResult, TuningResult, more_than
 from xrt.processes.background import OutOfTime, within
-from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify.execution import Stopped
 
 pytestmark = [
@@ -172,20 +171,6 @@ def test_what_ran_first_leaves_when_it_turns_out_to_be_wrong() -> None:
 
 
 # ---------------------------------------------------------------------- what is remembered
-
-
-@pytest.mark.full
-def test_kinds_of_node_are_asked_about_once_for_all_models(tmp_path: Path) -> None:
-    engine = RecordingEngine(inner="toy")
-    tuned(infer_shapes(chain("Exp", "Cos")), engine, TOY, store=CostStore(tmp_path))
-    asked = engine.journal.count("why_not")
-    assert asked
-    another = chain("Cos", "Exp", "Cos", "Exp")
-    renamed = another.replace(nodes=tuple(replace(node, name=f"x{node.name}") for node in another.nodes))
-    found = tuned(infer_shapes(renamed), engine, TOY, store=CostStore(tmp_path))
-    assert (found.how, engine.journal.count("why_not")) == ("measured", asked)
-    tuned(infer_shapes(chain("Exp", "Sin")), engine, TOY, store=CostStore(tmp_path))
-    assert engine.journal.count("why_not") == asked + 1
 
 
 def test_a_question_is_known_by_operator_types_attributes_and_small_constants() -> None:
