@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tools.conformance_auto import section
 from tools.conformance_record import ENGINES, TOP, WAYS, Entry, Record, Way
 from tools.known_failures import MIXTURES, list_known_issues, load_known_failures
 from xrt.testing import ResultWord
@@ -43,7 +42,6 @@ def page(record: Record) -> str:
         _counts(record),
         _groups(record),
         _laws(record),
-        section(),
         _gaps(),
         _issues(),
         _operators(record),

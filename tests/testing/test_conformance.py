@@ -25,7 +25,6 @@ from xrt.testing import (
     group_cases,
     node_cases,
     run_case,
-    run_reference,
     settle,
 )
 from xrt.testing.cases import read_value
@@ -219,19 +218,6 @@ def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
     assert engine.nodes[1] == 1
 
 
-# ---------------------------------------------------------------------- the reference
-
-
-def test_the_reference_runs_too():
-    report = conform(RecordingEngine(takes="Abs"), "relu,abs", reference=True)
-    assert [outcome.word for outcome in report.reference] == [ResultWord.PASSED, ResultWord.PASSED]
-    assert report.lost(report.reference) == (RELU,)
-
-
-def test_the_reference_may_return_scalars():
-    assert run_reference(next(iter(node_cases("test_reduce_sum_default_axes_keepdims_example")))).word is ResultWord.PASSED
-
-
 # ---------------------------------------------------------------------- known failures and reports
 
 
@@ -294,15 +280,9 @@ def test_what_only_a_mixture_fails_is_listed_for_several_engines() -> None:
     assert list_known_failures(["tvm"]) == load_known_failures("tvm") != ()
 
 
-def test_reports_survive_json_and_are_joined():
-    whole = conform("toy", "relu*,abs*", reference=True)
-    shares = [conform("toy", "relu*,abs*", shard=(i, 2), reference=True) for i in range(2)]
-    read = [ConformanceReport.from_dict(json.loads(json.dumps(share.to_dict()))) for share in shares]
-    assert read == shares
-    joined = ConformanceReport.join(read)
-    assert [o.case for o in joined.outcomes] == [o.case for o in whole.outcomes]
-    assert joined.counts == whole.counts
-    assert len(joined.reference) == len(whole.reference)
+def test_reports_survive_json():
+    report = conform("toy", "relu*,abs*", shard=(0, 2))
+    assert ConformanceReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
 def test_counts_per_operator():

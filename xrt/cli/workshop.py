@@ -31,7 +31,6 @@ from xrt.testing.corpus import CorpusEntry
 from xrt.testing.corpus.entry import write_entry
 from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.open_dims import OPENINGS, Opening
-from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
 __all__ = ["bisect_command", "command", "fuzz_command"]
@@ -53,13 +52,12 @@ __all__ = ["bisect_command", "command", "fuzz_command"]
     type=click.Choice(OPENINGS),
     help="Replace extents of inputs by symbolic dims, every one, equal ones by one, or the first, and run at several sizes",
 )
-@click.option("--reference", is_flag=True, help="Also run onnx.reference.ReferenceEvaluator, and count what it alone passes")
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and its engines")
 @click.option(
     "--in-process",
     is_flag=True,
-    help="Run the cases in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
+    help="Run the engines in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
 )
 @add_json
 def command(
@@ -68,16 +66,12 @@ def command(
     cases: tuple[str, ...],
     alternate: bool,
     opening: Opening | None,
-    reference: bool,
     reasons: bool,
     operators: bool,
     in_process: bool,
     as_json: bool,
 ) -> int:
-    """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails.
-
-    With "auto" among them each case is placed by measurement, on the other engines of the list or on all that are ready.
-    """
+    """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
     listed = split_specs(engines)
     with ConformanceProgress(f"{engines}{', alternating' * alternate}") as watched:
         report = conform(
@@ -86,7 +80,6 @@ def command(
             groups=groups,
             alternate=alternate,
             opening=opening,
-            reference=reference,
             isolate=not in_process,
             progress=watched.advance,
         )
@@ -179,7 +172,7 @@ _REPORT_EVERY = 500
 @click.option(
     "--in-process",
     is_flag=True,
-    help="Run the graphs in this process, for a debugger: a crash ends it, where it is one difference otherwise",
+    help="Run the engines in this process, for a debugger: a crash ends it, where it is one difference otherwise",
 )
 def fuzz_command(
     count: int,
@@ -199,7 +192,7 @@ def fuzz_command(
     _check(always + seldom)
     if keep is not None:
         check_folder(keep)
-    fuzzer = (Fuzzer if in_process else RemoteFuzzer)(always, seldom, one_in, kinds=ways)
+    fuzzer = Fuzzer(always, seldom, one_in, isolate=not in_process, kinds=ways)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))

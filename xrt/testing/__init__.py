@@ -6,7 +6,7 @@ else in XRT but the command line may import it.
 """
 
 from xrt.testing.cases import GROUPS, ConformanceCase, group_cases, node_cases
-from xrt.testing.conformance import conform, run_case, run_reference
+from xrt.testing.conformance import conform, run_case
 from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
 
 __all__ = [
@@ -20,6 +20,5 @@ __all__ = [
     "group_cases",
     "node_cases",
     "run_case",
-    "run_reference",
     "settle",
 ]

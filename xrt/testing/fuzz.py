@@ -1,6 +1,6 @@
 """Fuzzing: many generated graphs, each run in several ways, each result compared with the reference's.
 
-A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is made small and returned as a
+A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is bisected and returned as a
 `Finding`; `write_entry` writes it to the corpus, from which every engine's suite runs it. The command is ``xrt fuzz``.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -19,15 +19,23 @@ from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused, PlanError
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import DType, Function
 from xrt.partition import Pin
-from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.passes import infer_shapes
 from xrt.testing.cases import is_unchanged
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators import ALL_FAMILIES, INTEGERS
-from xrt.testing.running import as_planned, make_alternating_program, make_module, name_cause, overlook_deviations
+from xrt.testing.running import (
+    as_planned,
+    isolate_engines,
+    make_alternating_program,
+    make_module,
+    name_cause,
+    overlook_deviations,
+)
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.execution import Run, expose_all_values, expose_inner_values, run_alone
+from xrt.verify.bisection import bisect_difference
+from xrt.verify.execution import expose_all_values, run_alone
 
 __all__ = [
     "COMMON",
@@ -43,7 +51,6 @@ __all__ = [
     "Sample",
     "SingleEngineMode",
     "make_sample",
-    "shrink",
 ]
 
 
@@ -53,178 +60,6 @@ class Sample:
 
     function: Function
     inputs: tuple[Any, ...]
-
-    @property
-    def weight(self) -> tuple[int, int, int]:
-        """What shrinking makes smaller: nodes first, then what is kept of outputs and inputs, then elements."""
-        function = self.function
-        values = len(function.outputs) + len(function.inputs) + len(function.aliases) + len(function.constants)
-        arrays = [*self.inputs, *(constant.array for constant in function.constants.values())]
-        return sum(1 for _ in function.walk()), values, sum(int(a.size) for a in arrays)
-
-
-Fails: TypeAlias = Callable[[Sample], bool]
-
-
-def shrink(sample: Sample, fails: Fails, run: Run, tries: int = 400) -> Sample:
-    """Return a sample that still fails and that no single step here makes smaller, or what ``tries`` attempts made of it.
-
-    ``run`` is the reference: a node that is taken away leaves behind an input that holds what the node gave.
-    """
-    left, shrinking = tries, True
-    while shrinking and left > 0:
-        shrinking = False
-        for smaller in _steps(sample, run):
-            left -= 1
-            if _is_smaller(smaller, sample) and fails(smaller):
-                sample, shrinking = smaller, True
-                break
-            if left <= 0:
-                break
-    return sample
-
-
-def _is_smaller(new: Sample, old: Sample) -> bool:
-    return new.weight < old.weight or (new.weight == old.weight and _oddness(new) < _oddness(old))
-
-
-def _oddness(sample: Sample) -> int:
-    """Count the inputs' elements that are not 1, named extents and control edges."""
-    odd = sum(int(np.sum(a != np.ones((), a.dtype))) for a in sample.inputs if a.dtype.kind in "fiub")
-    names = sum(isinstance(d, str) for v in sample.function.inputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
-    return odd + names + sum(bool(node.control) for node in sample.function.nodes)
-
-
-def _steps(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Yield what may be tried, the boldest first."""
-    for step in (_one_output, _plain, _cut, _bypassed, _without_unread, _smaller_extents, _plain_numbers):
-        yield from step(sample, run)
-
-
-def _one_output(sample: Sample, run: Run) -> Iterator[Sample]:
-    if len(sample.function.outputs) > 1:
-        for value in sample.function.outputs:
-            yield _living(sample.function.replace(outputs=(value,), aliases=()), sample)
-
-
-def _plain(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Without aliases, edges of control and names of extents."""
-    function = sample.function
-    nodes = tuple(replace(node, control=()) for node in function.nodes)
-    types = [TensorType(DType.of(a), a.shape) if isinstance(a, np.ndarray) else None for a in sample.inputs]
-    inputs = tuple(Value(v.name, t or v.type) for v, t in zip(function.inputs, types, strict=True))
-    yield replace(sample, function=function.replace(aliases=()))
-    yield replace(sample, function=function.replace(nodes=nodes, aliases=()))
-    yield replace(sample, function=function.replace(nodes=nodes, inputs=inputs, aliases=()))
-
-
-def _cut(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Replace what a node gives by inputs; the last nodes first, since that takes away all before them."""
-    for node in reversed(sample.function.nodes):
-        read = [name for name in node.defines if sample.function.users(name)]
-        if not read:
-            continue
-        values = run(expose_inner_values(sample.function, read), sample.inputs)
-        if all(isinstance(value, np.ndarray) for value in values):
-            yield _without(sample, node.name, dict(zip(read, values, strict=True)))
-
-
-def _without(sample: Sample, node: str, values: dict[str, Any]) -> Sample:
-    function = sample.function
-    kept = tuple(n for n in function.nodes if n.name != node)
-    made = {name for n in kept for name in n.defines} | set(values) | {v.name for v in function.inputs} | set(function.constants)
-    added = tuple(Value(name, TensorType(DType.of(a), a.shape)) for name, a in values.items())
-    outputs = tuple(v for v in function.outputs if v.name in made and v.name not in values)
-    nodes = tuple(replace(n, control=tuple(c for c in n.control if c != node)) for n in kept)
-    smaller = function.replace(inputs=(*function.inputs, *added), nodes=nodes, outputs=outputs, aliases=())
-    return _living(smaller, Sample(smaller, (*sample.inputs, *values.values())))
-
-
-def _bypassed(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Replace a node whose result is an output by what it reads."""
-    function = sample.function
-    outputs = {v.name for v in function.outputs}
-    for node in function.nodes:
-        for name in node.uses if outputs & set(node.outputs) else ():
-            if function.producer(name) is not None:
-                others = tuple(v for v in function.outputs if v.name not in node.outputs)
-                kept = tuple(n for n in function.nodes if n.name != node.name)
-                kept = tuple(replace(n, control=tuple(c for c in n.control if c != node.name)) for n in kept)
-                if not any(use in node.outputs for n in kept for use in n.uses):
-                    changed = function.replace(nodes=kept, outputs=(*others, Value(name, function.get_type(name))), aliases=())
-                    yield _living(changed, sample)
-
-
-def _without_unread(sample: Sample, run: Run) -> Iterator[Sample]:
-    yield _living(sample.function, sample)
-
-
-def _living(function: Function, sample: Sample) -> Sample:
-    """Return the function without dead nodes, and without unread inputs and constants."""
-    alive = drop_dead_nodes(function)
-    held = {v.name for v in alive.outputs} | {name for node in alive.nodes for name in node.uses}
-    held |= {before for before, _ in alive.aliases}
-    pairs = [(v, x) for v, x in zip(function.inputs, sample.inputs, strict=False) if v.name in held]
-    constants = {name: c for name, c in alive.constants.items() if name in held}
-    kept = alive.replace(inputs=tuple(v for v, _ in pairs), constants=constants)
-    return Sample(kept, tuple(x for _, x in pairs))
-
-
-def _smaller_extents(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Take the first one or two along an axis of all inputs and constants of one extent, or of one input alone."""
-    arrays = _arrays(sample)
-    sizes = sorted({d for a in arrays.values() for d in a.shape if d > 1}, reverse=True)
-    for size in sizes:
-        for few in {1, 2} - {size}:
-            yield _with_arrays(
-                sample, {n: _first(a, [i for i, d in enumerate(a.shape) if d == size], few) for n, a in arrays.items()}
-            )
-    for name, array in arrays.items():
-        for axis, size in enumerate(array.shape):
-            for few in [n for n in (1, 2) if n < size]:
-                yield _with_arrays(sample, {name: _first(array, [axis], few)})
-
-
-def _first(array: Any, axes: Sequence[int], few: int) -> Any:
-    return array[tuple(slice(few) if axis in axes else slice(None) for axis in range(array.ndim))]
-
-
-def _plain_numbers(sample: Sample, run: Run) -> Iterator[Sample]:
-    """Make an input all ones, or whole numbers."""
-    for value, array in zip(sample.function.inputs, sample.inputs, strict=True):
-        if array.dtype.kind in "fiu" and array.size:
-            yield _with_arrays(sample, {value.name: np.ones_like(array)})
-            yield _with_arrays(sample, {value.name: np.trunc(array).astype(array.dtype)})
-
-
-def _arrays(sample: Sample) -> dict[str, Any]:
-    given = {v.name: x for v, x in zip(sample.function.inputs, sample.inputs, strict=True)}
-    return given | {name: constant.array for name, constant in sample.function.constants.items()}
-
-
-def _with_arrays(sample: Sample, arrays: dict[str, Any]) -> Sample:
-    """Return the sample with other inputs and constants; the outputs' shapes are left open where any changed."""
-    function = sample.function
-    constants = {
-        n: Constant(np.ascontiguousarray(arrays[n]).reshape(arrays[n].shape)) if n in arrays else c
-        for n, c in function.constants.items()
-    }
-    inputs = tuple(Value(v.name, _type_of(arrays[v.name])) if v.name in arrays else v for v in function.inputs)
-    outputs = tuple(Value(v.name, _open(v.type)) for v in function.outputs)
-    values = tuple(np.array(arrays.get(v.name, x)) for v, x in zip(function.inputs, sample.inputs, strict=True))
-    return Sample(function.replace(inputs=inputs, outputs=outputs, constants=constants, types={}), values)
-
-
-def _type_of(array: Any) -> TensorType:
-    return TensorType(DType.of(array), array.shape)
-
-
-def _open(type_: Any) -> Any:
-    return (
-        TensorType(type_.dtype, (None,) * len(type_.shape))
-        if isinstance(type_, TensorType) and type_.shape is not None
-        else type_
-    )
 
 
 class ExecutionMode(Protocol):
@@ -367,12 +202,19 @@ class Fuzzer:
     """Engines that are slow to compile: tried on one graph in `one_in`."""
     one_in: int = 50
     shrinks: bool = True
+    """Whether findings are bisected."""
+    isolate: bool = False
+    """Whether the engines run in worker processes, so that a crash is a finding."""
     kinds: Collection[KindOfWay] = KINDS_OF_WAY[:3]
     """How graphs run: each engine alone, each before the reference, nodes on all by chance, nodes on all in alternation."""
     reference: GraphCompiler = field(default_factory=lambda: registry.create(REFERENCE))
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     """How often each way came to each verdict."""
     findings: list[Finding] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        open_engines = isolate_engines if self.isolate else list
+        self._always, self._seldom = (open_engines(map(registry.create, e)) for e in (self.engines, self.rarely))
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
         """Run the graphs of the seeds; ``progress`` is called with the number done, and with each finding."""
@@ -384,26 +226,19 @@ class Fuzzer:
 
     def try_seed(self, seed: int) -> list[Finding]:
         """Run one graph in its ways up to the first that disagrees, and return what disagreed."""
-        begun = self.begin(seed)
-        if isinstance(begun, Finding):
-            return [begun]
-        sample, expected = begun
+        sample = make_sample(seed)
+        try:
+            expected = self.truth(sample.function, sample.inputs)
+        except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
+            self.counts["reference", Verdict.DISAGREES] += 1
+            return [Finding(seed, "the reference", _summarize(error), sample)]
         tries = (self.try_way(seed, word, way, sample, expected) for word, way in self.ways(seed))
         first = next((found for found in tries if found is not None), None)  # the other ways most often fail of the same
         return [] if first is None else [first]
 
-    def begin(self, seed: int) -> tuple[Sample, list[Any]] | Finding:
-        """Return the graph of a seed and what the reference makes of it, or that the reference fails on it."""
-        sample = make_sample(seed)
-        try:
-            return sample, self.truth(sample.function, sample.inputs)
-        except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
-            self.counts["reference", Verdict.DISAGREES] += 1
-            return Finding(seed, "the reference", _summarize(error), sample)
-
     def ways(self, seed: int) -> list[tuple[str, ExecutionMode]]:
         """Return the ways to run the graph of a seed, each under the word that it is counted by."""
-        chosen = [registry.create(e) for e in (*self.engines, *(self.rarely if seed % self.one_in == 0 else ()))]
+        chosen = [*self._always, *(self._seldom if seed % self.one_in == 0 else ())]
         ways: list[tuple[str, ExecutionMode]] = []
         for engine in chosen:
             if "alone" in self.kinds:
@@ -429,7 +264,7 @@ class Fuzzer:
         self.counts[word, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:
             return None
-        return self._shrunk(seed, way, sample, judged) if self.shrinks else Finding(seed, str(way), judged.message, sample)
+        return self._shrink(seed, way, sample, judged) if self.shrinks else Finding(seed, str(way), judged.message, sample)
 
     def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample that way and hold the results against the expected ones."""
@@ -462,23 +297,18 @@ class Fuzzer:
         cause = name_cause(engines, sample.function, [*sample.inputs, *inner.values(), *expected])
         return CheckVerdict(Verdict.DECLINED, cause)
 
-    def _shrunk(self, seed: int, way: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
-        raised = _kind(judged.message)
+    def _shrink(self, seed: int, mode: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
+        """Bisect the graph to the nodes without which the mode agrees."""
+        kind = _kind(judged.message)
 
-        def fails(smaller: Sample) -> bool:
-            again = self._judge_safely(way, smaller)
-            return again.verdict is Verdict.DISAGREES and _kind(again.message) == raised
+        def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
+            again = self.judge(mode, Sample(part, tuple(inputs)), expected)
+            return again.message if again.verdict is Verdict.DISAGREES and _kind(again.message) == kind else None
 
-        small = shrink(sample, fails, self.truth)
-        return Finding(seed, str(way), self._judge_safely(way, small).message, small)
-
-    def _judge_safely(self, way: ExecutionMode, sample: Sample) -> CheckVerdict:
-        """Judge a sample that shrinking made: where the reference does not take it, it is no graph any more."""
-        try:
-            expected = self.truth(sample.function, sample.inputs)
-        except Exception as error:  # noqa: BLE001  # a step of shrinking may break any rule
-            return CheckVerdict(Verdict.DECLINED, _summarize(error))
-        return self.judge(way, sample, expected)
+        part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
+        if part is None:  # aliases, or a fault that comes and goes
+            return Finding(seed, str(mode), judged.message, sample)
+        return Finding(seed, str(mode), part.message, Sample(part.function, part.inputs))
 
 
 def make_sample(seed: int) -> Sample:

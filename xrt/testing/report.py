@@ -58,8 +58,6 @@ class ConformanceReport:
     engine: str
     """The engine's spec; several with commas between them, and ``, alternating`` behind where neighbours are kept apart."""
     outcomes: tuple[Outcome, ...]
-    reference: tuple[Outcome, ...] = ()
-    """What ``onnx.reference.ReferenceEvaluator`` made of the same cases in the same run; empty when it was not asked."""
     stale: tuple[str, ...] = ()
     """Known failures that no longer fail: each is a failure too."""
 
@@ -77,11 +75,6 @@ class ConformanceReport:
     def of(self, word: ResultWord) -> tuple[Outcome, ...]:
         """Return the outcomes of one word."""
         return tuple(outcome for outcome in self.outcomes if outcome.word == word)
-
-    def lost(self, other: Iterable[Outcome]) -> tuple[str, ...]:
-        """Return the cases that pass in the other outcomes and not in this run."""
-        mine = {outcome.case for outcome in self.of(ResultWord.PASSED)}
-        return tuple(o.case for o in other if o.word == ResultWord.PASSED and o.case not in mine)
 
     @property
     def mixed(self) -> int:
@@ -111,23 +104,11 @@ class ConformanceReport:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that `to_dict` gave."""
-        outcomes, reference = (tuple(map(Outcome.from_dict, data[key])) for key in ("outcomes", "reference"))
-        return cls(data["engine"], outcomes, reference, tuple(data["stale"]))
-
-    @classmethod
-    def join(cls, shares: Iterable[ConformanceReport]) -> Self:
-        """Return one report for the shares of several processes, its cases sorted by name."""
-        parts = list(shares)
-        outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.case)
-        reference = sorted((o for part in parts for o in part.reference), key=lambda o: o.case)
-        return cls(parts[0].engine, tuple(outcomes), tuple(reference), tuple(s for part in parts for s in part.stale))
+        return cls(data["engine"], tuple(map(Outcome.from_dict, data["outcomes"])), tuple(data["stale"]))
 
     def __str__(self) -> str:
         shown = ", ".join(f"{count} {word}" for word, count in self.counts.items())
         lines = [f"{self.engine}: {shown} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)]
-        if self.reference:
-            passed = sum(outcome.word is ResultWord.PASSED for outcome in self.reference)
-            lines.append(f"onnx.reference: {passed} passed; lost by {self.engine}: {len(self.lost(self.reference))}")
         lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(ResultWord.FAILED)]
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
 

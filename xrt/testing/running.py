@@ -40,6 +40,7 @@ from xrt.passes import infer_shapes
 from xrt.placement.reference import evaluate
 from xrt.runtime import Program, Refusal, available_cores, compile_plan
 from xrt.verify.execution import expose_all_values, fit_inputs
+from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -49,6 +50,7 @@ __all__ = [
     "Alternation",
     "as_planned",
     "fit_inputs_for",
+    "isolate_engines",
     "make_alternating_program",
     "make_module",
     "name_cause",
@@ -63,6 +65,22 @@ def make_module(function: Function, engines: Sequence[GraphCompiler | str], **op
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
+
+
+def isolate_engines(engines: Iterable[GraphCompiler]) -> list[GraphCompiler]:
+    """Let engines compile and run in worker processes, one for each: a crash is then an error like any other.
+
+    Raises OptionError for one that no other process can import.
+    """
+    return [_SharedWorker(engine, WorkerLimits(), runs=True) for engine in engines]
+
+
+class _SharedWorker(IsolatedEngine):
+    """An isolated engine whose worker serves one module after another, and ends with this object."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.close = lambda: None  # type: ignore[assignment]  # modules end the workers of their engines
 
 
 def as_planned(function: Function) -> Function:

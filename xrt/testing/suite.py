@@ -11,13 +11,11 @@ failure; what it accepts and gets wrong is, unless `gaps` knows it. This module 
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -58,39 +56,8 @@ __all__ = [
     "alone_or_skip",
     "bounded",
     "compile_or_skip",
-    "describe",
-    "note_case",
     "run_outputs",
 ]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-LONGEST = 480
-"""Characters of a file name that faulthandler prints, less a few."""
-
-
-def note_case(note: str, call: Callable[P, R]) -> Callable[P, R]:
-    """Return the call, made from a frame whose file name is the note, cut to what is printed, on one line."""
-    text = " ".join(note.split())
-    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-    def case(*args: P.args, **kwargs: P.kwargs) -> R:
-        return call(*args, **kwargs)
-
-    code = case.__code__.replace(co_filename=shown)
-    noted = FunctionType(code, case.__globals__, case.__name__, None, case.__closure__)
-    return functools.wraps(call)(noted)
-
-
-def describe(function: Function) -> str:
-    """Return a Function on one line: its inputs, and its nodes with their attributes."""
-    inputs = ", ".join(map(str, function.inputs))
-    nodes = "; ".join(
-        f"{', '.join(node.outputs)} = {node.op}({', '.join(node.inputs)})"
-        + "".join(f" {a.name}={a.value!r:.40}" for a in node.attributes)
-        for node in function.nodes
-    )
-    return f"({inputs}) {nodes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +96,7 @@ def run_outputs(results: Any, function: Function) -> list[Any]:
 def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
     """Run it on the engine alone; an example that the engine declines counts for nothing."""
     try:
-        return note_case(f"run {describe(function)}", run_alone)(engine, function, inputs)
+        return run_alone(engine, function, inputs)
     except CompileRefused:
         assume(False)
         raise
@@ -235,18 +202,6 @@ class EngineSuite:
     """The engine whose results count as right."""
     passes_at_least: ClassVar[int] = 0
     """How many of the node tests must pass."""
-
-    @pytest.fixture(autouse=True)
-    def name_the_case_of_a_crash(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the stack that a native crash leaves behind name the test with its case, and what was compiled."""
-        request.node.obj = note_case(f"case {request.node.nodeid}", request.node.obj)
-        kind = self.made().implementation
-        compile_one = kind.compile
-
-        def compile_noted(engine: GraphCompiler, function: Function, context: CompileContext) -> Executable:
-            return note_case(f"compile {describe(function)}", compile_one)(engine, function, context)
-
-        monkeypatch.setattr(kind, "compile", compile_noted)
 
     @classmethod
     def made(cls) -> GraphCompiler:

@@ -8,10 +8,10 @@ the fused nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from xrt.verify.regions import Progress, ignore_progress
 if TYPE_CHECKING:
     from xrt.partition import Plan
 
-__all__ = ["FailingSubgraph", "bisect", "bisect_plan"]
+__all__ = ["FailingSubgraph", "bisect", "bisect_difference", "bisect_plan"]
+
+Difference: TypeAlias = Callable[[Function, Sequence[Any], Sequence[Any]], str | None]
+"""Describes the difference of a part, given its inputs and the reference's outputs; None if there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class FailingSubgraph:
     """A minimal Function on which an engine differs."""
 
     engine: str
-    """The engine's spec."""
+    """The engine's spec, or the name of whatever else was tried."""
     function: Function
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
@@ -65,12 +68,47 @@ def bisect(
     each run with the number of runs and the node count of the smallest part so far. Takes about ``log2(n)`` compiles if one of n
     nodes is wrong, up to ``n * n`` if many are wrong only together.
     """
+    precision = find_precision(engine, context or CompileContext())
+
+    def run(part: Function, given: Sequence[Any]) -> list[Any]:
+        executable = compile_alone(engine, part, given, context)
+        try:
+            return list(executable.run([copy_values(value) for value in given]))
+        finally:
+            executable.close()
+
+    def differ(part: Function, given: Sequence[Any], expected: Sequence[Any]) -> str | None:
+        try:
+            results = run(part, given)
+        except CompileRefused:
+            return None
+        except Exception as error:  # noqa: BLE001  # any other error counts as a difference
+            return f"{type(error).__name__}: {error}"
+        judged = judge_outputs(part, given, results, expected, reference, precision)
+        return judged.message if judged.verdict is Verdict.DISAGREES else None
+
+    return bisect_difference(engine.spec, function, inputs, reference, differ, progress=progress)
+
+
+def bisect_difference(
+    name: str,
+    function: Function,
+    inputs: Sequence[Any],
+    reference: Run,
+    differ: Difference,
+    *,
+    progress: Progress = ignore_progress,
+) -> FailingSubgraph | None:
+    """Find the smallest part of the Function for which ``differ`` returns a message, as `bisect` does for an engine.
+
+    ``name`` says what was tried in place of an engine's spec.
+    """
     plain = function.replace(aliases=())
     everything = expose_all_values(plain)
     values = {name: constant.array for name, constant in plain.constants.items()}
     values.update((value.name, given) for value, given in zip(plain.inputs, inputs, strict=True))
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
-    search = _Search(plain, engine, context, reference, values, progress)
+    search = _Search(name, plain, differ, values, progress)
     if search.difference(plain) is None:
         search.opens = True  # an error inside may not reach the outputs
         if search.difference(everything) is None:
@@ -108,10 +146,9 @@ def bisect_plan(
 
 @dataclass
 class _Search:
+    name: str
     function: Function
-    engine: GraphCompiler
-    context: CompileContext | None
-    reference: Run
+    differ: Difference
     values: Mapping[str, Any]
     """Every value as computed by the reference."""
     progress: Progress
@@ -120,9 +157,6 @@ class _Search:
     runs: int = 0
     seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._precision = find_precision(self.engine, self.context or CompileContext())
-
     def part(self, nodes: Sequence[Node]) -> Function:
         """The nodes as a Function with input types taken from the reference's values."""
         part = find_region(self.function, nodes)
@@ -130,7 +164,7 @@ class _Search:
         return part.replace(inputs=tuple(Value(v.name, _type_of(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
-        """Whether the engine differs on these nodes given correct inputs. Cached."""
+        """Whether these nodes differ given correct inputs. Cached."""
         # Delta debugging often tries the same set again.
         key = tuple(node.name for node in nodes)
         if key not in self.seen:
@@ -139,25 +173,11 @@ class _Search:
         return self.seen[key]
 
     def difference(self, part: Function) -> str | None:
-        """The difference on a part; None if the engine agrees or declines."""
+        """The difference on a part; None if it agrees or is declined."""
         self.runs += 1
         given = [self.values[value.name] for value in part.inputs]
         expected = [self.values[value.name] for value in part.outputs]
-        try:
-            results = self._run(part, given)
-        except CompileRefused:
-            return None
-        except Exception as error:  # noqa: BLE001  # any other error counts as a difference
-            return f"{type(error).__name__}: {error}"
-        judged = judge_outputs(part, given, results, expected, self.reference, self._precision)
-        return judged.message if judged.verdict is Verdict.DISAGREES else None
-
-    def _run(self, part: Function, given: Sequence[Any]) -> list[Any]:
-        executable = compile_alone(self.engine, part, given, self.context)
-        try:
-            return list(executable.run([copy_values(value) for value in given]))
-        finally:
-            executable.close()
+        return self.differ(part, given, expected)
 
     def reduced(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Minimize the nodes so that removing any one makes the difference disappear."""
@@ -190,7 +210,7 @@ class _Search:
     def culprit(self, part: Function) -> FailingSubgraph:
         given = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
-        return FailingSubgraph(self.engine.spec, part, given, expected, self.difference(part) or "", self.runs)
+        return FailingSubgraph(self.name, part, given, expected, self.difference(part) or "", self.runs)
 
 
 def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:

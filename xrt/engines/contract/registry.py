@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 from xrt.engines.contract.entry_points import EntryPoint, list_entry_points
 from xrt.engines.contract.graph_compiler import GraphCompiler
 from xrt.engines.contract.options import LOWER_PRECISIONS, NAMES_FILES
-from xrt.engines.contract.spec import build, field_types, format_spec, is_bounded, parse_spec
+from xrt.engines.contract.spec import build, field_types, is_bounded, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.server import serve
@@ -295,8 +295,8 @@ def _one_line(error: BaseException) -> str:
 
 def _checked(engine: GraphCompiler) -> GraphCompiler:
     """Check that the class and the field values of an engine follow the contract; raises EngineError or OptionError."""
-    _check_class(type(engine))
-    format_spec(engine)
+    _check_class(engine.implementation)
+    _ = engine.spec  # raises for a value that cannot be written
     return engine
 
 
