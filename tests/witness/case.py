@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from xrt.comparison import Tolerance
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
-__all__ = ["Array", "Case", "Drawn", "case", "forms"]
+__all__ = ["Array", "Case", "Drawn", "case"]
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
@@ -102,9 +101,3 @@ def _label(inputs: Sequence[Any], attributes: Mapping[str, Any], opset: int) -> 
     shown = [f"{x.dtype}{list(x.shape)}".replace(" ", "") if isinstance(x, np.ndarray) else "_" for x in inputs[:4]]
     options = [f"{name}={value}".replace(" ", "") for name, value in attributes.items() if np.size(value) <= 12]
     return ",".join([*shown, *options, f"v{opset}"])
-
-
-def forms(**options: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield each combination of options; one whose value is None is left out."""
-    for values in product(*options.values()):
-        yield {name: value for name, value in zip(options, values, strict=True) if value is not None}

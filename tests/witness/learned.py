@@ -384,8 +384,3 @@ def encoders() -> Iterator[Case]:
     yield case(
         f"{ML}:CategoryMapper", [np.array([5, 9])], {"cats_strings": ["a", "b"], "cats_int64s": [4, 5]}, ml=1, label="numbers"
     )
-
-
-def families() -> Iterator[Case]:
-    for family in (support_vectors, linear, trees, features, encoders):
-        yield from family()

@@ -1,21 +1,21 @@
-"""What the witnesses say, and how toy is held against it."""
+"""Operators of ai.onnx.ml, for most of which onnx has no tests, on the reference and by somebody else's code."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from tests.witness.case import Case
-from xrt.comparison import Comparison, compare_all
+from tests.witness.learned import encoders, features, linear, support_vectors, trees
+from xrt.comparison import compare_all
 from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
 from xrt.formats.onnx import to_model
-
-__all__ = ["expected", "held", "results"]
 
 TOY = Toy(native="off")
 
@@ -47,8 +47,11 @@ def _by_onnxruntime(case: Case) -> list[Any]:
     return list(session.run(None, given))
 
 
-def held(case: Case) -> Comparison:
-    """Hold toy against the witness."""
-    with np.errstate(all="ignore"):
-        mine = results(case)
-    return compare_all(mine, list(expected(case)), case.tolerance)
+@pytest.mark.parametrize("family", [support_vectors, linear, trees, features, encoders])
+def test_the_reference_agrees_with_its_witness(family: Callable[[], Iterator[Case]]) -> None:
+    wrong = []
+    for case in family():
+        with np.errstate(all="ignore"):
+            found = compare_all(results(case), list(expected(case)), case.tolerance)
+        wrong += [] if found else [f"{case.name}: {found.message}"]
+    assert wrong == []
