@@ -235,19 +235,6 @@ def test_a_bundle_with_damaged_buckets_is_one_error(shapes: Any, tmp_path: Path,
         xrt.load(tmp_path / "a.xrt")
 
 
-@pytest.mark.usefixtures("two_cores")
-def test_a_variant_of_a_bundle_has_buckets_of_its_own(tmp_path: Path) -> None:
-    x = np.ones((5, 3), "float32")
-    for threads, buckets in ((1, (8,)), (2, (16,))):
-        with make(softmax(), {"s": buckets}, "ort", threads=threads) as module:
-            expected = module(x)
-            module.save(tmp_path / "a.xrt", x, add=threads > 1)
-    for threads, buckets in ((1, (8,)), (2, (16,))):
-        with xrt.load(tmp_path / "a.xrt", threads=threads, strict=True) as loaded:
-            np.testing.assert_array_equal(loaded(x), expected)
-            assert f"rounded up to {buckets[0]}" in str(loaded.explain())
-
-
 @pytest.mark.slow
 def test_a_later_module_finds_the_plans_of_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**12))

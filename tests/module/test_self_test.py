@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 
 import xrt
 from tests.module.test_bundle import X, perceptron
-from xrt.cache import CompileCache, Records, Store
+from xrt.cache import CompileCache
 from xrt.errors import BundleError, OptionError, SelfTestFailed
 from xrt.formats.arrays import Example, decode_example, encode_example
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import saving
-from xrt.module.bundle import CHECKED
 from xrt.module.module import XRTModule
 
 
@@ -203,66 +201,3 @@ def test_results_of_another_thread_budget_pass(path: Path) -> None:
     for engine in ("ort", "xla"):
         module(function, engine, threads=2).save(path)
         assert load(path, threads=1).run_self_test() is not None
-
-
-# ---------------------------------------------------------------------- checked once per host
-
-
-@pytest.fixture
-def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each checksum that is computed; small and new files are mapped, and their times tell a change."""
-    monkeypatch.setattr("xrt.formats.container.MAPPED_FROM", 1)
-    monkeypatch.setattr("xrt.formats.output.SETTLED", -(10**18))
-    sizes: list[int] = []
-
-    class Counted:
-        @staticmethod
-        def crc32(data: Any) -> int:
-            sizes.append(len(data))
-            return zlib.crc32(data)
-
-    monkeypatch.setattr("xrt.formats.container.zlib", Counted)
-    return sizes
-
-
-def test_a_file_that_passed_is_not_read_through_again(path: Path, tmp_path: Path, summed: list[int]) -> None:
-    module().save(path, X)
-    size = path.stat().st_size
-
-    def load_again(cache: Any) -> XRTModule:
-        loaded = xrt.load(path, strict=True, cache=cache)
-        loaded(X)
-        return loaded
-
-    cache = tmp_path / "cache"
-    load_again(cache)  # without a self-test nothing is remembered
-    summed.clear()
-    load_again(cache).run_self_test()
-    assert sum(summed) > size / 2
-    summed.clear()
-    load_again(cache).run_self_test()
-    assert sum(summed) < size / 4, "the head and the table"
-    load_again(CompileCache()).run_self_test()
-    assert sum(summed) > size / 2, "another directory knows nothing"
-
-
-@pytest.mark.filterwarnings("ignore::xrt.errors.CacheWarning")
-@pytest.mark.parametrize("change", ["damaged", "replaced", "memo"])
-def test_a_file_that_has_changed_is_read_again(change: str, path: Path, tmp_path: Path, summed: list[int]) -> None:
-    module().save(path, X)
-    cache = tmp_path / "cache"
-    xrt.load(path, cache=cache).run_self_test()
-    (memo,) = (one for one in cache.rglob("*.json") if one.parent.name == "checked")
-    section = next(one for name, one in Container.open(path, "bundle").sections.items() if name.startswith("compiled:"))
-    data = bytearray(path.read_bytes())
-    data[section.offset + section.size // 2] ^= 1
-    if change == "replaced":
-        path.unlink()
-    if change == "memo":
-        memo.write_bytes(b"[" * 1000)
-    path.write_bytes(data)
-    with pytest.raises(SelfTestFailed, match="the checksum of its section"):
-        xrt.load(path, cache=cache).run_self_test()
-    path.unlink()
-    assert Records(Store(cache), CHECKED).sweep() == 1
-    assert not memo.exists()

@@ -29,7 +29,6 @@ from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
-from xrt.module.bundle import CHECKED
 from xrt.module.stored_plans import PLANS
 from xrt.runtime import available_cores, default_budget
 
@@ -301,7 +300,7 @@ def gc_command(store: Store, size: str | None, failures: bool) -> None:
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
-    stale, old = Records(store, WEIGHT_HASHES).sweep() + Records(store, CHECKED).sweep(), Records(store, PLANS).sweep()
+    stale, old = Records(store, WEIGHT_HASHES).sweep(), Records(store, PLANS).sweep()
     said = (
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
         f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"

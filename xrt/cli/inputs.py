@@ -25,7 +25,6 @@ from xrt.models import sample_inputs
 from xrt.module import XRTModule, load
 from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
 from xrt.module.tuning import read_serving
-from xrt.module.variants import read_variants
 from xrt.placement.throughput import ServingConfiguration
 
 __all__ = [
@@ -220,9 +219,6 @@ def read_bundle_facts(path: str) -> dict[str, Any]:
         "device": facts["device"],
         "inputs": {value.name: str(value.type or "?") for value in record.inputs},
         "outputs": {value.name: str(value.type or "?") for value in record.outputs},
-        "variants": [
-            {"processor": one.machine, "threads": one.threads, "engines": list(one.engines)} for one in read_variants(file)
-        ],
         "self_test": SELF_TEST in file.sections,
         "programs": [_facts_of_program(program, file) for program in record.programs],
         "bytes": file.sizes,
@@ -254,12 +250,6 @@ def show_bundle(facts: Mapping[str, Any]) -> None:
     ends = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
     show_table(("", "name", "type"), ends)
     show_table(("engine", "version"), list(facts["engines"].items()))
-    if len(facts["variants"]) > 1:
-        variants = [
-            (one["processor"].rpartition("; ")[2], one["threads"], ", ".join(one["engines"])) for one in facts["variants"]
-        ]
-        show_table(("variant for", "threads", "engines"), variants, numbers=("threads",))
-        out.print("The programs are those of the first variant.")
     rows = [
         (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
         for program in facts["programs"]

@@ -331,9 +331,8 @@ def show_explain(account: CostReport) -> None:
 @module_options
 @isolation_options
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
-@click.option("--add", is_flag=True, help="Add a variant for this processor and thread budget to the bundle")
 @click.option("-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto")
-def compile_command(model: str, target: str | None, add: bool, verbose: bool, **params: Any) -> None:
+def compile_command(model: str, target: str | None, verbose: bool, **params: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
@@ -341,9 +340,6 @@ def compile_command(model: str, target: str | None, add: bool, verbose: bool, **
     compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
     compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
     error.
-
-    A bundle may have a variant for each kind of processor and thread budget, over one set of weights: --add compiles MODEL, which
-    may be the bundle itself, and adds what is made to the bundle. The one that fits is chosen when the bundle is loaded.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
@@ -365,7 +361,7 @@ def compile_command(model: str, target: str | None, add: bool, verbose: bool, **
     status = WorkStatus("compiling")
     with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module, status:
         is_open = _compile(module, examples)
-        module.save(path, add=add)
+        module.save(path)
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     out.print(explanation, markup=False)
     for line in _describe_sizes(fixed, _names(function), sizes, is_open=is_open):

@@ -1,11 +1,11 @@
 """Bundle files: a program record in one container with its sections.
 
-manifest            the record, as JSON; one for each variant, `manifest@1` for the second
+manifest            the record, as JSON
 model, function:0   the model, and the Functions that were planned, as ONNX models
 plan:0              a Plan with its nodes and reasons, as a message of proto/xrt.proto
 compiled:...        a region in its engine's form, by signature
 weight:...          a large constant of these models and plans, by digest
-variants, self-test
+self-test           an example with its outputs
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.errors import BundleError
@@ -28,7 +26,6 @@ from xrt.formats.output import replace_file
 if TYPE_CHECKING:
     from xrt.formats.program_record import ProgramRecord
     from xrt.graph import Constant, Function
-    from xrt.graph.constants import FileIdentity
 
 __all__ = ["BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 
@@ -43,13 +40,9 @@ def write_bundle(
     models: Mapping[str, Function],
     plans: Mapping[str, Mapping[str, Any]],
     compiled: Mapping[str, Buffer],
-    *,
-    suffix: str = "",
-    copied: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> None:
     """Write a bundle atomically, replacing an existing file. Models, values of Plan messages and artifacts by section name.
 
-    ``copied`` are sections of an existing bundle that is extended; ``suffix`` distinguishes the new record from those in it.
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
     from xrt.formats.onnx.messages import encode_data
@@ -63,7 +56,7 @@ def write_bundle(
         constants.setdefault(name, constant)
         return name
 
-    parts: dict[str, Buffer] = {**copied, f"{_MANIFEST}{suffix}": program_record.dump(record)}
+    parts: dict[str, Buffer] = {_MANIFEST: program_record.dump(record)}
     parts.update({name: write_model(function, keep) for name, function in models.items()})
     parts.update({name: write("Plan", values, keep) for name, values in plans.items()})
     parts.update(compiled)
@@ -73,8 +66,7 @@ def write_bundle(
         for name, data in parts.items():
             writer.add(name, data)
         for name, constant in constants.items():
-            if name not in copied:
-                writer.add(name, encode_data(constant))
+            writer.add(name, encode_data(constant))
         writer.finish()
 
     try:
@@ -89,25 +81,12 @@ class BundleFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises BundleError with the path if the file is missing or corrupt."""
         self.path = Path(path)
-        self.suffix = ""
-        """Selects one of the records in the file."""
-        self.unused: frozenset[str] = frozenset()
-        """Sections that are not reachable from the selected record."""
-        self.read_weights: set[str] = set()
-        """Sections of constants that were read by models and plans."""
         try:
             self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
             raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
         except (BundleError, OSError) as error:
             raise self._unloadable(error) from error
-
-    def select(self, suffix: str) -> BundleFile:
-        """A view of the same file with another of its records."""
-        found = copy(self)
-        found.__dict__.pop("record", None)
-        found.suffix, found.read_weights = suffix, set()
-        return found
 
     @property
     def sections(self) -> Collection[str]:
@@ -117,7 +96,7 @@ class BundleFile:
     def record(self) -> ProgramRecord:
         """The programs; raises BundleError if the record is corrupt or has an unsupported version."""
         try:
-            record = program_record.parse(bytes(self._container.section(f"{_MANIFEST}{self.suffix}")))
+            record = program_record.parse(bytes(self._container.section(_MANIFEST)))
             if not record.facts:
                 raise BundleError("it has no facts of a module")
         except (BundleError, OSError) as error:
@@ -125,28 +104,16 @@ class BundleFile:
         return record
 
     def _held(self, name: str) -> memoryview | None:
-        if not name.startswith(_WEIGHT):
-            return None
-        self.read_weights.add(name)
-        return self._container.section(name)
+        return self._container.section(name) if name.startswith(_WEIGHT) else None
 
     def find_section(self, name: str) -> memoryview | None:
         """The contents of a section, or None if it does not exist. Raises BundleError if it is corrupt."""
         return self.read_compiled(name) if name in self._container.sections else None
 
-    @property
-    def stamp(self) -> FileIdentity | None:
-        """Identity of the file when it was opened; None if it is small or was modified just before."""
-        return self._container.stamp
-
-    def trust(self) -> None:
-        """Skip checksums of all used sections: another process has verified this file."""
-        self._container.trust(self.unused)
-
     def check(self) -> None:
-        """Verify the checksum of every used section; raises BundleError if one differs."""
+        """Verify the checksum of every section; raises BundleError if one differs."""
         try:
-            self._container.check(self.unused)
+            self._container.check()
         except BundleError as error:
             raise self._unloadable(error) from error
 

@@ -16,7 +16,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -26,7 +26,7 @@ import numpy as np
 from xrt.errors import BundleError, InputError, ModelError
 from xrt.formats.output import map_file, replace_file
 from xrt.graph import DType
-from xrt.graph.constants import FileIdentity, Mapping as FileMapping, release
+from xrt.graph.constants import release
 
 __all__ = [
     "ALIGNMENT",
@@ -138,20 +138,10 @@ class Container:
             self._checked.add(name)
         return view
 
-    @property
-    def stamp(self) -> FileIdentity | None:
-        """Identity of the mapped file when it was opened; None if it is not mapped or was modified just before."""
-        mapping = self._data.obj
-        return mapping.stamp if isinstance(mapping, FileMapping) else None
-
-    def trust(self, excepted: Collection[str] = ()) -> None:
-        """Skip the checksums of all sections but ``excepted``: another process has verified this file."""
-        self._checked.update(self._sections.keys() - {*excepted})
-
-    def check(self, excepted: Collection[str] = ()) -> None:
-        """Verify all sections but ``excepted`` and release the pages read for it; raises CorruptFile."""
+    def check(self) -> None:
+        """Verify all sections and release the pages read for it; raises CorruptFile."""
         for name in self._sections:
-            if name not in self._checked and name not in excepted:
+            if name not in self._checked:
                 release(np.frombuffer(self.section(name), np.uint8))
 
 

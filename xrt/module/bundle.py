@@ -7,7 +7,6 @@ nodes of a missing engine are planned again for the other engines, also with a n
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache import CompileCache, CompileRequest, DiskStatistics, DiskTier, Signature, Tier, make_signature, open_cache
+from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
 from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
-from xrt.cache.records import Records, text_schema
 from xrt.engines import ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -37,7 +35,6 @@ from xrt.errors import (
     warn,
 )
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
-from xrt.formats.output import identify_file
 from xrt.graph import Function
 from xrt.module.engines import check_isolated
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
@@ -46,7 +43,6 @@ from xrt.module.options import Check, Isolation, ModuleOptions, parse_options
 from xrt.module.sizes import read_shapes
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.stored_plans import BuildContext, restore
-from xrt.module.variants import choose_variant
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
@@ -57,11 +53,7 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions, Plan
     from xrt.runtime import RegionToCompile
 
-__all__ = ["CHECKED", "BundleTier", "load"]
-
-
-CHECKED = text_schema("checked", "record of a bundle", list, list, lambda record: not Path(record[0]).exists())
-"""Which bundles, and which variants in them, this user has verified: path, variant and stamp of the file."""
+__all__ = ["BundleTier", "load"]
 
 
 @dataclass(eq=False)
@@ -71,12 +63,9 @@ class BundleTier:
     file: BundleFile
     behind: Tier | None
     strict: bool
-    why_none: str = ""
-    """Why no variant of the bundle fits this machine; empty if one does."""
 
     def __post_init__(self) -> None:
         self._sections: dict[tuple[tuple[str, str], ...], str] = {}
-        self._watched: list[Function] = []
         self._loaded = 0
 
     @property
@@ -88,38 +77,6 @@ class BundleTier:
         """Those of the tier behind it; executables from the bundle count as hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self._loaded)
-
-    def recall_check(self) -> None:
-        """Skip the checksums of a file that this host has verified, and that has not changed since."""
-        if self.file.stamp is not None and (checked := self._checked) is not None:
-            if checked.find(self._check_key) == self._check_record:
-                self.file.trust()
-
-    def keep_check(self) -> None:
-        """Record that all used sections of the file were verified."""
-        if self.file.stamp is not None and (checked := self._checked) is not None:
-            checked.keep(self._check_key, self._check_record)
-
-    @property
-    def _checked(self) -> Records[list[Any]] | None:
-        return Records(self.behind.store, CHECKED) if isinstance(self.behind, DiskTier) else None
-
-    @property
-    def _check_key(self) -> str:
-        return hashlib.sha256(os.fsencode(self.file.path.absolute()) + b"\0" + self.file.suffix.encode()).hexdigest()[:40]
-
-    @property
-    def _check_record(self) -> list[Any]:
-        return [os.fspath(self.file.path.absolute()), self.file.suffix, *(self.file.stamp or ())]
-
-    def watch(self, plan: Plan) -> None:
-        """Store the hashes of a plan's weights for the next process that loads the bundle."""
-        if self.weights is None:
-            return
-        constants = {f"{one.name}:{name}": constant for one in plan.launches for name, constant in one.function.constants.items()}
-        function = Function((), (), constants=constants)
-        self._watched.append(function)  # the store references it weakly
-        self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
 
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
         """Load signatures with these ingredients from a section."""
@@ -133,8 +90,6 @@ class BundleTier:
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Load the signature's executable from the bundle or the tier behind it, or make it; return it prepared."""
-        if self.weights is not None:
-            self.weights.keep()
         section = self._sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:
@@ -194,9 +149,8 @@ def load(
     """
     settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
     _check_kind(path)
-    file, why_none = choose_variant(BundleFile(path), threads)
-    tier = BundleTier(file, open_cache(cache).disk, strict, why_none)
-    tier.recall_check()
+    file = BundleFile(path)
+    tier = BundleTier(file, open_cache(cache).disk, strict)
     record = file.record
     check_isolated(settings.isolate.engines, _specs(record))
     named = _named(engine, record)
@@ -376,7 +330,6 @@ def _restore(module: XRTModule, tier: BundleTier, record: ProgramRecord, missing
             build = origin.plan_again(program, context)
         elif plan is not None:
             build = origin.complete(program, context)
-            tier.watch(plan)
         else:
             plan, build = restore(program, origin, context)
         if is_usable and plan is not None:
@@ -423,9 +376,8 @@ def _serves_threads(region: RegionToCompile, saved: str) -> bool:
 
 def _tell(tier: BundleTier, recompiled: Mapping[str, str]) -> None:
     name, why = next(iter(recompiled.items()))
-    because = f"{tier.why_none}; " if tier.why_none else ""
     again = f"{len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
-    said = f"{os.fspath(tier.file.path)!r}: {because}{again}"
+    said = f"{os.fspath(tier.file.path)!r}: {again}"
     if tier.strict:
         raise BundleError(f"{said}; load without strict=True to compile them")
     warn(f"{said}; m.explain() lists them", FallbackWarning)

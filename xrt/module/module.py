@@ -392,7 +392,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         path: str | os.PathLike[str],
         *examples: Any,
         example: Mapping[str, Any] | Sequence[Any] | bool = True,
-        add: bool = False,
         **named: Any,
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
@@ -403,25 +402,21 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
         are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
 
-        With ``add``, the bundle at the path gets one more variant, for this processor and thread budget, with plans and compiled
-        forms of its own; one for the same is replaced. Weights are kept once. `xrt.load` chooses the variant that fits.
-
-        Raises BundleError where the file cannot be written, or is of another model; OptionError for an ``example`` that
-        cannot be kept, and what `compile` raises.
+        Raises BundleError if the file cannot be written; OptionError for an ``example`` that cannot be kept, and what `compile`
+        raises.
         """
-        save(self, path, examples, named, example, add=add)
+        save(self, path, examples, named, example)
 
     def run_self_test(self) -> SelfTestReport | None:
         """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
 
-        To be called before a service says that it is ready. What passes is remembered in the disk cache: as long as the file does
-        not change, later processes of the host do not read it through to check it. None where the module came from no bundle, or
-        from one without an example; its file is checked all the same.
+        To be called before a service says that it is ready. None if the module came from no bundle, or from one without an
+        example, whose file is checked all the same.
 
         Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
         output differs by more than the tolerance of a network.
         """
-        return None if self.bundle is None else run_self_test(self.bundle, self, self.programs.cache)
+        return None if self.bundle is None else run_self_test(self.bundle, self)
 
     # ------------------------------------------------------------------ copies
 

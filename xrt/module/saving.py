@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import FunctionType
@@ -18,16 +17,14 @@ import numpy as np
 
 from xrt import __version__
 from xrt.cache import CompileCache
-from xrt.cache.signature import describe_machine
 from xrt.comparison import compare, tolerance_for
-from xrt.errors import BundleError, CompileRefused, OptionError, SelfTestFailed, XRTError
+from xrt.errors import CompileRefused, OptionError, SelfTestFailed, XRTError
 from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
 from xrt.formats.bundle import BundleFile, make_working_directory, write_bundle
 from xrt.formats.program_record import OWN, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
 from xrt.module.sizes import dump_shapes
 from xrt.module.stored_plans import list_large_constants, store_program
-from xrt.module.variants import SECTION as VARIANTS, Extension, Variant, dump_variants, extend_bundle
 
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler
@@ -48,9 +45,7 @@ __all__ = [
     "copy_module",
     "describe_construction",
     "draw_inputs",
-    "make_example",
     "read_example",
-    "run_example",
     "run_self_test",
     "save",
 ]
@@ -75,26 +70,8 @@ class SelfTestReport:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
-def make_example(function: Function, run: Callable[[Sequence[Any]], Sequence[Any]], given: Sequence[Any] | None) -> Example:
-    """Return an example with the outputs that ``run`` computes: of the given inputs, else of random ones.
-
-    Raises OptionError where an input or output is no tensor of numbers, they are large, or without given inputs the outputs of a
-    further call may be others; InputError where random ones cannot be made.
-    """
-    values = draw_inputs(function) if given is None else given
-    if not all(map(is_encodable, values)):
-        raise _why_not("an input is no tensor of numbers")
-    inputs = tuple((value.name, np.array(one)) for value, one in zip(function.inputs, values, strict=True))
-    outputs = run([array.copy() for _, array in inputs])
-    if not all(map(is_encodable, outputs)):
-        raise _why_not("an output is no tensor of numbers")
-    example = Example(inputs, tuple((value.name, one) for value, one in zip(function.outputs, outputs, strict=True)))
-    _check_size(example.nbytes)
-    return example
-
-
 def draw_inputs(function: Function) -> list[Any]:
-    """Return random inputs; raises OptionError and InputError as `make_example` does."""
+    """Random inputs; raises OptionError if they are large or a call would not give the same twice, and InputError."""
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 
@@ -112,7 +89,6 @@ def _make_module_example(
 
     None if there is none and it is not required.
     """
-    from xrt.graph import Function
     from xrt.runtime import to_host
 
     if not (examples or named) and module.bundle is not None:
@@ -128,15 +104,26 @@ def _make_module_example(
 
     try:
         function = builds[-1].full_function()
-        if module.sizes.padding is not None:  # the example is one of the model, not of its padded form
-            values = draw_inputs(function)[: len(source.inputs)] if values is None else values
-            function = Function(source.inputs, source.outputs)
-        return make_example(function, partial(_run_to_host, module), values)
+        values = draw_inputs(function)[: len(source.inputs)] if values is None else values
+        return _make_example(module, [value.name for value in function.inputs], values)
     except XRTError:
         if is_required:
             raise
         _log.info("the bundle has no example", exc_info=True)
         return None
+
+
+def _make_example(module: XRTModule, names: Sequence[str], values: Sequence[Any]) -> Example:
+    """The inputs, with the outputs of the module; raises OptionError if one is no tensor of numbers, or they are large."""
+    if not all(map(is_encodable, values)):
+        raise _why_not("an input is no tensor of numbers")
+    inputs = tuple((name, np.array(value)) for name, value in zip(names, values, strict=False))  # without a padded model's sizes
+    outputs = _run_to_host(module, [array.copy() for _, array in inputs])
+    if not all(map(is_encodable, outputs)):
+        raise _why_not("an output is no tensor of numbers")
+    example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
+    _check_size(example.nbytes)
+    return example
 
 
 def _check_size(nbytes: int) -> None:
@@ -155,20 +142,20 @@ def read_example(file: BundleFile) -> Example | None:
     return None if data is None else decode_example(data)
 
 
-def run_example(file: BundleFile, call: Callable[[Sequence[Any]], Sequence[Any]]) -> SelfTestReport | None:
-    """Check the file, compute its example and compare; None where it has none. Raises SelfTestFailed."""
+def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestReport | None:
+    """Check a bundle, compute its example and compare; None if it has none. Raises SelfTestFailed."""
     began, name = perf_counter(), os.fspath(file.path)
     try:
         file.check()
         example = read_example(file)
         if example is None:
             return None
-        results = call([np.array(array) for _, array in example.inputs])
+        results = _run_to_host(module, [np.array(array) for _, array in example.inputs])
     except XRTError as error:
         raise SelfTestFailed(f"the self-test of {name!r} failed: {error}") from error
     differences = [0.0]
-    for (output, expected), found in zip(example.outputs, results, strict=True):
-        comparison = compare(found, expected, tolerance_for(expected.dtype, "network"), name=output)
+    for (output, expected), result in zip(example.outputs, results, strict=True):
+        comparison = compare(result, expected, tolerance_for(expected.dtype, "network"), name=output)
         if not comparison:
             hint = f"save the bundle again where its results are right, or find what differs with `xrt verify {name}`"
             raise SelfTestFailed(f"the self-test of {name!r} failed: {comparison.message}; {hint}", comparison.absolute)
@@ -184,24 +171,12 @@ def _run_to_host(module: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[
     return on_host
 
 
-def run_self_test(file: BundleFile, module: Callable[..., Any], cache: CompileCache) -> SelfTestReport | None:
-    """Compute the example of a bundle by the module that came from it: see `XRTModule.run_self_test`."""
-    from xrt.module.bundle import BundleTier
-
-    report = run_example(file, partial(_run_to_host, module))
-    if isinstance(cache.disk, BundleTier):
-        cache.disk.keep_check()
-    return report
-
-
 def save(
     module: XRTModule,
     path: str | os.PathLike[str],
     examples: Sequence[Any],
     named: Mapping[str, Any],
     example: Mapping[str, Any] | Sequence[Any] | bool,
-    *,
-    add: bool,
 ) -> None:
     """Write a bundle: see `XRTModule.save`."""
     programs = module.programs
@@ -214,16 +189,13 @@ def save(
     stored = None
     if example is not False:
         stored = _make_module_example(module, examples, named, is_required=not isinstance(example, bool))
-    base = BundleFile(path) if add else None
-    if base is not None and isinstance(example, bool):
-        stored = read_example(base) or stored
-    _write(module, path, stored, base)
+    _write(module, path, stored)
 
 
-def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | None, base: BundleFile | None) -> None:
-    """Write the programs of a module, and its example. The bundle ``base`` is extended by a variant.
+def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | None) -> None:
+    """Write the programs of a module, and its example.
 
-    Raises BundleError if ``base`` is of another model or the file cannot be written, ModelError for a Function without ONNX form.
+    Raises BundleError if the file cannot be written, ModelError for a Function without ONNX form.
     """
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
@@ -231,18 +203,12 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
 
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
     builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.is_compiled]
-    machine, threads, specs = describe_machine(), engines.context.threads, [engine.spec for engine in _list_named(engines)]
-    extension = Extension("", (Variant("", machine, threads, tuple(specs)),), {})
-    if base is not None:
-        _check_same_model(base, source)
-        extension = extend_bundle(base, machine, threads, specs)
-    suffix = extension.suffix
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     plans: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Buffer] = {}
     programs: list[StoredProgram] = []
     for fetch, build in builds:
-        plan, number = build.plan, f"{suffix}:{len(programs)}"
+        plan, number = build.plan, f":{len(programs)}"
         models[f"function{number}"], plans[f"plan{number}"] = build.full_function(), to_message(plan)
         regions = zip(build.regions(), build.program().executables, strict=True)
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
@@ -257,26 +223,13 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
     record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
     if example is not None:
         compiled[SELF_TEST_SECTION] = encode_example(example)
-    compiled[VARIANTS] = dump_variants(extension.variants)
-    write_bundle(path, record, models, plans, compiled, suffix=suffix, copied=extension.copied)
+    write_bundle(path, record, models, plans, compiled)
 
 
 def _list_weights(function: Function) -> Iterator[StoredWeight]:
     """Yield the large constants of a region, which are sections of the bundle."""
     for constant in list_large_constants(function).values():
         yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
-
-
-def _check_same_model(base: BundleFile, source: ModelSource) -> None:
-    """Raise BundleError where a bundle is of another model than the module."""
-    record = base.record
-    model = record.facts["model"]
-    same = bool(model) != source.is_traced and record.inputs == tuple(source.inputs)
-    if same and model:
-        same = base.model(model).fingerprint == source.get_declared_function().fingerprint
-    if not same:
-        reason = "it is the bundle of another model; save this one to a file of its own"
-        raise BundleError(f"cannot add a variant to {os.fspath(base.path)!r}: {reason}")
 
 
 def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
