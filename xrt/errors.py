@@ -217,14 +217,9 @@ class RunFailed(EngineError, RuntimeError):
 class PlanError(XRTError, ValueError):
     """No plan satisfies the request: a pin cannot be satisfied, or no listed engine supports a node with ``strict=True``.
 
-    Remedy: the message lists the nodes and the reasons, and an installed engine that supports them all, if there is one.
-    Add an engine, change the pin, or omit ``strict=True``.
+    Remedy: the message lists the nodes and the reasons. Add an engine that supports them, change the pin, or omit
+    ``strict=True``.
     """
-
-    def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
-        """``nodes`` are the names of unsupported nodes, if they are the reason."""
-        super().__init__(message)
-        self.nodes = nodes
 
 
 class CacheError(XRTError):

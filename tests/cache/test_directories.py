@@ -33,12 +33,6 @@ def engine(tmp_path: Path) -> Saving:
     return Saving(journal=str(tmp_path / "journal"))
 
 
-@pytest.fixture(autouse=True)
-def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
-
-
 # ---------------------------------------------------------------------- directories and disks
 
 
@@ -99,11 +93,9 @@ def test_no_temporary_folder_is_needed(tmp_path: Path, monkeypatch: pytest.Monke
     assert [status.state for status in probe_all(["ort"])] == ["ready"]
 
 
-@pytest.mark.parametrize("worthwhile", [0.0, float("inf")], ids=["answers-kept", "entries-alone"])
 def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
-    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worthwhile: float
+    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every file of the cache meets it, whether or not the answers of engines took long enough to be written down."""
     place = Store.place
 
     def full(store: Store, path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -113,7 +105,6 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
 
         place(store, path, half)
 
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", worthwhile)
     monkeypatch.setattr(Store, "place", full)
     with pytest.warns(CacheWarning, match="No space left on device") as caught:
         run(engine, tmp_path / "cache")

@@ -30,12 +30,6 @@ def engine(tmp_path: Path) -> Saving:
     return Saving(journal=str(tmp_path / "journal"))
 
 
-@pytest.fixture(autouse=True)
-def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
-
-
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
     """Run the chain in what stands for a new process: a module with a memory tier of its own."""
     made = module(engine, directory, function, limit)

@@ -25,7 +25,7 @@ from xrt.formats.placement_file import dumps, loads
 from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
-from xrt.module import bundle, support_cache
+from xrt.module import bundle
 from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
 from xrt.partition.serialization import from_bytes
@@ -105,10 +105,6 @@ def _library(path: Path) -> None:
     library.load(path)
 
 
-def _answers(path: Path) -> None:
-    support_cache.make_schema(nodes=3, engines=2).read(path)
-
-
 def _costs(path: Path) -> None:
     dumps(CostTable.from_document(loads(path.read_bytes())).to_document())
 
@@ -140,7 +136,6 @@ _ALL: Sequence[Reader] = (
     Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
     Reader("lock", _lock, samples.locks, TEXTUAL, malicious.locks),
     Reader("cache entry", ENTRIES.read, samples.cache_entries, _SEALED),
-    Reader("answers", _answers, samples.answers, TEXTUAL),
     Reader("costs", _costs, samples.costs, TEXTUAL),
     Reader("decision", _decision, samples.decisions, TEXTUAL),
     Reader("statuses", STATUSES.read, samples.statuses, TEXTUAL),

@@ -35,7 +35,6 @@ from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node, write_entry
 
 __all__ = [
-    "answers",
     "arrays",
     "bundles",
     "cache_entries",
@@ -212,12 +211,6 @@ def cache_entries() -> tuple[Files, ...]:
             entries.keep(signature.key, CacheEntry(signature, *content))
             found.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
     return tuple(found)
-
-
-def answers() -> tuple[Files, ...]:
-    """Return what the cache remembers of two engines' answers about three nodes."""
-    facts = {"format": 1, "questions": [0, 1, 0], "answers": [[None, "it declines"], ["no", None]]}
-    return ({"answers.json": json.dumps(facts).encode()},)
 
 
 def weight_hashes() -> tuple[Files, ...]:

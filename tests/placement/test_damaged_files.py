@@ -20,12 +20,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.damaging import WHOLE, mutants
 from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, mixed, single
-from xrt.cache import Records, Store
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, NativeWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.module import XRTModule
-from xrt.module.support_cache import make_schema
 from xrt.partition import SupportMatrix
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, records
@@ -73,20 +71,6 @@ class Kind:
     """Whether what was recalled is of the types that it should be of."""
 
 
-def answer_records(folder: Path) -> Records[SupportMatrix]:
-    return Records(Store(folder), make_schema(len(NET.nodes), len(ENGINES)))
-
-
-def are_answers(found: SupportMatrix) -> bool:
-    rows = [row for row in found.answers if isinstance(row, tuple) and len(row) == len(ENGINES)]
-    answers = [one for row in rows for one in row]
-    return (
-        len(rows) == len(found.answers)
-        and all(one is None or len(one) > 1 for one in answers)
-        and bool(found.supporting_engines())
-    )
-
-
 def asked() -> Any:
     return records.make_decision_key(REQUEST)
 
@@ -117,12 +101,6 @@ def are_statuses(found: dict[str, Any]) -> bool:
 
 
 KINDS = {
-    "answers": Kind(
-        "answers/*.json",
-        lambda folder: answer_records(folder).keep("0" * 64, ANSWERS),
-        lambda folder: answer_records(folder).find("0" * 64),
-        are_answers,
-    ),
     "costs": Kind(
         "costs/*.json",
         lambda folder: CostStore(folder).keep(TABLE, ENGINES[:1], CONTEXT),
@@ -312,7 +290,6 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
 @pytest.mark.slow
 def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
     monkeypatch.setattr("xrt.placement.autotune.MOST_SEARCHES", 1)  # what a loaded machine can tell from one round is kept too
 
     def placed() -> tuple[str, list[str]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.cache import CompileCache
-from xrt.engines.contract import registry
-from xrt.errors import CompileRefused, EngineError, InputError, PlanError, RunFailed, did_you_mean
+from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
 from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
@@ -20,16 +18,14 @@ from xrt.progress import show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
-    from xrt.graph import Function, Node
+    from xrt.graph import Function
     from xrt.module.memory import Memory
     from xrt.module.options import ModuleOptions
-    from xrt.module.support_cache import SupportCache
-    from xrt.partition import ClusteringOptions, Pin, Plan
+    from xrt.partition import ClusteringOptions, Pin, Plan, SupportMatrix
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize", "with_advice"]
+__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
 
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
@@ -136,11 +132,13 @@ class Specialization:
         self._plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     @cached_property
-    def _asking(self) -> SupportCache:
-        from xrt.module.support_cache import SupportCache  # imports onnx, which a stored plan does not need
+    def _support(self) -> SupportMatrix:
+        """The engines' answers about the Function; they are asked once, however often it is planned."""
+        from xrt.partition import SupportMatrix
+        from xrt.placement.result import unwrap
 
-        saved, function = self._saved, self.function
-        return SupportCache(saved.whole if saved else lambda: function, self.engines, self._cache)  # no method: no cycle
+        homes = [self.engines.homes.of(engine.spec) for engine in self.engines.engines]
+        return SupportMatrix.of(self.full_function(), unwrap(self.engines.engines), homes)
 
     @property
     def plan(self) -> Plan:
@@ -163,8 +161,6 @@ class Specialization:
             count = len(self.refused)
             program, refused, _ = self._compile_first()
             self._take(program, refused)
-            if "_asking" in self.__dict__:
-                self._asking.keep()
         warn_refusals(self.refused[count:])
         return program
 
@@ -292,25 +288,9 @@ class Specialization:
             plan = find_next_best_plan(self.tuned, make_exclusions(refused)) if refused else self.tuned.plan
             if plan is not None:
                 return plan
-        try:
-            plan = self._by_priority(refused)
-        except PlanError as error:
-            if refused or self.engines.is_auto or self.engines.context.device != "cpu":
-                raise
-            from xrt.engines.contract import registry
-
-            listed = [engine.name for engine in self.engines.engines]
-            raise with_advice(error, self.full_function(), listed, registry.list_by_rank()) from None
-        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
-        _log.info(
-            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
-        )
-        return plan
-
-    def _by_priority(self, refused: tuple[Refusal, ...]) -> Plan:
         from xrt.partition import partition
 
-        return partition(
+        plan = partition(
             self.full_function(),
             self.engines.engines,
             self._clustering,
@@ -319,8 +299,13 @@ class Specialization:
             device=self.engines.context.device,
             devices=self.engines.devices,
             refused=make_exclusions(refused),
-            capability=self._asking.capability,
+            capability=self._support,
         )
+        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info(
+            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
+        )
+        return plan
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:
@@ -385,41 +370,3 @@ def _has_index_error(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, IndexError):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-MOST_NODES = 8
-"""Nodes that other engines are queried about; an engine that supports these is likely to support the rest."""
-PATIENCE = 5.0
-"""Seconds after which no further engine is queried: the libraries of engines outside the list may have to be imported."""
-
-
-def with_advice(
-    error: PlanError,
-    function: Function,
-    listed: Collection[str],
-    names: Iterable[str],
-    create: Callable[[str], GraphCompiler] = registry.create,
-) -> PlanError:
-    """Return the error, extended by the first engine in ``names`` outside the list that supports the unsupported nodes.
-
-    Returns the error unchanged if there is no such engine, or if the error names no nodes.
-    """
-    left = [node for node in function.nodes if node.name in set(error.nodes)]
-    until = monotonic() + PATIENCE
-    for name in names:
-        if not left or monotonic() > until:
-            break
-        if name not in listed and _takes(name, left[:MOST_NODES], function, create):
-            return PlanError(f"{error}\n  engine {name!r} is installed and takes them: add it to the list", error.nodes)
-    return error
-
-
-def _takes(name: str, nodes: Sequence[Node], function: Function, create: Callable[[str], GraphCompiler]) -> bool:
-    try:
-        engine = create(name)
-    except EngineError:
-        return False
-    try:
-        return all(engine.why_not(node, function) is None for node in nodes)
-    except Exception:  # noqa: BLE001  # an engine that breaks is no advice
-        return False
