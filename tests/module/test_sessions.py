@@ -486,3 +486,9 @@ def test_a_worker_that_dies_loses_the_step_and_not_the_state() -> None:
     np.testing.assert_array_equal(session.state["h"], before)
     session(X)
     np.testing.assert_array_equal(session.state["h"], np.tanh(X + before))
+
+
+def test_a_session_takes_no_buffers() -> None:
+    with xrt.XRTModule(sums(), engine="toy") as module, pytest.raises(InputError) as caught:
+        module.new_session()(X, options=xrt.RunOptions(out=(None,)))
+    assert str(caught.value) == "a session keeps some of the outputs: options.out must be None; copy what the call returns"

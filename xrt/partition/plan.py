@@ -244,29 +244,6 @@ class Plan:
         """Values copied between devices, once per direction. Empty if everything is on one device."""
         return tuple(find_transfers(self.function, self.launches, self.device))
 
-    def estimate_peak(self) -> int | None:
-        """Estimate the peak bytes of computed values, within and between launches; None if a size is unknown.
-
-        Engines may reorder the nodes of a region and need additional memory for computing. Linear.
-        """
-        from xrt.graph.memory_forecast import estimate_peak
-
-        updated = {after for _, after in self.function.aliases}
-        last = {name: i for i, node in enumerate(self.function.nodes) for name in node.uses}
-        last.update((value.name, len(self.launches)) for value in self.function.outputs)
-        alive: dict[str, int] = {}
-        most = 0
-        for number, launch in enumerate(self.launches):
-            inner = estimate_peak(launch.function, updated)
-            sizes = {v.name: v.type.nbytes if isinstance(v.type, TensorType) else None for v in launch.function.outputs}
-            if inner is None or None in sizes.values():
-                return None
-            most = max(most, sum(alive.values()) + inner)
-            alive.update((name, size or 0) for name, size in sizes.items() if name not in updated)
-            # Values are freed after their last reader.
-            alive = {name: size for name, size in alive.items() if last.get(name, -1) > number}
-        return most
-
     def get_device(self, launch: Launch) -> str:
         """The device of a launch."""
         return launch.device or self.device

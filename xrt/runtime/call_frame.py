@@ -1,4 +1,4 @@
-"""Call frames: the value slots of one call and its prepared launches; errors and memory counts of launches.
+"""Call frames: the value slots of one call and its prepared launches; errors of launches.
 
 Each running call owns a frame, so a launch can be a closure over the slots. All buffers are chosen when the frame is made, and a
 call is a plain sequence of actions.
@@ -6,8 +6,8 @@ call is a plain sequence of actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,17 +19,13 @@ from xrt.graph import DType, TensorType, Type
 from xrt.partition import Launch, Plan
 
 if TYPE_CHECKING:
-    from xrt.engines import Executable
     from xrt.runtime.memory_plan import MemoryPlan, Step, ValueTable
 
 __all__ = [
     "Action",
     "CallFrame",
-    "CallMemory",
     "OutputInspector",
-    "ValueCounter",
     "copy_inputs",
-    "find_peak",
     "find_type_mismatch",
     "list_inplace_updates",
     "make_count_error",
@@ -311,105 +307,3 @@ def list_inplace_updates(plan: Plan, region: str) -> list[str]:
     begun = plan.launches[: names.index(region) + 1]
     input_names = {value.name for value in plan.function.inputs}
     return [before for launch in begun for before, _ in launch.function.aliases if before in input_names]
-
-
-AT_END = ""
-"""Marks the end of the call, where results in the arena are copied out."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallMemory:
-    """Peak memory of the values of one profiled call, and the plan's estimate."""
-
-    peak: int
-    """``values + workspace`` at the launch where it is largest."""
-    launch: str
-    """Name of that launch; empty for the end of the call."""
-    values: int
-    """Bytes of arrays then held by the call: values between regions, results, and the whole arena. The caller's arrays
-    (inputs, state, output buffers) and constants are excluded; shared memory counts once.
-    """
-    workspace: int
-    """Bytes that the engine reports for intermediate values and workspace of the region; 0 if it reports none. An upper bound:
-    some engines free intermediate values before they allocate the last result.
-    """
-    expected: int | None
-    """`Plan.estimate_peak`: values only, in node order; None if a size is unknown."""
-    untold: tuple[str, ...] = ()
-    """Launches whose engines report no memory use."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "untold": list(self.untold)}
-
-    def __str__(self) -> str:
-        where = f"in {self.launch}" if self.launch else "at the end"
-        parts = (
-            f"{self.values:,} in arrays of the call, {self.workspace:,} inside of the region" if self.launch else "results too"
-        )
-        expected = "" if self.expected is None else f"; the plan expects {self.expected:,}"
-        untold = f"; not known: what is inside of {', '.join(self.untold)}" if self.untold else ""
-        return f"values take at most {self.peak:,} bytes at once, {where} ({parts}){expected}{untold}"
-
-
-class ValueCounter:
-    """Counts the bytes of the arrays held by one call, launch by launch. Constant time per value."""
-
-    def __init__(self, table: ValueTable, frame: CallFrame, inputs: Sequence[Any], out: Sequence[Any] | None, arena: int) -> None:
-        self._slots = frame.slots
-        self._steps = table.steps
-        self._freed = table.last_uses()
-        others = (*inputs, *table.constants.values(), *(out or ()), *frame.initial)
-        self._others = {key for value in others for key, _ in _list_memory(value)}
-        self._alive: dict[int, int] = {}
-        """Number of slots that refer to a memory block, by block."""
-        self._keys: dict[int, list[tuple[int, int]]] = {}
-        """Memory blocks of each slot, with sizes."""
-        self.nbytes = arena
-        self.held: list[int] = []
-        """Bytes at the end of each launch, before values are freed."""
-
-    def add(self, number: int) -> None:
-        """Count the outputs of a finished step, then subtract the values that it was the last to read."""
-        for slot in self._steps[number].writes:
-            self._keys[slot] = [(key, size) for key, size in _list_memory(self._slots[slot]) if key not in self._others]
-            for key, size in self._keys[slot]:
-                self.nbytes += 0 if self._alive.get(key) else size
-                self._alive[key] = self._alive.get(key, 0) + 1
-        self.held.append(self.nbytes)
-        for slot in self._freed[number]:
-            for key, size in self._keys.pop(slot, ()):
-                self._alive[key] -= 1
-                self.nbytes -= 0 if self._alive[key] else size
-
-    def count_results(self, results: Iterable[Any]) -> int:
-        """Bytes at the end of the call, including results that are copies."""
-        sizes = {key: size for value in results for key, size in _list_memory(value)}
-        return self.nbytes + sum(size for key, size in sizes.items() if key not in self._others and not self._alive.get(key))
-
-
-def _list_memory(value: Any) -> Iterator[tuple[int, int]]:
-    """Yield key and size of each memory block of a value; a view counts as its base array."""
-    if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        yield id(value if value.base is None else value.base), value.nbytes
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _list_memory(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _list_memory(item)
-
-
-def find_peak(
-    live_bytes: Sequence[int], at_end: int, launches: Sequence[Launch], executables: Sequence[Executable], expected: int | None
-) -> CallMemory:
-    """The peak over all launches, from the bytes of arrays and the memory that engines report."""
-    uses = [executable.memory() for executable in executables]
-    inner = [[None] if report is None else [use.nbytes for use in report if use.per_call] for report in uses]
-    untold = tuple(launch.name for launch, sizes in zip(launches, inner, strict=True) if None in sizes)
-    names = [launch.name for launch in launches]
-    rows = [(name, values, sum(n or 0 for n in sizes)) for name, values, sizes in zip(names, live_bytes, inner, strict=True)]
-    name, values, workspace = max([*rows, (AT_END, at_end, 0)], key=lambda row: row[1] + row[2])
-    return CallMemory(values + workspace, name, values, workspace, expected, untold)

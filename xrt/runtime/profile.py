@@ -19,7 +19,6 @@ from xrt.runtime.memory_plan import UpdateCopy
 
 if TYPE_CHECKING:
     from xrt.html.views import MeanCall
-    from xrt.runtime.call_frame import CallMemory
     from xrt.runtime.devices.interface import TransferStats
     from xrt.runtime.memory_plan import Update
 
@@ -74,8 +73,6 @@ class Profile:
     """Timeline of the profiled calls: launches, copies and whole calls; the latest `MOST_MOMENTS` events."""
     copies: tuple[UpdateCopy, ...] = ()
     """Copies made to update inputs, over all calls; updates in place copy nothing."""
-    memory: CallMemory | None = None
-    """Peak memory of the values of a profiled call; None on a device or without profiled calls."""
 
     @property
     def seconds(self) -> float:
@@ -87,7 +84,6 @@ class Profile:
         return {
             "threads": self.threads,
             "launches": [asdict(launch) for launch in self.launches],
-            "memory": None if self.memory is None else self.memory.to_dict(),
             "copies": [asdict(copy) for copy in self.copies],
             "traffic": None if self.traffic is None else asdict(self.traffic),
         }
@@ -115,8 +111,6 @@ class Profile:
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
             rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
-        if self.memory is not None:
-            rows.append(str(self.memory))
         return "\n".join([*rows, *self._list_rest()])
 
     def _list_rest(self) -> list[str]:
@@ -132,9 +126,6 @@ class Recorder:
         self._copied = [(0, 0)] * len(updates)
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
-        self.held: list[int] | None = None
-        """Peak bytes of arrays held at each launch; None if not counted."""
-        self.held_at_end = 0
         self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         self._lock = renew_after_fork(threading.Lock())
 
@@ -145,12 +136,6 @@ class Recorder:
             self._seconds[index] += ended - began
             self._calls[index] += 1
             self._moments.append(moment)
-
-    def add_held(self, nbytes: Sequence[int], at_end: int) -> None:
-        """Record the bytes of arrays held at each launch and at the end of a call."""
-        with self._lock:
-            self.held = [max(pair) for pair in zip(self.held or nbytes, nbytes, strict=True)]
-            self.held_at_end = max(self.held_at_end, at_end)
 
     def add_call(self, began: float, ended: float) -> None:
         """Record a whole call, XRT's overhead included."""

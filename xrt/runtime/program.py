@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from xrt.cache import Lease
     from xrt.graph import Type
     from xrt.partition import Plan
-    from xrt.runtime.call_frame import ValueCounter
     from xrt.runtime.memory_plan import Arena, Update
     from xrt.runtime.profile import Profile
 
@@ -108,11 +106,8 @@ class Program:
         # Overlapping inputs are updated by a copy at the end of the call.
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
         frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
-        counter = self._make_counter(frame, inputs, options) if options.profile else None
-        self._play(self._observed(frame, counter, inspection))
+        self._play(self._observed(frame, options, inspection))
         results = self._finish(frame.slots, inputs, options)
-        if counter is not None:
-            self._recorder.add_held(counter.held, counter.count_results(results))
         frame.leave()
         self._idle.append(frame)
         return results
@@ -160,15 +155,10 @@ class Program:
         input_names = {self._slots.names[slot] for slot in self._slots.inputs}
         return tuple(dict.fromkeys(name for name in names if name in input_names))
 
-    def _make_counter(self, frame: CallFrame, inputs: Sequence[Any], options: RunOptions) -> ValueCounter:
-        from xrt.runtime.call_frame import ValueCounter
-
-        return ValueCounter(self._slots, frame, inputs, options.out, self.arena_bytes)
-
-    def _observed(self, frame: CallFrame, counter: ValueCounter | None, inspection: OutputInspector | None) -> Sequence[Action]:
+    def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
         actions: Sequence[Action] = frame.actions
-        if counter is not None:
-            actions = [self._timed(*pair, counter) for pair in enumerate(actions)]
+        if options.profile:
+            actions = [self._timed(*pair) for pair in enumerate(actions)]
         if inspection is not None:
             actions = [self._inspected(*pair, frame, inspection) for pair in enumerate(actions)]
         return actions
@@ -186,12 +176,11 @@ class Program:
 
         return inspected
 
-    def _timed(self, index: int, action: Action, counter: ValueCounter) -> Action:
+    def _timed(self, index: int, action: Action) -> Action:
         def timed() -> None:
             began = perf_counter()
             action()
             self._recorder.add(index, began, perf_counter())
-            counter.add(index)
 
         return timed
 
@@ -288,16 +277,8 @@ class Program:
     # ------------------------------------------------------------------ the rest
 
     def profile(self) -> Profile:
-        """Times and memory of the profiled calls."""
-        from xrt.runtime.call_frame import find_peak
-
-        profile = self._recorder.read()
-        if (live_bytes := self._recorder.held) is None:
-            return profile
-        memory = find_peak(
-            live_bytes, self._recorder.held_at_end, self.plan.launches, self.executables, self.plan.estimate_peak()
-        )
-        return replace(profile, memory=memory)
+        """Times of the profiled calls."""
+        return self._recorder.read()
 
     @property
     def graph_remark(self) -> str:
