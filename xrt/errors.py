@@ -221,6 +221,11 @@ class PlanError(XRTError, ValueError):
     ``strict=True``.
     """
 
+    def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
+        """``nodes`` are the names of unsupported nodes, if they are the reason."""
+        super().__init__(message)
+        self.nodes = nodes
+
 
 class CacheError(XRTError):
     """An entry of the cache cannot be read.

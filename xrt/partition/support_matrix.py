@@ -228,7 +228,8 @@ def check_all_taken(
         advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
     lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
     more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-    raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}")
+    untaken = () if broken else tuple(function.nodes[n].name for n in left)
+    raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}", untaken)
 
 
 # ------------------------------------------------------------------ refusals
