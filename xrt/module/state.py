@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -289,31 +288,6 @@ def _check_state(stateful: StatefulFunction) -> StatefulFunction:
     return stateful
 
 
-class _SharedArray:
-    """An array of state, which forks of a session share until one of them writes to it."""
-
-    __slots__ = ("__weakref__", "array", "lock", "owners")
-
-    def __init__(self, array: Array, owner: Session) -> None:
-        self.array = array
-        self.owners: weakref.WeakSet[Session] = weakref.WeakSet([owner])
-        self.lock = renew_after_fork(threading.Lock())
-
-    def share(self, other: Session) -> None:
-        with self.lock:
-            self.owners.add(other)
-
-    def make_exclusive(self, session: Session) -> _SharedArray:
-        """The array for that session alone: itself, or a copy if other sessions read it."""
-        with self.lock:
-            if len(self.owners) == 1:
-                return self
-        copied = _SharedArray(self.array.copy(), session)
-        with self.lock:  # not before it is copied: the last owner may write to it
-            self.owners.discard(session)
-        return copied
-
-
 @contextmanager
 def _interrupted_afterwards() -> Iterator[None]:
     """Delay the first Ctrl-C to the end of the block, so that it loses no state. A second one interrupts the block."""
@@ -357,7 +331,7 @@ class Session:
                 f"the module runs on {device}, and the state of a session is in memory of the host; use device='cpu'"
             )
         self._stateful: StatefulFunction | None = module.stateful_functions.find_declared(module)
-        self._arrays: dict[str, _SharedArray] = {}
+        self._arrays: dict[str, Array] = {}
         self._lost: frozenset[str] = frozenset()
         """The states that a call may have written in part, since it failed or was interrupted."""
         self._generation = get_generation()
@@ -387,11 +361,9 @@ class Session:
     def _step(self, of: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
         arrays = {name: self._make(of, name, call_inputs) for name in of.states}
         if of.capacity is not None:
-            current = {name: one.array for name, one in arrays.items()}
-            of.check_capacity(current, call_inputs)
-            arrays |= {name: _SharedArray(array, self) for name, array in of.enlarge(current, call_inputs).items()}
-        self._arrays = arrays = {name: one.make_exclusive(self) if name in of.fixed else one for name, one in arrays.items()}
-        values = [arrays[v.name].array if v.name in arrays else call_inputs[v.name] for v in of.function.inputs]
+            of.check_capacity(arrays, call_inputs)
+            self._arrays = arrays = arrays | of.enlarge(arrays, call_inputs)
+        values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in of.function.inputs]
         if self._compiled is not of:  # an interrupted compile or search loses nothing
             of.module.compile(*values)
             self._compiled = of
@@ -406,11 +378,7 @@ class Session:
                 self._lost = frozenset(name for name in of.fixed if error.updated is None or name in error.updated)
                 raise
             results = (results,) if len(of.function.outputs) == 1 else results
-            following = {
-                name: arrays[name] if results[place] is arrays[name].array else _SharedArray(results[place], self)
-                for name, place in of.next_values.items()
-            }
-            self._arrays, self._lost = {**arrays, **following}, frozenset()
+            self._arrays, self._lost = {name: results[place] for name, place in of.next_values.items()}, frozenset()
         returned = tuple(results[place] for place in of.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
@@ -447,7 +415,7 @@ class Session:
         with self._turn("read"):
             of = self._require_stateful()
             self._check_kept("there is nothing to read")
-            yield {name: self._make(of, name).array for name in of.states}
+            yield {name: self._make(of, name) for name in of.states}
 
     @property
     def lost(self) -> frozenset[str]:
@@ -460,12 +428,12 @@ class Session:
             self._arrays, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
-        """Return a session that goes on from this state on its own. An array is copied when one of the two writes to it."""
+        """Return a session that goes on from this state on its own. Arrays that a call writes in place are copied."""
         with self._turn("forked"):
+            fixed = self._stateful.fixed if self._stateful is not None else frozenset()
+            arrays = {name: array.copy() if name in fixed else array for name, array in self._arrays.items()}
             other = object.__new__(type(self))
-            other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _arrays=dict(self._arrays))
-            for array in self._arrays.values():
-                array.share(other)
+            other.__dict__.update(self.__dict__, _busy=renew_after_fork(threading.Lock()), _arrays=arrays)
             return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -475,7 +443,7 @@ class Session:
         with self._turn("saved"):
             of = self._require_stateful()
             self._check_kept("there is nothing to save")
-            write_session(path, of.function.fingerprint, {name: self._make(of, name).array for name in of.states})
+            write_session(path, of.function.fingerprint, {name: self._make(of, name) for name in of.states})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a file that `save` wrote; raises InputError for another file, and for a state of another model."""
@@ -485,18 +453,17 @@ class Session:
             of, (model, arrays) = self._require_stateful(), read_session(path)
             if model != of.function.fingerprint:
                 raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
-            copies = {name: _SharedArray(of.copy_value(name, value), self) for name, value in arrays.items()}
-            self._arrays, self._lost = copies, frozenset()
+            self._arrays, self._lost = {name: of.copy_value(name, value) for name, value in arrays.items()}, frozenset()
 
     def _require_stateful(self) -> StatefulFunction:
         if self._stateful is None:
             raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
         return self._stateful
 
-    def _make(self, of: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> _SharedArray:
+    def _make(self, of: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
         """The array of a state, created on first use."""
         if name not in self._arrays:
-            self._arrays[name] = _SharedArray(of.make(name, self._sizes, call_inputs), self)
+            self._arrays[name] = of.make(name, self._sizes, call_inputs)
         return self._arrays[name]
 
     def __repr__(self) -> str:
@@ -516,12 +483,12 @@ class SessionState(MutableMapping[str, Any]):
             of = session._require_stateful()
             if name in session._lost:
                 session._check_kept("there is nothing to read")
-            return session._make(of, name).array.copy()
+            return session._make(of, name).copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
         session = self._session
         with session._turn("written to"):
-            session._arrays[name] = _SharedArray(session._require_stateful().copy_value(name, value), session)
+            session._arrays[name] = session._require_stateful().copy_value(name, value)
             session._lost -= {name}
 
     def __delitem__(self, name: str) -> None:
