@@ -247,21 +247,13 @@ MAX_READY = 1024
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    key: object
     build: Specialization
     program: Program | None = None
-    """What was counted."""
+    """The program whose executables were counted."""
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """What its executables hold between calls, by identity: bytes and threads."""
     prepared: set[object] = field(default_factory=set)
     """The types and shapes of its prepared calls."""
-
-
-@dataclass(eq=False, slots=True)
-class _Shared:
-    """An executable, which several programs may run."""
-
-    nbytes: int
-    threads: int
-    users: int = 0
 
 
 class SpecializationCache:
@@ -277,52 +269,44 @@ class SpecializationCache:
         """Threads that executables may keep for themselves, all together."""
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, tuple[FastPath, _Entry]] = OrderedDict()
-        self._executables: dict[int, _Shared] = {}
         self._lock = renew_after_fork(RLock())
         self._dropped = self._warned = False
-        self.nbytes = self.idle_threads = 0
-        """What the executables hold between calls; each counts at least `LEAST_BYTES`."""
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[Specialization]:
-        with self._lock:
-            return iter([entry.build for entry in self._entries.values()])
+        return iter(self.to_dict().values())
 
     def get(self, key: object) -> Specialization | None:
-        """Return the specialization for a key, which is the most recently used then; None where there is none."""
+        """The specialization for a key, which is the most recently used then; None if there is none."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
+            if (entry := self._entries.get(key)) is None:
                 return None
             self._entries.move_to_end(key)
             return entry.build
 
     def put(self, key: object, build: Specialization) -> None:
-        """Keep a specialization, in place of one for the same key."""
+        """Store a specialization, in place of one for the same key."""
         with self._lock:
             if key in self._entries:
                 self._drop(key)
-            self._entries[key] = _Entry(key, build)
+            self._entries[key] = _Entry(build)
             build.key = key
             self._shrink(build)
         self._warn()
 
     def remove(self, build: Specialization) -> None:
-        """Drop a specialization if it is kept."""
+        """Drop a specialization if it is stored."""
         with self._lock:
             entry = self._entries.get(build.key)
             if entry is not None and entry.build is build:
                 self._drop(build.key)
 
     def to_dict(self) -> dict[Any, Specialization]:
-        """Return all specializations by their keys."""
+        """All specializations by their keys."""
         with self._lock:
             return {key: entry.build for key, entry in self._entries.items()}
 
     def count(self, build: Specialization, program: Program) -> bool:
-        """Count what a compiled program holds, and drop what was not used for longest beyond the bounds; never this one.
+        """Count what a compiled program holds, and drop the least recently used beyond the limits; never this one.
 
         Return whether the program is new here.
         """
@@ -332,35 +316,27 @@ class SpecializationCache:
                 return True  # it was dropped, or replaced, meanwhile
             if entry.program is program:
                 return False
-            self._uncount(entry)
             entry.program = program
-            for executable in {id(one): one for one in program.executables}.values():
-                shared = self._executables.get(id(executable))
-                if shared is None:
-                    shared = self._executables[id(executable)] = _Shared(count_bytes(executable), executable.idle_threads)
-                    self._add(shared, 1)
-                shared.users += 1
+            entry.held = {id(one): (count_bytes(one), one.idle_threads) for one in program.executables}
             self._shrink(build)
         self._warn()
         return True
+
+    def _list_held(self) -> list[tuple[int, int]]:
+        """Bytes and threads of each executable."""
+        return list({number: held for entry in self._entries.values() for number, held in entry.held.items()}.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What the executables hold between calls; each counts at least `LEAST_BYTES`."""
+        with self._lock:
+            return sum(nbytes for nbytes, _ in self._list_held())
 
     def _warn(self) -> None:
         """Issue the SignatureWarning, once."""
         if self._dropped and not self._warned:
             self._warned = True
             warn_of_signatures(self._max_bytes)
-
-    def _add(self, shared: _Shared, sign: int) -> None:
-        self.nbytes += sign * shared.nbytes
-        self.idle_threads += sign * shared.threads
-
-    def _uncount(self, entry: _Entry) -> None:
-        program, entry.program = entry.program, None
-        for number in {id(one) for one in program.executables} if program is not None else ():
-            shared = self._executables[number]
-            shared.users -= 1
-            if not shared.users:
-                self._add(self._executables.pop(number), -1)
 
     def _shrink(self, newest: Specialization) -> None:
         while self._is_full:
@@ -372,12 +348,12 @@ class SpecializationCache:
 
     @property
     def _is_full(self) -> bool:
-        has_threads = self.idle_threads > self.max_threads and self._max_bytes < NO_LIMIT
-        return has_threads or max(self.nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
+        held = self._list_held()
+        has_threads = sum(threads for _, threads in held) > self.max_threads and self._max_bytes < NO_LIMIT
+        return has_threads or max(sum(nbytes for nbytes, _ in held), len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
         entry = self._entries.pop(key)
-        self._uncount(entry)
         self._forget(entry)
         entry.build.close_in_background()
         close_in_background([entry].clear)  # freeing a large graph takes a while, too
@@ -387,8 +363,6 @@ class SpecializationCache:
         with self._lock:
             self._entries.clear()
             self._prepared.clear()
-            self._executables.clear()
-            self.nbytes = self.idle_threads = 0
 
     # ------------------------------------------------------------------ prepared calls
 
@@ -413,7 +387,7 @@ class SpecializationCache:
             return None
         try:
             self._prepared.move_to_end(types)
-            self._entries.move_to_end(found[1].key)
+            self._entries.move_to_end(found[1].build.key)
         except KeyError:
             pass  # another thread has dropped it just now; it is whole as long as it is in use
         return found[0]
