@@ -1,4 +1,4 @@
-"""The arena: who is alive together lies apart, memory of the dead is used again, and programs that use it compute the same."""
+"""The arena: values alive together lie apart, memory of the dead is used again, and programs that use it compute the same."""
 
 from __future__ import annotations
 
@@ -14,76 +14,63 @@ from hypothesis import given, settings, strategies as st
 from tests.laws.laws import bounded
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.toolkit.memory_planner import LiveRange
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.graph.constants import ALIGNMENT
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.runtime import Program, compile_plan
-from xrt.runtime.memory_plan import Arena, Lifetime, plan_arena
+from xrt.runtime.memory_plan import Arena, ArenaValue, plan_arena
 
 # ---------------------------------------------------------------------- placing
 
 
+def value(name: str, type_: TensorType, first: int, last: int) -> ArenaValue:
+    return ArenaValue(name, type_, LiveRange(type_.nbytes or 0, first, last))
+
+
 @st.composite
-def lifetimes(draw: st.DrawFn) -> list[Lifetime]:
-    """Values of random sizes and lives; some ask for the memory of another, which is dead by then or not."""
-    found: list[Lifetime] = []
+def lifetimes(draw: st.DrawFn) -> list[ArenaValue]:
+    """Values of random sizes and lives."""
+    found: list[ArenaValue] = []
     for number in range(draw(st.integers(0, 30))):
         first = draw(st.integers(0, 12))
-        last = draw(st.integers(first, 14))
-        type_ = TensorType(DType.FLOAT32, (draw(st.integers(1, 100)),))
-        over = draw(st.sampled_from(found)) if found and draw(st.booleans()) else None
-        like = over is not None and draw(st.booleans())
-        found.append(Lifetime(f"v{number}", over.type if over and like else type_, first, last, over.name if over else ""))
-    return sorted(found, key=lambda value: value.first)
+        found.append(
+            value(f"v{number}", TensorType(DType.FLOAT32, (draw(st.integers(1, 100)),)), first, draw(st.integers(first, 14)))
+        )
+    return sorted(found, key=lambda value: value.span.first)
 
 
-def alive_together(a: Lifetime, b: Lifetime) -> bool:
-    return a.first <= b.last and b.first <= a.last
-
-
-def overlap(arena: Arena) -> list[tuple[Lifetime, Lifetime]]:
-    pairs = [(a, b) for i, a in enumerate(arena.values) for b in arena.values[:i]]
-    return [(a.value, b.value) for a, b in pairs if a.offset < b.end and b.offset < a.end and alive_together(a.value, b.value)]
+def overlap(arena: Arena) -> bool:
+    """Whether two values that are alive together share memory."""
+    spans = [value.span for value in arena.values]
+    return any(
+        a.first <= b.last and b.first <= a.last and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
+        for i, a in enumerate(spans)
+        for b in spans[:i]
+    )
 
 
 @pytest.mark.slow
 @settings(bounded, max_examples=300)
 @given(values=lifetimes())
-def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) -> None:
+def test_values_that_are_alive_together_never_overlap(values: list[ArenaValue]) -> None:
     arena = plan_arena(values)
-    assert {placed.value.name for placed in arena.values} == {value.name for value in values}
-    assert all(placed.offset % ALIGNMENT == 0 for placed in arena.values)
-    for later, earlier in overlap(arena):
-        assert later.over == earlier.name, "one may lie over another only where it takes over what dies as it is written"
-        assert (earlier.last, earlier.type) == (later.first, later.type)
-        assert earlier.first < later.first
-
-
-@pytest.mark.slow
-@settings(bounded, max_examples=100)
-@given(values=lifetimes())
-def test_an_arena_is_no_larger_than_its_values_and_no_smaller_than_what_is_alive(values: list[Lifetime]) -> None:
-    arena = plan_arena(values)
-    most = max((sum(v.nbytes for v in values if v.first <= step <= v.last and not v.over) for step in range(15)), default=0)
-    assert arena.nbytes <= sum(-(-v.nbytes // ALIGNMENT) * ALIGNMENT for v in values)
-    assert arena.nbytes >= most or any(v.over for v in values)
+    assert {placed.name for placed in arena.values} == {value.name for value in values}
+    assert all(placed.span.offset % ALIGNMENT == 0 for placed in arena.values)
+    assert not overlap(arena)
+    spans = [value.span for value in values]
+    most = max((sum(v.nbytes for v in spans if v.first <= step <= v.last) for step in range(15)), default=0)
+    assert most <= arena.nbytes <= sum(-(-v.nbytes // ALIGNMENT) * ALIGNMENT for v in spans)
 
 
 def test_memory_of_the_dead_is_used_again() -> None:
-    chain = [Lifetime(f"v{i}", TensorType(DType.FLOAT32, (256,)), i, i + 1) for i in range(10)]
+    chain = [value(f"v{i}", TensorType(DType.FLOAT32, (256,)), i, i + 1) for i in range(10)]
     assert plan_arena(chain).nbytes == 2 * 1024
 
 
-def test_the_memory_of_a_dying_value_is_taken_over_once() -> None:
-    type_ = TensorType(DType.FLOAT32, (256,))
-    values = [Lifetime("a", type_, 0, 1), Lifetime("b", type_, 1, 2, over="a"), Lifetime("c", type_, 1, 2, over="a")]
-    offsets = {placed.value.name: placed.offset for placed in plan_arena(values).values}
-    assert offsets["b"] == offsets["a"] != offsets["c"]
-
-
 def test_views_lie_at_aligned_addresses_of_one_fresh_block() -> None:
-    arena = plan_arena([Lifetime("a", TensorType(DType.FLOAT32, (3, 5)), 0, 1), Lifetime("b", TensorType(DType.INT8, ()), 0, 1)])
+    arena = plan_arena([value("a", TensorType(DType.FLOAT32, (3, 5)), 0, 1), value("b", TensorType(DType.INT8, ()), 0, 1)])
     views, others = arena.views(), arena.views()
     assert (views["a"].shape, views["a"].dtype, views["b"].shape) == ((3, 5), np.float32, ())
     assert all(view.ctypes.data % ALIGNMENT == 0 for view in views.values())
@@ -208,7 +195,7 @@ SIZES = st.sampled_from([1, 40, 5000])
 def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: int) -> None:
     function, engines, pins = data.draw(mixtures(size))
     program = program_of(function, engines, pins)
-    assert all(later.over == earlier.name for later, earlier in overlap(program.arena))
+    assert not overlap(program.arena)
     for seed in range(3):
         inputs = random_inputs(size, seed)
         kept = [x.copy() for x in inputs]
@@ -290,11 +277,11 @@ def chained(size: int, *engines: GraphCompiler) -> Program:
     return program_of(function, list(dict.fromkeys(engines)), tuple(Pin(tuple(n), s, "name") for s, n in homes.items()))
 
 
-def test_values_that_cross_lie_in_the_arena_and_take_over_from_each_other() -> None:
+def test_values_that_cross_lie_in_the_arena() -> None:
     a, b = Filling("a"), Filling("b")
     program = chained(100_000, a, b, a, b)
-    assert [placed.value.name for placed in program.arena.values] == ["v1", "v2", "v3"]
-    assert program.arena_bytes == 400_000, "each computes over the memory of the one before"
+    assert [placed.name for placed in program.arena.values] == ["v1", "v2", "v3"]
+    assert program.arena_bytes == 800_000, "the third has the memory of the first"
     assert [launch.engine for launch in program.plan.launches] == [a.spec, b.spec, a.spec, b.spec]
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arena",
-    "ArenaPlan",
-    "Lifetime",
+    "ArenaValue",
     "MemoryPlan",
     "Step",
     "Update",
@@ -321,37 +320,18 @@ class _Decisions:
     # ------------------------------------------------------------------ the arena
 
     def layout(self) -> MemoryPlan:
-
         live = self.copied | self.stored
-        arena = plan_arena(sorted((self._lifetime(slot, live) for slot in live), key=lambda value: (value.first, value.name)))
+        values = sorted((self._place(slot) for slot in live), key=lambda value: (value.span.first, value.name))
         names = {slot: self.slots.names[slot] for slot in live}
         entering = tuple((slot, names[slot]) for slot in self.slots.inputs if slot in live)
         inner_names = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
-        return MemoryPlan(arena, inner_names, frozenset(self.bound), frozenset(self.aimed), entering)
+        return MemoryPlan(plan_arena(values), inner_names, frozenset(self.bound), frozenset(self.aimed), entering)
 
-    def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
-
+    def _place(self, slot: int) -> ArenaValue:
         first = self.slots.writer.get(slot, 0)  # inputs are written before the first step
-        ends = slot in self.outputs
         # Outputs are copied at the end of the call.
-        last = len(self.slots.steps) - 1 if ends else max(self.slots.last.get(slot, first), first)
-        return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
-
-    def _over(self, slot: int, first: int, live: set[int]) -> str:
-        """The input whose memory the slot may reuse: proposed by the engine, and dead after the step."""
-        if slot not in self.stored:
-            return ""
-        step = self.slots.steps[first]
-        for source, target in step.executable.inplace_pairs():
-            source_slot = step.reads[source]
-            if (
-                step.writes[target] == slot
-                and source_slot in live
-                and source_slot not in self.outputs
-                and self.slots.last.get(source_slot) == first
-            ):
-                return self.slots.names[source_slot]
-        return ""
+        last = len(self.slots.steps) - 1 if slot in self.outputs else max(self.slots.last.get(slot, first), first)
+        return ArenaValue(self.slots.names[slot], self._tensor(slot), LiveRange(self._nbytes(slot), first, last))
 
 
 def is_known(type_: Type | None) -> bool:
@@ -360,39 +340,18 @@ def is_known(type_: Type | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Lifetime:
-    """A value of known size and the steps during which its memory is in use."""
+class ArenaValue:
+    """A value of known size with its place in the arena."""
 
     name: str
     type: TensorType
-    first: int
-    """The step that writes it."""
-    last: int
-    """The last step that reads it or a possible view of it; at least `first`."""
-    over: str = ""
-    """The value whose memory it may reuse, which dies in step `first`; empty for none."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.type.nbytes or 0
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaPlan:
-    """A value with its offset in the arena."""
-
-    value: Lifetime
-    offset: int
-    """In bytes, a multiple of `ALIGNMENT`."""
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.value.nbytes
+    span: LiveRange
+    """From the step that writes it to the last one that reads it or a possible view of it."""
 
     def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The value's array within a block."""
-        type_ = self.value.type
-        array: np.ndarray[Any, Any] = block[self.offset : self.end].view(type_.dtype.numpy).reshape(type_.shape)
+        start = self.span.offset
+        array: np.ndarray[Any, Any] = block[start : start + self.span.nbytes].view(self.type.dtype.numpy).reshape(self.type.shape)
         return array
 
 
@@ -400,38 +359,20 @@ class ArenaPlan:
 class Arena:
     """Places of values, in the order in which they are written."""
 
-    values: tuple[ArenaPlan, ...] = ()
+    values: tuple[ArenaValue, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of one block; each concurrent call has its own."""
-        return max((placed.end for placed in self.values), default=0)
+        return max((value.span.offset + value.span.nbytes for value in self.values), default=0)
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
         """Allocate a block and return its arrays by value name."""
         block = make_aligned_block(self.nbytes)
-        return {placed.value.name: placed.view(block) for placed in self.values}
+        return {value.name: value.view(block) for value in self.values}
 
 
-def plan_arena(values: Sequence[Lifetime]) -> Arena:
-    """Assign offsets such that live values never overlap, except those that reuse the memory of a dying value."""
-    chains = _chains(values)
-    spans = [LiveRange(max(v.nbytes for v in chain), chain[0].first, chain[-1].last) for chain in chains]
-    assign_offsets(spans)
-    offsets = {value.name: span.offset for chain, span in zip(chains, spans, strict=True) for value in chain}
-    return Arena(tuple(ArenaPlan(value, offsets[value.name]) for value in values))
-
-
-def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
-    """Chain each value to the one whose memory it reuses, if that is dead by then and not reused yet."""
-    by_last: dict[str, list[Lifetime]] = {}
-    for value in values:
-        chain = by_last.get(value.over)
-        if chain is not None and chain[-1].first < value.first == chain[-1].last and chain[-1].type == value.type:
-            # Only one value can reuse the memory.
-            del by_last[value.over]
-            chain.append(value)
-        else:
-            chain = [value]
-        by_last[value.name] = chain
-    return list(by_last.values())
+def plan_arena(values: Sequence[ArenaValue]) -> Arena:
+    """Assign offsets such that live values never overlap."""
+    assign_offsets([value.span for value in values])
+    return Arena(tuple(values))
