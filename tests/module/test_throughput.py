@@ -16,7 +16,7 @@ from xrt.cli import main
 from xrt.errors import OptionError, PlacementWarning
 from xrt.formats.placement_file import PlacementFile, write_placement
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.tuning import PlanSchedule, RequestPool
+from xrt.module.tuning import RequestPool
 from xrt.placement.throughput import find_batch_dim
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
@@ -173,12 +173,6 @@ def test_requests_are_joined_and_results_split() -> None:
         alone = pool.split(m(joined), 3)
         np.testing.assert_allclose(np.concatenate([one[0] for one in alone]), m(joined))
         assert pool.check_independent(m, 3) == ""
-
-
-def test_searches_go_to_the_smallest_and_the_largest_batch_first() -> None:
-    assert PlanSchedule([2, 1], (1, 2, 4, 8), 24.0).searched == {(2, 1), (1, 1), (2, 8), (1, 8)}
-    assert PlanSchedule([1], (1, 2, 4), 1.0).searched == {(1, 1)}
-    assert PlanSchedule([1], (1, 2, 4), 60.0).seconds == 20.0
 
 
 @pytest.mark.full

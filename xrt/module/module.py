@@ -323,7 +323,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         a call (of ``batches``), how many calls run at a time (of ``instances``, which divide the thread budget), and with
         ``engine="auto"`` the plan for each batch size. `serving` is the chosen one; `save` and a lock keep it. ``batch_dim``
         names the symbolic dim that counts requests, if it is not the first extent of all inputs and outputs. ``seed`` is that of
-        random inputs. With ``max_error`` the plan for each batch size is the fastest within the budget at that size.
+        random inputs. With ``max_error`` plans are within the budget at the sizes where they were searched for.
         """
         from xrt.module.tuning import tune
 

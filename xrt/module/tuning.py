@@ -21,7 +21,6 @@ from xrt.cache import CompileCache
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
-from xrt.measure.timing import sample_call_times
 from xrt.module.options import make_module_lowering, override_budget
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import describe_plan
@@ -55,7 +54,7 @@ Objective: TypeAlias = Literal["latency", "throughput"]
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` for throughput alone."""
 SEARCHING = 0.5
-"""Share of the budget for searches of plans, one for each batch size that time allows."""
+"""Share of the budget for searches of plans."""
 THROUGHPUT_BUDGET = 60.0
 """Seconds of a search for throughput where the caller names none."""
 
@@ -246,12 +245,10 @@ POOL = 32
 """Different requests that a load repeats."""
 CHECKED = 4
 """Requests that are computed together and alone, to see that they are independent."""
-TIMED = 0.15
-"""Seconds in which calls of one size are timed."""
 LOWERING = ("max_error", "calibrate", "validate", "precision")
 """Options of a module that say which plans of lower precision there are."""
 LEAST_SEARCH = 6.0
-"""Seconds below which a search for a plan finds little: fewer sizes are searched at then."""
+"""Seconds below which a search for a plan finds little: fewer are made then."""
 
 
 class RequestPool:
@@ -337,20 +334,6 @@ def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
     return tuned
 
 
-class PlanSchedule:
-    """At which sizes plans are searched for within a budget: the smallest and the largest first, then those between."""
-
-    def __init__(self, threads: Sequence[int], sizes: Sequence[int], budget: float) -> None:
-        ends = [*dict.fromkeys((sizes[0], sizes[-1]))]
-        order = [*ends, *(size for size in reversed(sizes) if size not in ends)]
-        wanted = [(number, size) for size in order for number in dict.fromkeys(threads)]
-        count = max(1, min(len(wanted), int(budget / LEAST_SEARCH)))
-        self.searched = frozenset(wanted[:count])
-        """The thread budgets and sizes of the searches."""
-        self.seconds = budget / count
-        """Of each search."""
-
-
 class ModuleBench:
     """Measures instances of a module; `ThroughputSweep` decides what. Close it to release them."""
 
@@ -368,7 +351,10 @@ class ModuleBench:
         self.dim, self._pool, self._module = pool.dim, pool, module
         self._sizes = tuple(sizes)
         self._is_placed = module.programs.engines.is_auto
-        self._schedule = PlanSchedule([one.threads for one in splits], sizes, budget)
+        searches = dict.fromkeys((one.threads, size) for size in (sizes[-1], sizes[0]) for one in splits)
+        self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
+        """Thread budgets and sizes at which plans are searched for: the largest size first."""
+        self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = {}
         self._found: dict[tuple[int, int], TuningResult] = {}
         self._is_ready: set[tuple[int, int, int]] = set()
@@ -457,37 +443,19 @@ class ModuleBench:
         return build
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
-        """Return the placement for a size: of a search there, else the quickest of those that were found at other sizes."""
-        if (threads, size) in self._schedule.searched:
-            for_search = module.programs.placer.make_placer(
-                values, budget=self._schedule.seconds, progress=self.progress, lower=self._lower
-            )
-            tuned = module.specialize(values, place=for_search).tuned
-            assert tuned is not None  # it has just been placed
-            return tuned
-        for end in (key for key in sorted(self._schedule.searched) if key not in self._found and key[0] == threads):
-            self._specialize(module, *end)
-        bases = [tuned for key, tuned in self._found.items() if key[0] == threads] or list(self._found.values())
-        if not bases:  # no search was for this number of threads
-            for key in sorted(self._schedule.searched):
-                self._specialize(self.find_module(key[0]), *key)
-            bases = list(self._found.values())
-        return self._choose_plan(module, {describe_plan(one.plan): one for one in bases}, size, values)
-
-    def _choose_plan(self, module: XRTModule, bases: Mapping[str, TuningResult], size: int, values: list[Any]) -> TuningResult:
-        taken: list[tuple[float, int, TuningResult]] = []
-        note = f"for calls of {size} the fastest of the plans that were found at other sizes"
-        for number, base in enumerate(bases.values()):
-            build = module.specialize(values, place=partial(module.programs.placer.like, base, note=note))
-            assert build.tuned is not None
-            if len(bases) == 1:
-                return build.tuned
-            try:
-                seconds = min(sample_call_times(partial(module, *self._pool.join(0, size)), TIMED))
-            except XRTError:
-                continue  # a plan that does not run at this size is none for it
-            taken.append((seconds, number, build.tuned))
-        return min(taken)[2] if taken else next(iter(bases.values()))
+        """The placement for a size: searched for at the largest and the smallest one; others use that of the largest."""
+        largest = self._sizes[-1]
+        if (threads, size) in self._searches:
+            placer = module.programs.placer.make_placer(values, budget=self._seconds, progress=self.progress, lower=self._lower)
+        else:
+            number = threads if (threads, largest) in self._searches else self._searches[0][0]
+            base = self._specialize(self.find_module(number), number, largest).tuned
+            assert base is not None  # it is placed by measurement
+            note = f"for calls of {size} the plan that was found for calls of {largest}"
+            placer = partial(module.programs.placer.like, base, note=note)
+        tuned = module.specialize(values, place=placer).tuned
+        assert tuned is not None  # it has just been placed
+        return tuned
 
     # ------------------------------------------------------------------ the interface for a sweep
 
