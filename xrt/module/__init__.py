@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.module.options import Isolation as Isolation, ModuleOptions as ModuleOptions
     from xrt.module.sizes import Buckets as Buckets
     from xrt.module.state import Session as Session, stateful as stateful
-    from xrt.module.verification import ModuleCalibration as ModuleCalibration, calibrate as calibrate
+    from xrt.module.verification import calibrate as calibrate
 
 _MODULES = {
     "xrt.module.bundle": ("load",),
@@ -32,7 +32,7 @@ _MODULES = {
     "xrt.module.options": ("Isolation", "ModuleOptions"),
     "xrt.module.sizes": ("Buckets",),
     "xrt.module.state": ("Session", "stateful"),
-    "xrt.module.verification": ("ModuleCalibration", "calibrate"),
+    "xrt.module.verification": ("calibrate",),
 }
 
 __all__ = [*list_names(_MODULES)]

@@ -25,7 +25,6 @@ from xrt.runtime.multi_device.host_adapter import check_placed_buffers
 if TYPE_CHECKING:
     from xrt.module.programs import SpecializationCache
     from xrt.module.specialization import Specialization
-    from xrt.module.verification import ModuleCalibration
 
 __all__ = [
     "NOTHING",
@@ -186,8 +185,6 @@ class Dispatcher:
         self._lock = renew_after_fork(threading.RLock())
         self._is_closed = False
         self.last: Specialization | None = None
-        self.observers: tuple[ModuleCalibration, ...] = ()
-        """The open calibrations, which see each call."""
         self._use(NOTHING)
 
     def _use(self, path: FastPath) -> None:
@@ -227,17 +224,8 @@ class Dispatcher:
         path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
         values, path = wrap(path, values)
         with self._lock:
-            may_prepare = not self._is_closed and not self.observers
-            if may_prepare and self._specializations.prepare(make_signature_key(values), path):
+            if not self._is_closed and self._specializations.prepare(make_signature_key(values), path):
                 self._use(path)
-
-    def observe(self, calibration: ModuleCalibration, *, begins: bool) -> None:
-        """Let a calibration see the calls from now on, or once less: it may be open in several threads."""
-        with self._lock:
-            observers = list(self.observers)
-            observers.append(calibration) if begins else observers.remove(calibration)
-            self.observers = tuple(observers)
-            self.forget()
 
     def forget(self) -> None:
         """Drop all prepared calls."""

@@ -183,15 +183,14 @@ def warn_refusals(refused: Iterable[Refusal]) -> None:
 
 
 C = TypeVar("C", bound=type)
-_MORE = ("__init__", "_call")
-"""Private methods that are wrapped too: ``__call__`` is the fast path, and leaves what may fail to ``_call``."""
-_STEPS = ("check_inputs", "run_call", "specialize")  # of wrapped methods
+_STEPS = ("check_inputs", "specialize")  # of wrapped methods
 
 
 def shorten_tracebacks(cls: C) -> C:
     """Limit the traceback of an XRTError from a public method or property to two frames of XRT."""
     for name, member in list(vars(cls).items()):
-        if (name.startswith("_") and name not in _MORE) or name in _STEPS:
+        # `__call__` is the fast path, and leaves what may fail to `run_call`.
+        if (name.startswith("_") and name != "__init__") or name in _STEPS:
             continue
         if isinstance(member, FunctionType):
             setattr(cls, name, _shorten(member))

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from xrt.module.memory import Memory
     from xrt.module.saving import SelfTestReport
     from xrt.module.tuning import Objective
-    from xrt.module.verification import ModuleCalibration
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.auto import Placer
@@ -196,7 +195,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
                 result = NO_MATCH
             if result is not NO_MATCH:
                 return result
-        return self._call(args, named, fetch, out, options)
+        return self.run_call(args, named, fetch, out, options)
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> IOBinding:
         """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on the values ``x`` has then.
@@ -215,19 +214,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         bound.inputs = bound.inputs[: len(given)]  # without the sizes that a padded model reads
         return bound
 
-    def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
-        """Make the calls without a prepared one: other signatures, fetches, buffers, options, and observed calls."""
-        if observers := self.dispatcher.observers:
-            from xrt.module.verification import call_observed
-
-            is_plain = fetch is None and out is None and options is None
-            result = call_observed(self, observers, self.check_inputs(args, named), is_plain=is_plain)
-            if is_plain:
-                return result
-        return self.run_call(args, named, fetch, out, options)
-
-    def run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
-        """Make a call that no calibration observes; the arguments are those of a call."""
+    def run_call(self, args: Sequence[Any], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+        """Make a call without a prepared one: another signature, fetches, buffers or options."""
         is_plain = fetch is None and out is None and options is None
         if is_plain and not named and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
@@ -375,15 +363,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         from xrt.module.verification import calibrate_module
 
         return calibrate_module(self, batches, method, parameters)
-
-    def calibration(self, method: str = "minmax", **parameters: Any) -> ModuleCalibration:
-        """Return a context, or decorator, in which calls of the module are observed: ``with m.calibration() as c: m(x)``.
-
-        ``c.table`` has the ranges, by the methods of `calibrate`. Calls of all threads count while it is open.
-        """
-        from xrt.module.verification import ModuleCalibration
-
-        return ModuleCalibration(self, method, parameters)
 
     # ------------------------------------------------------------------ bundles
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from xrt.verify.regions import Progress
 
 __all__ = [
-    "ModuleCalibration",
     "bisect",
     "calibrate",
     "calibrate_module",
-    "call_observed",
     "copy_value",
     "verify",
 ]
@@ -74,45 +71,6 @@ def bisect(
     return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=report)
 
 
-class ModuleCalibration(ContextDecorator):
-    """While it is open, calls of the module are observed, whichever thread makes them; `table` has the ranges.
-
-    It can be opened again, and collects on. As a decorator it is open during each call of the function. Calls of sessions are
-    observed too; those of bound arrays are not.
-    """
-
-    def __init__(self, module: XRTModule, method: str, parameters: Mapping[str, float]) -> None:
-        if module.sizes.pads_all:
-            raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
-        self._module, self.observer = module, Observer(method, parameters)
-        self._sites: dict[object, _Site] = {}
-
-    @property
-    def table(self) -> CalibrationTable:
-        """The ranges of what was observed so far; raises CalibrationError where no call was."""
-        return self.observer.make_table()
-
-    @property
-    def batches(self) -> int:
-        """How many calls were observed."""
-        return self.observer.batches
-
-    def __enter__(self) -> Self:
-        self._module.dispatcher.observe(self, begins=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._module.dispatcher.observe(self, begins=False)
-
-    def find_site(self, values: Sequence[Any]) -> _Site:
-        """The values that are observed in calls with such inputs."""
-        source = self._module.source
-        key = source.key(values, False)
-        if key not in self._sites:
-            self._sites[key] = _Site.of(source.function(values, False))
-        return self._sites[key]
-
-
 @dataclass(frozen=True, slots=True)
 class _Site:
     """What is observed in calls of one signature."""
@@ -121,7 +79,7 @@ class _Site:
     keys: Mapping[str, str]
     """By name of an observed value."""
     groups: tuple[tuple[str, ...], ...]
-    """Names that are fetched by one run; the first one has the outputs too."""
+    """Names that are fetched by one run."""
 
     @classmethod
     def of(cls, function: Function) -> _Site:
@@ -134,54 +92,40 @@ class _Site:
                 "with constant weights, so there is nothing to calibrate"
             )
         given = {value.name for value in function.inputs} | set(function.constants)
-        groups = list(group_by_bytes([name for name in names if name not in given], function))
-        first = tuple(dict.fromkeys([*(value.name for value in function.outputs), *(groups[0] if groups else ())]))
-        return cls(function, {name: keys[name] for name in names}, (first, *groups[1:]))
+        groups = tuple(group_by_bytes([name for name in names if name not in given], function))
+        return cls(function, {name: keys[name] for name in names}, groups)
 
-
-def call_observed(module: XRTModule, open_ones: Sequence[ModuleCalibration], values: Sequence[Any], *, is_plain: bool) -> Any:
-    """Run the model so that the calibrations observe it, each once; return what a plain call returns.
-
-    What a call updates in place is updated by the plain one alone, and observed as it was before.
-    """
-    open_ones = tuple(dict.fromkeys(open_ones))
-    site = open_ones[0].find_site(values)
-    names, updated = [value.name for value in site.function.inputs], {name for name, _ in site.function.aliases}
-    for one in open_ones:
-        one.observer.check(zip(names, values, strict=False), "input")
-
-    def copy_updated() -> tuple[Any, ...]:
-        return tuple(np.array(x) if name in updated else x for name, x in zip(names, values, strict=True))
-
-    found: dict[str, Any] = dict(zip(names, copy_updated(), strict=True))
-    found |= {name: site.function.constants[name].array for name in site.keys if name in site.function.constants}
-    for group in site.groups[1:]:
-        found.update(module.run_call(copy_updated(), {}, group, None, None))
-    fetched = module.run_call(tuple(values) if is_plain else copy_updated(), {}, site.groups[0], None, None)
-    results = tuple(fetched[value.name] for value in site.function.outputs)
-    found = fetched | found
-    seen = {key: (name, np.asarray(found[name])) for name, key in site.keys.items()}
-    for one in open_ones:
-        one.observer.add(seen)
-    return results[0] if len(results) == 1 else results
+    def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
+        """Run the model on copies of the inputs that it updates, and add the values of the run."""
+        names, updated = [value.name for value in self.function.inputs], {name for name, _ in self.function.aliases}
+        given = dict(zip(names, values, strict=True))
+        observer.check(given.items(), "input")
+        seen = {name: np.array(value) if name in updated else value for name, value in given.items()}
+        seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
+        for group in self.groups:
+            args = [np.array(value) if name in updated else value for name, value in given.items()]
+            seen |= module.run_call(args, {}, group, None, None)
+        observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
 
 
 def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
-    """Return the table of the module's values over batches: see `XRTModule.calibrate`."""
+    """Observe the module's values over batches: see `XRTModule.calibrate`."""
     if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
         raise CalibrationError(
             f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
         )
-    calibration = ModuleCalibration(module, method, parameters)
-    with calibration:
-        for batch in batches:
-            if isinstance(batch, Mapping):
-                module(**batch)
-            else:
-                module(*(batch if isinstance(batch, list | tuple) else (batch,)))
-    if not calibration.batches:
+    if module.sizes.pads_all:
+        raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
+    observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
+    for batch in batches:
+        args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+        values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
+        if (key := source.key(values, False)) not in sites:
+            sites[key] = _Site.of(source.function(values, False))
+        sites[key].observe(module, values, observer)
+    if not observer.batches:
         raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")
-    return calibration.table
+    return observer.make_table()
 
 
 def calibrate(

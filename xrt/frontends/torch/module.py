@@ -616,8 +616,6 @@ class TorchModule:
         """Refused: calibrate ``XRTModule(xrt.from_torch(...))``, whose values have names."""
         raise OptionError("a module of PyTorch is calibrated as xrt.XRTModule(xrt.from_torch(module, args))")
 
-    calibration = calibrate
-
     def bind(self, *args: Any, **named: Any) -> Any:
         """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
