@@ -234,7 +234,7 @@ def threads_of_blas(node: Node, env: Any) -> Any:
     return lambda x: np.array(find_blas().threads)
 
 
-# ---------------------------------------------------------------------- one pool for all sessions of ort
+# ---------------------------------------------------------------------- threads of sessions of ort
 
 
 def ran(script: str, *arguments: str) -> str:
@@ -243,65 +243,9 @@ def ran(script: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-PRELUDE = """
-import numpy as np, onnxruntime, xrt
-from xrt.errors import OptionError
-from xrt.formats import onnx
+BUDGETS = """
+import os, xrt
 from tests.runtime.test_threads import RELU, X
-
-def refused(do):
-    try:
-        do()
-    except (OptionError, RuntimeError) as error:
-        print(type(error).__name__, error)
-"""
-
-SHARED = (
-    PRELUDE
-    + """
-xrt.configure(shared_pool='ort', threads=1)
-xrt.configure(shared_pool='ort', threads=1)
-before = len(__import__("os").listdir("/proc/self/task"))
-modules = [xrt.XRTModule(RELU, "ort", strict=True) for _ in range(3)]
-version = modules[0].programs.engines.engines[0].version()
-print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads" in version)
-"""
-)
-
-
-@pytest.mark.slow
-def test_sessions_share_a_pool_on_request() -> None:
-    assert ran(SHARED) == "[np.float32(6.0), np.float32(6.0), np.float32(6.0)] 1 True"
-
-
-TWO = (
-    PRELUDE
-    + """
-from xrt.runtime import threads
-threads.available_cores = lambda: 2
-xrt.configure(shared_pool='ort')
-refused(lambda: xrt.XRTModule(RELU, "ort", threads=1))
-refused(lambda: xrt.configure(shared_pool='ort', threads=1))
-xrt.XRTModule(RELU, "toy", threads=1)(X)
-"""
-)
-
-
-@pytest.mark.slow
-def test_a_shared_pool_has_one_budget() -> None:
-    assert ran(TWO).splitlines() == [
-        (
-            "OptionError engine 'ort' runs on one pool of 2 threads that all sessions of the process share, as xrt.configure "
-            "asked: it does not honour threads=1; ask for threads=2"
-        ),
-        "OptionError the sessions of this process share a pool of 2 threads; it cannot be replaced by one of 1",
-    ]
-
-
-BUDGETS = (
-    PRELUDE
-    + """
-import os
 from xrt.runtime import threads
 threads.available_cores = lambda: 4
 kept = []
@@ -317,41 +261,12 @@ print([grown("ort{memory_pattern=false}", budget) for budget in (1, 2, 4)])
 print([grown("ort{execution_mode=parallel}", budget) for budget in (1, 2, 4)])
 print(grown("ort{execution_mode=parallel, inter_op_threads=2}", 4))
 """
-)
 
 
 @pytest.mark.slow
 def test_modules_of_different_budgets_have_their_own_threads() -> None:
     """The calling thread computes too, so that a budget of four is three threads more."""
     assert ran(BUDGETS).splitlines() == ["[0, 1, 3]", "[0, 1, 3]", "3"]
-
-
-LATE = (
-    PRELUDE
-    + """
-import sys
-if sys.argv[1] == "ours":
-    xrt.XRTModule(RELU, "ort")(X)
-else:
-    session = onnxruntime.InferenceSession(onnx.to_model(RELU, ir_version=10).SerializeToString())
-refused(lambda: xrt.configure(shared_pool='ort'))
-"""
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_a_shared_pool_comes_before_any_session(whose: str) -> None:
-    assert ran(LATE, whose) == (
-        "OptionError a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "
-        "before anything of this process compiles for 'ort' or opens a session"
-    )
-
-
-def test_an_engine_without_such_a_pool_says_so() -> None:
-    with pytest.raises(OptionError) as raised:
-        Toy.share_pool(1)
-    assert str(raised.value) == "engine 'toy' has no pool of threads that all its executables could share"
 
 
 # ---------------------------------------------------------------------- after a run nothing turns

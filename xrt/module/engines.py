@@ -255,17 +255,10 @@ def validate_budget(options: ExecutionOptions) -> int:
     return budget
 
 
-def configure(*, threads: int | None = None, shared_pool: str | None = None) -> None:
-    """Set the thread budget of modules that name none, and the engine whose executables share one pool, for this process.
+def configure(*, threads: int | None = None) -> None:
+    """Set the thread budget of modules that name none, for this process; None is the number of cores that it may use.
 
-    ``threads=None`` is the number of cores that the process may use. With ``shared_pool="ort"`` all sessions of that engine run
-    on one pool of that size. ONNX Runtime then refuses, in the whole process and for good, all sessions with a pool of their
-    own, also those of other libraries, and a module with another budget is refused.
-
-    Existing modules are unchanged. Raises OptionError for an invalid number of threads, an engine without such a pool, or if a
-    session exists already; UnknownEngine and EngineUnavailable for an engine that cannot be created.
+    Existing modules are unchanged. Raises OptionError for an invalid number of threads.
     """
-    budget = validate_budget(ExecutionOptions(threads=threads))
-    if shared_pool is not None:
-        registry.engine_class(shared_pool).share_pool(budget)
+    validate_budget(ExecutionOptions(threads=threads))
     set_default_budget(threads)

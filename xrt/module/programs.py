@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from threading import RLock
@@ -252,8 +253,6 @@ class _Entry:
     """The program whose executables were counted."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     """What its executables hold between calls, by identity: bytes and threads."""
-    prepared: set[object] = field(default_factory=set)
-    """The types and shapes of its prepared calls."""
 
 
 class SpecializationCache:
@@ -268,7 +267,7 @@ class SpecializationCache:
         self.max_threads = THREADS
         """Threads that executables may keep for themselves, all together."""
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
-        self._prepared: OrderedDict[object, tuple[FastPath, _Entry]] = OrderedDict()
+        self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
         self._dropped = self._warned = False
 
@@ -354,7 +353,8 @@ class SpecializationCache:
 
     def _drop(self, key: object) -> None:
         entry = self._entries.pop(key)
-        self._forget(entry)
+        for types in [types for types, call in self._prepared.items() if call.build is entry.build]:
+            del self._prepared[types]
         entry.build.close_in_background()
         close_in_background([entry].clear)  # freeing a large graph takes a while, too
 
@@ -367,41 +367,31 @@ class SpecializationCache:
     # ------------------------------------------------------------------ prepared calls
 
     def prepare(self, types: object, call: FastPath) -> bool:
-        """Keep a prepared call for inputs of these types and shapes; return whether it leads to a specialization that is kept."""
+        """Store a prepared call for inputs of these types and shapes; return False if its specialization is not stored."""
         with self._lock:
             entry = self._entries.get(call.build.key) if call.build is not None else None
             if entry is None or entry.build is not call.build:
                 return False  # it was dropped, or replaced, meanwhile
-            self._prepared[types] = call, entry
+            self._prepared[types] = call
             self._prepared.move_to_end(types)
-            entry.prepared.add(types)
             while len(self._prepared) > MAX_READY:
-                oldest, (_, owner) = self._prepared.popitem(last=False)
-                owner.prepared.discard(oldest)
+                self._prepared.popitem(last=False)
             return True
 
     def find_prepared(self, types: object) -> FastPath | None:
-        """Return the prepared call for inputs of these types and shapes. Takes no lock: other threads' calls do not delay it."""
-        found = self._prepared.get(types)
-        if found is None:
-            return None
-        try:
-            self._prepared.move_to_end(types)
-            self._entries.move_to_end(found[1].build.key)
-        except KeyError:
-            pass  # another thread has dropped it just now; it is whole as long as it is in use
-        return found[0]
+        """The prepared call for inputs of these types and shapes. Takes no lock: other threads' calls do not delay it."""
+        call = self._prepared.get(types)
+        if call is not None and call.build is not None:
+            # Another thread may have dropped it just now; it is whole as long as it is in use.
+            with suppress(KeyError):
+                self._prepared.move_to_end(types)
+                self._entries.move_to_end(call.build.key)
+        return call
 
     def forget_calls(self) -> None:
         """Drop all prepared calls."""
         with self._lock:
-            for entry in self._entries.values():
-                self._forget(entry)
-
-    def _forget(self, entry: _Entry) -> None:
-        for types in entry.prepared:
-            self._prepared.pop(types, None)
-        entry.prepared.clear()
+            self._prepared.clear()
 
 
 # ---------------------------------------------------------------------- the default engine

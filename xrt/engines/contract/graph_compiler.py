@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from xrt.engines.contract.options import CompileContext, RunOptions
-from xrt.errors import CompileRefused, OptionError, RunFailed
+from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -239,14 +239,6 @@ class GraphCompiler(abc.ABC):
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Notes for the user on how the engine runs this Function, one sentence each; printed by ``explain``."""
         return ()
-
-    @classmethod
-    def share_pool(cls, threads: int) -> None:
-        """Run all executables that the engine compiles from now on in one pool of this many threads.
-
-        Raises OptionError if the library has no such pool, or if it is too late to create it.
-        """
-        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Serialize the executable to bytes for `load`. Raises CompileRefused with a reason if it cannot.

@@ -46,9 +46,6 @@ from xrt.engines.ort.session import (
     open_session,
     quiet_options,
     report_memory,
-    share_pool,
-    shared_pool_size,
-    use_own_pool,
 )
 from xrt.errors import CompileRefused, EngineUnavailable
 from xrt.graph import FrozenDict, Function, Node
@@ -212,14 +209,12 @@ class Ort(GraphCompiler):
         self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
     ) -> OrtExecutable:
         """Open a session on the exported model."""
-        use_own_pool()
         with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
         kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
         executable = kind(function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace)
         # The calling thread counts in both pools but is not the library's.
-        if options.use_per_session_threads:
-            executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
+        executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -296,14 +291,8 @@ class Ort(GraphCompiler):
         return options
 
     def version(self) -> str:
-        """Versions, build info, and the size of a shared thread pool."""
-        shared = f", one pool of {shared_pool_size()} threads" if shared_pool_size() else ""
-        return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()}){shared}"
-
-    @classmethod
-    def share_pool(cls, threads: int) -> None:
-        """Run all sessions of the process in one thread pool; sessions with separate pools are impossible afterwards."""
-        share_pool(threads)
+        """Version and build info."""
+        return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
 
     def available_devices(self) -> tuple[str, ...]:
         has = self.on_device in onnxruntime.get_available_providers()
@@ -318,13 +307,7 @@ class Ort(GraphCompiler):
         )
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        """Decline a lower precision, and a thread budget that differs from a shared pool's."""
-        # A shared pool has one size for all sessions.
-        if shared_pool_size() not in (None, context.threads):
-            return (
-                f"engine 'ort' runs on one pool of {shared_pool_size()} threads that all sessions of the process share, as "
-                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={shared_pool_size()}"
-            )
+        """Decline a lower precision."""
         precision = context.options.precision
         if precision == "fp32":
             return None
@@ -334,12 +317,9 @@ class Ort(GraphCompiler):
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
-        if shared_pool_size():
-            options.use_per_session_threads = False
-        else:
-            over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
-            options.inter_op_num_threads = over_nodes
-            options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread belongs to both pools
+        over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
+        options.inter_op_num_threads = over_nodes
+        options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread belongs to both pools
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic

@@ -5,9 +5,7 @@ All sessions are opened here. Kernels and schemas are listed once, on first use.
 
 from __future__ import annotations
 
-import gc
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
-from xrt.errors import CompileRefused, OptionError
-from xrt.forking import renew_after_fork
+from xrt.errors import CompileRefused
 from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = [
@@ -45,11 +42,8 @@ __all__ = [
     "quiet_options",
     "report_memory",
     "schema",
-    "share_pool",
-    "shared_pool_size",
     "summarize_error",
     "type_name",
-    "use_own_pool",
     "why_not_opened",
 ]
 
@@ -385,55 +379,3 @@ _COPIED = "constants in another form than the model's: packed to a byte, put in 
 _MAPPED = "weights as the library lays them out and packs them, in the file that was loaded"
 _SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"
 _WORKSPACE = "inner values and scratch, in an arena that grows to the largest calls; the library does not tell"
-
-
-# ---------------------------------------------------------------------- a shared pool of threads
-
-
-class _State:
-    """The thread pools of this process."""
-
-    lock = renew_after_fork(threading.Lock())
-    shared: int | None = None
-    """Size of the shared pool; None if each session has its own."""
-    used = False
-    """Whether XRT has opened a session with its own pool."""
-
-
-def shared_pool_size() -> int | None:
-    """Number of threads in the shared pool; None if each session has its own."""
-    return _State.shared
-
-
-def use_own_pool() -> None:
-    """Record that a session is about to be opened."""
-    with _State.lock:
-        _State.used = _State.used or _State.shared is None
-
-
-def share_pool(threads: int) -> None:
-    """Create the shared pool; does nothing if it exists with this size.
-
-    Raises OptionError if it has another size or if a session with its own pool exists: the library would keep that session and
-    reject all further ones of its kind.
-    """
-    with _State.lock:
-        if _State.shared == threads:
-            return
-        if _State.shared is not None:
-            raise OptionError(
-                f"the sessions of this process share a pool of {_State.shared} threads; it cannot be replaced by one of {threads}"
-            )
-        # Sessions opened by other code of the process count, too.
-        if _State.used or any(issubclass(type(thing), InferenceSession) for thing in gc.get_objects()):
-            raise OptionError(
-                "a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "
-                "before anything of this process compiles for 'ort' or opens a session"
-            )
-        try:
-            onnxruntime.set_global_thread_pool_sizes(threads, 1)
-        except RuntimeError as error:
-            raise OptionError(
-                "onnxruntime.set_global_thread_pool_sizes was called already; a shared pool stays as it is"
-            ) from error
-        _State.shared = threads
