@@ -1,16 +1,15 @@
 """`xrt.load`: a module from a bundle.
 
 Plans are used as they were saved. A region's compiled form is used if engine, versions, options and processor are the same as
-when it was saved, and the engine says that it serves the threads. Otherwise the region is compiled again, with a notice. The
-nodes of a missing engine are planned again for the other engines, also with a notice.
+when it was saved, and the engine says that it serves the threads. Otherwise the region is compiled again, with a notice.
+Programs on a missing engine are planned again when they are called, also with a notice.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ from xrt.graph import Function
 from xrt.module.engines import check_isolated
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
-from xrt.module.options import Check, Isolation, ModuleOptions, parse_options
+from xrt.module.options import Check, Isolation, parse_options
 from xrt.module.sizes import read_shapes
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.stored_plans import BuildContext, restore
@@ -49,11 +48,13 @@ from xrt.runtime import find_granted_threads, list_regions
 if TYPE_CHECKING:
     from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
-    from xrt.formats.program_record import CompiledForm, ProgramRecord, StoredProgram, StoredWeight
-    from xrt.partition import ClusteringOptions, Plan
+    from xrt.formats.program_record import CompiledForm, StoredProgram, StoredWeight
+    from xrt.partition import Plan
     from xrt.runtime import RegionToCompile
 
 __all__ = ["BundleTier", "load"]
+
+Ingredients = tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False)
@@ -63,10 +64,9 @@ class BundleTier:
     file: BundleFile
     behind: Tier | None
     strict: bool
-
-    def __post_init__(self) -> None:
-        self._sections: dict[tuple[tuple[str, str], ...], str] = {}
-        self._loaded = 0
+    sections: dict[Ingredients, str] = field(default_factory=dict)
+    """Compiled forms that fit this machine, by the signature that they are for."""
+    loaded: int = 0
 
     @property
     def weights(self) -> WeightHashStore | None:
@@ -76,11 +76,7 @@ class BundleTier:
     def statistics(self) -> DiskStatistics:
         """Those of the tier behind it; executables from the bundle count as hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
-        return replace(behind, hits=behind.hits + self._loaded)
-
-    def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
-        """Load signatures with these ingredients from a section."""
-        self._sections[_portable(ingredients)] = section
+        return replace(behind, hits=behind.hits + self.loaded)
 
     def find_learning_directory(self, engine: str) -> Path | None:
         """The directory of the tier behind for persistent data of an engine."""
@@ -90,35 +86,28 @@ class BundleTier:
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Load the signature's executable from the bundle or the tier behind it, or make it; return it prepared."""
-        section = self._sections.get(_portable(signature.ingredients))
+        section = self.sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:
-                return self._from_bundle(section, recipe)
+                with make_working_directory() as folder:
+                    context = replace(recipe.context, workdir=folder)
+                    executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
+                executable.prepare()
             except Exception as error:
                 if self.strict:
                     raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
                 warn(f"{os.fspath(self.file.path)!r}: a region is compiled again, since {error}", CacheWarning)
+            else:
+                self.loaded += 1
+                return executable
         if self.behind is None:
             return make()
         return self.behind.get_or_compile(signature, recipe, make, force=force)
 
-    def _from_bundle(self, section: str, recipe: CompileRequest) -> Executable:
-        with make_working_directory() as folder:
-            context = replace(recipe.context, workdir=folder)
-            executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
-        executable.prepare()
-        self._loaded += 1
-        return executable
 
-
-def _portable(ingredients: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+def _portable(ingredients: Ingredients) -> Ingredients:
     """The ingredients that mean the same in another installation."""
     return tuple((name, value) for name, value in ingredients if name != "code")
-
-
-_IN_EVERY_REGION = ("format", "engine", "version", "options", "device", "threads", "machine")
-"""Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
-_NOTHING = Function((), ())
 
 
 def load(
@@ -150,13 +139,30 @@ def load(
     settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
     _check_kind(path)
     file = BundleFile(path)
-    tier = BundleTier(file, open_cache(cache).disk, strict)
-    record = file.record
-    check_isolated(settings.isolate.engines, _specs(record))
-    named = _named(engine, record)
+    specs = [one["spec"] for one in file.record.facts["engines"]]
+    check_isolated(settings.isolate.engines, specs)
+    named = [
+        one.spec if isinstance(one, GraphCompiler) else one
+        for one in ([engine] if isinstance(engine, str | GraphCompiler) else engine)
+    ]
+    for spec in named:
+        if spec not in specs:
+            raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     try:
-        _check_chosen(file, record, named)
-        return _load_record(tier, record, settings, threads)
+        missing = _list_missing(file, specs, named)
+        if missing and strict:
+            raise BundleError(f"cannot load {os.fspath(path)!r} strictly: {'; '.join(missing.values())}")
+        tier = BundleTier(file, open_cache(cache).disk, strict)
+        gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
+        isolation = replace(settings.isolate, engines=tuple(one for one in settings.isolate.engines if one not in gone))
+        module = _make_module(
+            tier, [spec for spec in specs if spec not in missing], gone, threads, check=check, isolate=isolation
+        )
+        for reason in missing.values():
+            said = f"{reason}; its regions are planned again for {', '.join(module.engines)}"
+            warn(f"{os.fspath(path)!r}: {said}", FallbackWarning)
+        _restore(module, tier)
+        return module
     except BundleError:
         raise
     except XRTError as error:
@@ -176,101 +182,66 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _load_record(tier: BundleTier, record: ProgramRecord, asked: ModuleOptions, threads: int | None) -> XRTModule:
-    file, facts, count = tier.file, record.facts, len(record.programs)
-    missing = _missing(record)
-    if missing and tier.strict:
-        raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
+def _list_missing(file: BundleFile, specs: Sequence[str], named: Sequence[str]) -> dict[str, str]:
+    """The engines that this machine does not have, each with the reason.
+
+    Raises BundleError for an engine that a file may not choose and the caller has not named.
+    """
+    missing = {}
+    for spec in specs:
+        try:
+            if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
+                hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
+                raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
+            registry.create(spec)
+        except (EngineUnavailable, UnknownEngine) as error:
+            missing[spec] = f"engine {spec!r} is not at hand: {error}"
+    return missing
+
+
+def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads: int | None, **asked: Any) -> XRTModule:
+    """The module without its programs, on these engines; ``gone`` names the missing ones. Raises BundleError for bad options."""
+    file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
+    try:
+        clustering = read_options(facts["clustering"])
+        clustering = replace(clustering, pins=tuple(pin for pin in clustering.pins if pin.engine not in gone))
+        execution, shapes = ExecutionOptions(**facts["execution"]), read_shapes(facts["shapes"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
+        raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
+    budgets = (threads, find_granted_threads(), execution.threads)
+    execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
+    options: dict[str, Any] = {one.name: getattr(part, one.name) for part in (clustering, execution) for one in fields(part)}
     module = XRTModule(
-        _source(file, record),
-        [spec for spec in _specs(record) if spec not in missing] or REFERENCE,
+        _make_source(file),
+        [*specs] or REFERENCE,
         facts["device"],
         cache=CompileCache(disk=tier, max_bytes=max(MOST_BYTES, 2 * count * LEAST_BYTES)),
         strict=facts["strict"],
         fold_constants=facts["fold_constants"],
-        check=asked.check,
-        isolate=_isolate_available(asked.isolate, missing),
-        **_read_options(file, missing, threads),
+        shapes=shapes,
+        **options,
+        **asked,
     )
-    for reason in missing.values():
-        warn(
-            f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
-        )
     module.programs.specializations.max_threads += 2 * module.threads * count  # all that was saved may be in use
-    _restore(module, tier, record, missing)
     module.bundle = file
     return module
 
 
-def _read_options(file: BundleFile, missing: Mapping[str, str], threads: int | None) -> dict[str, Any]:
-    """The options of the bundle as keywords, with the thread budget of this process. Raises BundleError if one is damaged."""
-    facts = file.record.facts
-    try:
-        clustering = _without(read_options(facts["clustering"]), missing)
-        execution = ExecutionOptions(**facts["execution"])
-        shapes = read_shapes(facts["shapes"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
-        raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
-    budgets = (threads, find_granted_threads(), execution.threads)
-    return {
-        **{field.name: getattr(clustering, field.name) for field in fields(clustering)},
-        **{field.name: getattr(execution, field.name) for field in fields(execution)},
-        "shapes": shapes,
-        "threads": next((count for count in budgets if count is not None), None),
+def _make_source(file: BundleFile) -> StaticModel | BundledTraces:
+    record, model = file.record, file.record.facts["model"]
+    if model:
+        return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
+    traces: dict[object, Callable[[], Function]] = {
+        _types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
     }
+    return BundledTraces(tuple(value.name for value in record.inputs), traces)
 
 
-# ---------------------------------------------------------------------- engines
+def _types(program: StoredProgram) -> tuple[Any, ...]:
+    return tuple(value.type for value in program.inputs)
 
 
-def _specs(record: ProgramRecord) -> list[str]:
-    return [engine["spec"] for engine in record.facts["engines"]]
-
-
-def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], record: ProgramRecord) -> list[str]:
-    """The specs of the engines that the caller names; raises OptionError for one that the bundle does not have."""
-    many = [asked] if isinstance(asked, str | GraphCompiler) else asked
-    named = [one.spec if isinstance(one, GraphCompiler) else one for one in many]
-    specs = _specs(record)
-    for spec in named:
-        if spec not in specs:
-            raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
-    return named
-
-
-def _check_chosen(file: BundleFile, record: ProgramRecord, named: Sequence[str]) -> None:
-    """Raise BundleError for an engine that a file may not choose and that is not in ``named``."""
-    for spec in _specs(record):
-        with suppress(EngineUnavailable, UnknownEngine):  # it is not made, and said to be missing
-            if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
-                hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
-                raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
-
-
-def _missing(record: ProgramRecord) -> dict[str, str]:
-    """The engines that this machine does not have, each with the reason."""
-    found = {}
-    for spec in _specs(record):
-        try:
-            registry.create(spec)
-        except (EngineUnavailable, UnknownEngine) as error:
-            found[spec] = f"engine {spec!r} is not at hand: {error}"
-    return found
-
-
-def _isolate_available(isolation: Isolation, missing: Mapping[str, str]) -> Isolation:
-    """Leave out the isolated engines that this machine does not have."""
-    gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-    return replace(isolation, engines=tuple(name for name in isolation.engines if name not in gone))
-
-
-def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:
-    """Remove the pins to missing engines."""
-    gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-    return replace(options, pins=tuple(pin for pin in options.pins if pin.engine not in gone))
-
-
-# ---------------------------------------------------------------------- models and plans
+# ---------------------------------------------------------------------- programs
 
 
 class _Bundle:
@@ -284,7 +255,7 @@ class _Bundle:
 
     def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
         plan = self.read_plan(program)
-        saved = SavedSpecialization(plan, partial(self._file.model, program.function), {})
+        saved = SavedSpecialization(plan, partial(self._file.model, program.function))
         return Specialization(plan.function, *context, original=plan.function, saved=saved)
 
     def read_plan(self, program: StoredProgram) -> Plan:
@@ -292,53 +263,34 @@ class _Bundle:
 
         return from_message(self._file.read_plan(program.plan))
 
-    def plan_again(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        """The specialization with another plan: an engine of the stored one is missing."""
-        function = self._file.model(program.function)
-        return Specialization(function, *context, original=function, saved=SavedSpecialization(None, lambda: function, {}))
 
-
-def _source(file: BundleFile, record: ProgramRecord) -> StaticModel | BundledTraces:
-    model = record.facts["model"]
-    if model:
-        return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
-    traces: dict[object, Callable[[], Function]] = {
-        _types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
-    }
-    return BundledTraces(tuple(value.name for value in record.inputs), traces)
-
-
-def _types(program: StoredProgram) -> tuple[Any, ...]:
-    return tuple(value.type for value in program.inputs)
-
-
-def _restore(module: XRTModule, tier: BundleTier, record: ProgramRecord, missing: Mapping[str, str]) -> None:
-    """Add the saved programs to those of the module."""
+def _restore(module: XRTModule, tier: BundleTier) -> None:
+    """Add the saved programs to those of the module; those on a missing engine are left out."""
     recompiled: dict[str, str] = {}
     engines = module.programs.engines
     origin, context = _Bundle(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
-    for program in record.programs:
+    for program in tier.file.record.programs:
         plan = None if program.launches else origin.read_plan(program)
-        launches = plan.launches if plan else program.launches
-        is_usable = all(launch.engine in module.engines for launch in launches)
-        if not is_usable and not missing:
+        if not all(launch.engine in module.engines for launch in (plan.launches if plan else program.launches)):
             continue
         key = module.sizes.restore_key(_types(program), engines)
         if key is None:
             continue
-        if not is_usable:
-            build = origin.plan_again(program, context)
-        elif plan is not None:
-            build = origin.complete(program, context)
-        else:
+        if plan is None:
             plan, build = restore(program, origin, context)
-        if is_usable and plan is not None:
-            regions = list_regions(plan, engines.by_spec, engines.context)
-            build.remarks = dict(_offer(regions, program.compiled, tier, recompiled))
+        else:
+            build = origin.complete(program, context)
+        regions = list_regions(plan, engines.by_spec, engines.context)
+        build.remarks = dict(_offer(regions, program.compiled, tier, recompiled))
         module.programs.specializations.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
-        _tell(tier, recompiled)
+        name, why = next(iter(recompiled.items()))
+        again = f"{len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
+        said = f"{os.fspath(tier.file.path)!r}: {again}"
+        if tier.strict:
+            raise BundleError(f"{said}; load without strict=True to compile them")
+        warn(f"{said}; m.explain() lists them", FallbackWarning)
 
 
 def _offer(
@@ -347,37 +299,29 @@ def _offer(
     """Offer the compiled forms that fit this machine to the tier; yield a remark for each region."""
     for region, form in zip(regions, forms, strict=False):
         saved = dict(form.ingredients)
-        differences = _differences(region, saved)
-        if differences:
+        if differences := _list_differences(region, saved):
             recompiled[region.launch.name] = differences
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif form.section:
             here = {"version": region.version, "threads": str(region.context.threads)}
-            tier.offer(tuple({**saved, **here}.items()), form.section)
+            tier.sections[_portable(tuple({**saved, **here}.items()))] = form.section
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
 
 
-def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
-    engine = region.engine
+_IN_EVERY_REGION = ("format", "engine", "version", "options", "device", "threads", "machine")
+"""Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
+
+
+def _list_differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
+    engine, before = region.engine, saved.get("threads", "")
     version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's names its worker
-    now = dict(make_signature(_NOTHING, engine, region.context, version).ingredients)
+    now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
+    if before.isdecimal() and engine.serves_threads(int(before), region.context.threads):
+        now["threads"] = before
     return "; ".join(
         f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}"
         for name in _IN_EVERY_REGION
-        if saved.get(name) != now[name] and not (name == "threads" and _serves_threads(region, saved.get(name, "")))
+        if saved.get(name) != now[name]
     )
-
-
-def _serves_threads(region: RegionToCompile, saved: str) -> bool:
-    return saved.isdecimal() and region.engine.serves_threads(int(saved), region.context.threads)
-
-
-def _tell(tier: BundleTier, recompiled: Mapping[str, str]) -> None:
-    name, why = next(iter(recompiled.items()))
-    again = f"{len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
-    said = f"{os.fspath(tier.file.path)!r}: {again}"
-    if tier.strict:
-        raise BundleError(f"{said}; load without strict=True to compile them")
-    warn(f"{said}; m.explain() lists them", FallbackWarning)

@@ -81,12 +81,9 @@ def drop_unused_pins(options: ClusteringOptions, function: Function, original: F
 class SavedSpecialization:
     """The saved part of a specialization, from a bundle or the cache."""
 
-    plan: Plan | None
-    """The plan; None if one of its engines is unavailable, so that a new plan must be made."""
+    plan: Plan
     whole: Callable[[], Function]
     """Returns the planned Function; that of the specialization may be folded, with the same inputs and outputs."""
-    remarks: Mapping[str, str]
-    """Remarks about compiled forms, by region."""
     complete: Callable[[], Specialization] | None = None
     """Returns the specialization made from the model that this one represents. If given, the plan's regions may lack nodes, and
     the plan is not shown."""
@@ -112,7 +109,8 @@ class Specialization:
         """The key in its module's cache: sizes and fetched values."""
         self.sizes: Mapping[str, int] = {}
         """Sizes of the model's symbolic dims, where it is placed by measurement."""
-        self.remarks: Mapping[str, str] = saved.remarks if saved else {}
+        self.remarks: Mapping[str, str] = {}
+        """Remarks about compiled forms from a bundle, by region."""
         self._saved = saved
         self._original = original
         self.engines = engines
@@ -129,7 +127,7 @@ class Specialization:
         """The result of placement by measurement, if there was one."""
         if self.tuned is not None and self.tuned.lowered:
             self.engines = replace(engines, lowered=self.tuned.lowered)
-        self._plan = saved.plan if saved and saved.plan else self._partitioned(())
+        self._plan = saved.plan if saved else self._partitioned(())
 
     @cached_property
     def _support(self) -> SupportMatrix:
@@ -335,7 +333,7 @@ class Specialization:
     @property
     def is_stored(self) -> bool:
         """Whether the plan comes from a bundle or the cache, with its regions compiled."""
-        return self._saved is not None and self._saved.plan is not None
+        return self._saved is not None
 
     @property
     def concurrent_calls(self) -> int | None:

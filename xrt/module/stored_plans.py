@@ -134,7 +134,7 @@ def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext
     )
     function = Function(program.inputs, program.outputs, nodes)
     plan = Plan(function, program.engines, (), context.settings.clustering, program.implicit)
-    saved = SavedSpecialization(plan, lambda: complete().full_function(), {}, complete)
+    saved = SavedSpecialization(plan, lambda: complete().full_function(), complete)
     return plan, Specialization(function, *context, original=function, saved=saved)
 
 

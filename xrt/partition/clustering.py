@@ -130,12 +130,11 @@ class CutCounter:
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Find a short sequence of kinds in which all units can run.
 
-    The shortest for up to two kinds of regions; for more, a greedy one, which is rarely more than one slot longer. Linear.
+    A greedy one in both directions: the shortest for up to two kinds of regions, rarely more than one slot longer for more.
+    Linear.
     """
-    phases = units.kinds.phases()
-    # With up to two kinds the phases simply alternate; only the first one is open.
-    if len(phases) < 3:
-        return min((_taking_turns(units, phases[i:] + phases[:i]) for i in range(len(phases))), key=len, default=())
+    if not len(units):
+        return ()
     tails = units.tails()
     found = _greedy(units, tails)
     # max(tails) is a lower bound, so a sequence of that length is optimal. Otherwise try the reverse direction.
@@ -144,32 +143,6 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
         backward = _greedy(turned, turned.tails())[::-1]
         found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
     return found
-
-
-# ------------------------------------------------------------------ one or two kinds of region
-
-
-def _taking_turns(units: QuotientGraph, turn: Sequence[int]) -> tuple[int, ...]:
-    """The sequence in which the phases alternate, without turns in which nothing runs."""
-    wait = _waits(units, turn)
-    place: list[int] = []
-    for kind, before in zip(units.kind, units.graph.predecessors, strict=True):
-        at = max([place[unit] for unit in before], default=0)
-        place.append(at + wait[at % len(turn)][kind])
-    return tuple(turn[at % len(turn)] for at in sorted(set(place)))
-
-
-def _waits(units: QuotientGraph, turn: Sequence[int]) -> list[list[int]]:
-    """For each turn and kind, the number of turns until the next phase that accepts the kind."""
-    accepted = [units.kinds.find_compatible(phase) for phase in turn]
-    count = len(turn)
-    return [
-        [next(d for d in range(count) if kind in accepted[(at + d) % count]) for kind in range(len(units.kinds))]
-        for at in range(count)
-    ]
-
-
-# ------------------------------------------------------------------ three kinds and more
 
 
 def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:

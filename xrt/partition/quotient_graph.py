@@ -62,17 +62,6 @@ class QuotientGraph:
         """Reverse all dependencies; unit ``i`` becomes ``len - 1 - i``."""
         return QuotientGraph(self.graph.reverse(), list(reversed(self.kind)), self.kinds)
 
-    def merge(self, group: Sequence[int]) -> QuotientGraph:
-        """Merge units into groups; one kind in each group must accept all others.
-
-        That kind is the maximum, because kinds are sorted and an empty device comes first.
-        """
-        graph = self.graph.make_quotient(group)
-        kind = [0] * len(graph)
-        for unit, own in enumerate(group):
-            kind[own] = max(kind[own], self.kind[unit])
-        return QuotientGraph(graph, kind, self.kinds)
-
     def tails(self) -> list[int]:
         """For each unit, a lower bound on the regions along any path from it, including its own. Linear."""
         apart = [[0 if share else 1 for share in row] for row in self.kinds.shareable()]
@@ -123,17 +112,3 @@ class DependencyGraph:
         """Reverse every edge; number ``i`` becomes ``len - 1 - i``."""
         last = len(self) - 1
         return DependencyGraph([tuple(last - later for later in after) for after in reversed(self.successors())])
-
-    def make_quotient(self, group: Sequence[int]) -> DependencyGraph:
-        """The graph between groups, which are numbered from 0 without gaps.
-
-        No edge may lead from a higher group to a lower one, which makes the quotient acyclic; raises ValueError otherwise.
-        """
-        rows: list[set[int]] = [set() for _ in range(max(group, default=-1) + 1)]
-        for number, before in enumerate(self.predecessors):
-            rows[group[number]].update([group[earlier] for earlier in before])
-        for own, row in enumerate(rows):
-            row.discard(own)
-            if row and max(row) > own:
-                raise ValueError(f"group {own} needs the later group {max(row)}")
-        return DependencyGraph([tuple(row) for row in rows])

@@ -15,7 +15,7 @@ import numpy as np
 from xrt.engines import RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import EngineError, RunFailed, XRTError
-from xrt.graph import DType, TensorType, Type
+from xrt.graph import DType, FrozenDict, MapType, SequenceType, TensorType, Type
 from xrt.partition import Launch, Plan
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
 
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
+NO_OPTIONS = RunOptions()
 OPTIONS, UPDATES = -1, -2
 """Slots behind the values: the RunOptions of the call (None: defaults), and whether inputs may be updated in place."""
 
@@ -84,7 +85,6 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
 
 
 def _action(make: Callable[[Step, LaunchArrays], Action], step: Step, arrays: LaunchArrays) -> Action:
-
     try:
         return make(step, arrays)
     except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
@@ -110,14 +110,14 @@ class LaunchArrays:
         return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
-def _bound(step: Step, ground: LaunchArrays) -> Action:
-    return step.executable.bind([ground.read[slot] for slot in step.reads], [ground.fixed[slot] for slot in step.writes])
+def _bound(step: Step, arrays: LaunchArrays) -> Action:
+    return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
-def _aimed(step: Step, ground: LaunchArrays) -> Action:
+def _aimed(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots and outputs at fixed addresses."""
-    call, reads = step.executable.bind_outputs([ground.fixed[slot] for slot in step.writes]), step.reads
-    slots, freed = ground.slots, ground.freed
+    call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
+    slots, freed = arrays.slots, arrays.freed
 
     def launch() -> None:
         call(*[slots[slot] for slot in reads])
@@ -128,78 +128,33 @@ def _aimed(step: Step, ground: LaunchArrays) -> Action:
 
 
 def _plain(step: Step, arrays: LaunchArrays) -> Action:
-    """A launch with inputs from the slots and outputs to the slots."""
-    places = {slot: arrays.fixed[slot] for slot in step.writes if slot in arrays.fixed}
-    slots, freed = arrays.slots, arrays.freed
-    updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(step.writes) if slot in arrays.inplace)
-    if places or updates:
-        return _placing(step, slots, places, freed, updates)
-    direct, run, reads, writes, count = (
-        step.executable.fast_call(),
-        step.executable.run,
-        step.reads,
-        step.writes,
-        len(step.writes),
-    )
-    filled = _filled_outputs(step)
+    """A launch with inputs from the slots. Results at fixed places are computed there, or copied."""
+    executable, slots, freed, reads, writes = step.executable, arrays.slots, arrays.freed, step.reads, step.writes
+    places = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
+    updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
+    least = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
+    # The buffers that the engine computes into: fixed places, and in a call with options those of the caller.
+    buffers = {
+        i: places[slot] for i, slot in enumerate(writes) if slot in places and i in least and places[slot].nbytes >= least[i]
+    }
+    filled = [(place, least[index]) for index, place in step.returns if index in least]
+    usual = _make_options(step, NO_OPTIONS, buffers)
+    direct, run = executable.fast_call(), executable.run
 
     def launch() -> None:
         options = slots[OPTIONS]
         arguments = [slots[slot] for slot in reads]
-        # fast_call skips the options, which most calls do not need.
-        if options is None or not _asks_for_more(options, filled):
-            results = direct(*arguments)
+        if updates and slots[UPDATES]:
+            # The inputs of this call do not overlap, so outputs may be written to their arrays.
+            targets = {index: slots[target] for index, target in updates}
+            results = run(arguments, _make_options(step, options or NO_OPTIONS, buffers, targets))
+        elif options is not None and (buffers or _asks_for_more(options, filled)):
+            results = run(arguments, _make_options(step, options, buffers))
         else:
-            results = run(arguments, find_inplace_reuse(step, options, {}))
-        if len(results) != count:
+            results = run(arguments, usual) if buffers else direct(*arguments)
+        if len(results) != len(writes):
             raise make_count_error(step, len(results))
         for slot, result in zip(writes, results, strict=True):
-            slots[slot] = result
-        for slot in freed:
-            slots[slot] = None
-
-    return launch
-
-
-def _filled_outputs(step: Step) -> list[tuple[int, int]]:
-    """Program outputs that the engine can write to a given buffer, with the size from which that is worthwhile."""
-    least = dict(enumerate(step.executable.output_buffer_threshold()))
-    limits = ((place, least.get(index)) for index, place in step.returns)
-    return [(place, nbytes) for place, nbytes in limits if nbytes is not None]
-
-
-def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
-    """Whether the engine should compute into one of the caller's buffers; XRT copies to the others at the end."""
-    out = options.out
-    return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
-
-
-def _placing(
-    step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int], updates: Sequence[tuple[int, int]]
-) -> Action:
-    """A launch with results at fixed places: the engine computes into them, or they are copied there.
-
-    ``updates`` pairs an output of the launch with the input slot whose array it updates in this call.
-    """
-    least = {slot: n for slot, n in zip(step.writes, step.executable.output_buffer_threshold(), strict=False) if n is not None}
-    buffers = {slot: place for slot, place in places.items() if slot in least and place.nbytes >= least[slot]}
-    direct, run, usual = step.executable.fast_call(), step.executable.run, find_inplace_reuse(step, RunOptions(), buffers)
-
-    def launch() -> None:
-        options = slots[OPTIONS]
-        arguments = [slots[slot] for slot in step.reads]
-        # The inputs of this call do not overlap, so outputs may be written to their arrays.
-        if updates and slots[UPDATES]:
-            chosen = find_inplace_reuse(step, options or RunOptions(), buffers)
-            targets = [(index, slots[target]) for index, target in updates]
-            results = run(arguments, _with_updates(chosen, len(step.writes), targets))
-        elif options is None:
-            results = run(arguments, usual) if buffers else direct(*arguments)
-        else:
-            results = run(arguments, find_inplace_reuse(step, options, buffers))
-        if len(results) != len(step.writes):
-            raise make_count_error(step, len(results))
-        for slot, result in zip(step.writes, results, strict=True):
             place = places.get(slot)
             if place is None:
                 slots[slot] = result
@@ -212,22 +167,23 @@ def _placing(
     return launch
 
 
-def _with_updates(options: RunOptions, count: int, updates: Sequence[tuple[int, Array]]) -> RunOptions:
-    """Options with these arrays as output buffers, taking precedence over the caller's."""
-    out = list(options.out or [None] * count)
-    for index, array in updates:
-        out[index] = array
-    return RunOptions(out, options.stream, options.block, options.profile)
+def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
+    """Whether the engine should compute into one of the caller's buffers; XRT copies to the others at the end."""
+    out = options.out
+    return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
 
-def find_inplace_reuse(step: Step, options: RunOptions, places: Mapping[int, Array]) -> RunOptions:
-    """Options of one launch: the caller's buffers for program outputs, fixed places for other values."""
-    buffers = [places.get(slot) for slot in step.writes]
+def _make_options(
+    step: Step, options: RunOptions, buffers: Mapping[int, Array], updates: Mapping[int, Array] = FrozenDict()
+) -> RunOptions:
+    """Options of one launch: buffers by output, those of the caller in front of them, and updated inputs in front of both."""
+    out: list[Any] = [buffers.get(index) for index in range(len(step.writes))]
     if options.out is not None:
         for index, place in step.returns:
-            buffers[index] = options.out[place]
-    out = buffers if any(buffer is not None for buffer in buffers) else None
-    return RunOptions(out, options.stream, options.block, options.profile)
+            out[index] = options.out[place]
+    for index, array in updates.items():
+        out[index] = array
+    return RunOptions(out if any(one is not None for one in out) else None, options.stream, options.block, options.profile)
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:
@@ -287,8 +243,6 @@ def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
 
 
 def _is_of(result: Any, type_: Type | None) -> bool:
-    from xrt.graph import MapType, SequenceType
-
     if isinstance(type_, SequenceType | MapType):
         return isinstance(result, list if isinstance(type_, SequenceType) else dict)
     if not isinstance(type_, TensorType):
