@@ -214,7 +214,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         bound.inputs = bound.inputs[: len(given)]  # without the sizes that a padded model reads
         return bound
 
-    def run_call(self, args: Sequence[Any], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+    def run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Make a call without a prepared one: another signature, fetches, buffers or options."""
         is_plain = fetch is None and out is None and options is None
         if is_plain and not named and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:

@@ -103,7 +103,7 @@ class _Site:
         seen = {name: np.array(value) if name in updated else value for name, value in given.items()}
         seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
         for group in self.groups:
-            args = [np.array(value) if name in updated else value for name, value in given.items()]
+            args = tuple(np.array(value) if name in updated else value for name, value in given.items())
             seen |= module.run_call(args, {}, group, None, None)
         observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
 
