@@ -165,11 +165,7 @@ def test_a_profile_and_the_memory_of_the_last_signature() -> None:
     m = xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"])
     m(X, options=RunOptions(profile=True))
     assert [t.calls for t in m.profile().launches] == [1, 1]
-    threads = f"on {m.threads} thread{'s' * (m.threads > 1)}"
-    memory = (
-        f"values take at most {m.profile().memory.peak} bytes at once, at the end (results too); the plan expects {2 * X.nbytes}"
-    )
-    assert str(m.profile()).splitlines()[-2:] == [threads, memory]
+    assert str(m.profile()).splitlines()[-1] == f"on {m.threads} thread{'s' * (m.threads > 1)}"
     assert m.memory().crossing == 2 * X.nbytes
 
 
