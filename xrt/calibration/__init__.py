@@ -1,4 +1,4 @@
-"""Calibration: ranges of a model's values over batches, and the nodes that an error budget allows to quantize.
+"""Calibration: ranges of a model's values over batches.
 
 Batches are streamed: only extremes and a histogram of each value are stored. Models are run by the caller.
 """
@@ -11,11 +11,9 @@ from xrt.lazy_names import list_names, load_lazily
 
 if TYPE_CHECKING:
     from xrt.calibration.collectors import METHODS as METHODS, Observer as Observer, make_collector as make_collector
-    from xrt.calibration.error_search import QuantizationResult as QuantizationResult, quantize_within as quantize_within
 
 _MODULES = {
     "xrt.calibration.collectors": ("METHODS", "Observer", "make_collector"),
-    "xrt.calibration.error_search": ("QuantizationResult", "quantize_within"),
 }
 
 __all__ = [*list_names(_MODULES)]
