@@ -13,7 +13,6 @@ from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
-from xrt.module.tuning import ModuleBench, RequestPool
 from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import TuningResult
 from xrt.placement.auto import SizedPlacement
@@ -21,7 +20,6 @@ from xrt.placement.records import (
     FIGURES,
     LONGEST,
     create_lock,
-    list_machine_mismatches,
     list_mismatches,
     plan_from_ranges,
     read_lock,
@@ -31,21 +29,19 @@ from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
-from xrt.placement.sizes import Sizes, list_open_axes, read_sizes
-from xrt.placement.throughput import LoadCheckResult, ServingConfiguration, Split, check_load
+from xrt.placement.sizes import Sizes, list_open_axes
 from xrt.precision.execution import check_error
 from xrt.runtime import to_host
-from xrt.runtime.threads import available_cores
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
-    from xrt.placement.auto import AutoPlacement, OpenModel
+    from xrt.placement.auto import OpenModel
     from xrt.placement.engine_list import EngineList
     from xrt.placement.result import PlacementRequest
     from xrt.precision import ErrorBudget
 
-__all__ = ["LockedPlacement", "check_module", "check_module_load", "load_lock", "lock_module"]
+__all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
 
 SYMBOLIC = "symbolic"
 """The fact of a lock's model that is the fingerprint of the model with its symbolic dims."""
@@ -119,19 +115,6 @@ class LockedPlacement:
         locked = _read_locked_sizes(self.lock, declared)
         is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
         return locked if is_same and locked.keys() == {name for _, _, name in list_open_axes(declared.inputs)} else sizes
-
-    def place_for_load(self, function: Function, automatic: AutoPlacement, sizes: Sizes) -> TuningResult:
-        """Return the placement that the lock has, whatever else differs from where it was locked.
-
-        Raises LockError where the model is another, or the plan is none of it any more.
-        """
-        model = automatic.model
-        own = sizes if model is None else _read_locked_sizes(self.lock, model.get_declared())
-        if own.keys() != sizes.keys():
-            raise LockError("the lock does not have the sizes that it was made for; write it again")
-        whole = function if model is None or own == sizes else model.specialize(own)
-        placed = SizedPlacement(own, self._place(self.lock, automatic.make_request(whole)))
-        return automatic.adapt(placed, sizes, function)
 
     def _list_excesses(self) -> Iterator[str]:
         """Yield that the error of the lock is over a budget that the caller has given."""
@@ -247,44 +230,3 @@ def _make_setup(
     request = replace(request, engines=(*(one for one in lowered if one.spec not in known), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
     return RegressionSetup(request, module.programs.cache, [to_host(value) for value in values], reference, seconds)
-
-
-class _LockedBench(ModuleBench):
-    """A bench whose plans are those of a lock, at each size the nearest one."""
-
-    def __init__(self, module: XRTModule, pool: RequestPool, locked: ServingConfiguration, lock: PlacementFile) -> None:
-        super().__init__(module, pool, [Split(locked.instances, locked.threads)], locked.sizes or (locked.batch,), 0.0)
-        self._lock = LockedPlacement(lock, "that is checked")
-
-    def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
-        automatic, sizes = module.programs.placer, read_sizes(self._pool.inputs, values)
-        build = module.specialize(values, place=partial(self._lock.place_for_load, automatic=automatic, sizes=sizes))
-        assert build.tuned is not None  # it has just been placed
-        return build.tuned
-
-
-def check_module_load(
-    module: XRTModule, lock: PlacementFile, values: Sequence[Any], limit: float, seconds: float, *, seed: int = 0
-) -> LoadCheckResult:
-    """Return what comes of repeating the load of a lock here, for at most so many seconds, compiles not counted.
-
-    ``module`` places by measurement, with all threads of the configuration; nothing is measured for a plan, since the lock has
-    them. ``values`` are those of a call. On fewer cores than the configuration has threads no load is run.
-    Raises LockError where the lock is of another model, or a plan cannot run here.
-    """
-    assert lock.serving is not None
-    locked = ServingConfiguration.from_record(lock.serving)
-    wanted, cores = locked.instances * locked.threads, available_cores()
-    if cores < wanted:
-        why = f"its instances need {wanted} threads, and this process may use {cores}"
-        return LoadCheckResult("undecided", limit, locked, note=why)
-    try:
-        pool = RequestPool(module, values, locked.dim or None, seed)
-    except OptionError as error:
-        raise LockError(f"the lock's requests cannot be joined: {error}") from error
-    bench = _LockedBench(module, pool, locked, lock)
-    try:
-        differs = list_machine_mismatches(lock, module.programs.engines.context)
-        return check_load(bench, locked, limit, seconds, differs=differs)
-    finally:
-        bench.close()

@@ -47,7 +47,6 @@ __all__ = [
     "FIGURES",
     "create_lock",
     "list_candidate_records",
-    "list_machine_mismatches",
     "list_mismatches",
     "list_node_ranges",
     "make_decision",
@@ -206,12 +205,6 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
         *_of_facts(lock.machine, _machine(request.context, used)),
         *_of_facts(lock.options, options),
     )
-
-
-def list_machine_mismatches(lock: PlacementFile, context: CompileContext) -> tuple[str, ...]:
-    """Return in which ways a lock was made on another machine, each as a clause: rates of two machines are not comparable."""
-    mine = _machine(context, {})
-    return tuple(_of_facts({name: lock.machine.get(name, "unknown") for name in mine}, mine))
 
 
 def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:

@@ -157,7 +157,6 @@ class RegressionResult:
     rounds: int = 0
     change: RatioInterval | None = None
     """The ratio now over that of the lock; both intervals are in its own."""
-    note: str = ""
 
     def __bool__(self) -> bool:
         return self.state != "regressed"
@@ -173,8 +172,7 @@ class RegressionResult:
     def __str__(self) -> str:
         if self.locked is None or self.now is None or self.change is None:
             return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
-        note = f"\n{self.note}" if self.note else ""
-        return f"{_PHRASES[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
+        return f"{_PHRASES[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}"
 
     def _change(self) -> str:
         change = self.change

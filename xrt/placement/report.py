@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -275,16 +275,12 @@ def render_tuning_result(tuned: TuningResult) -> str:
     return render_cell("tuning_result.html", title=_make_title(tuned), **_describe_result(tuned))
 
 
-def render_tuning_page(results: Mapping[str, TuningResult], model: str) -> str:
-    """Return the text of a page about searches for a model, by its sizes; of one search they may be empty."""
+def render_tuning_page(tuned: TuningResult, model: str) -> str:
+    """Render the page of a TuningResult."""
     from xrt.html.views import render_page
 
-    found = [
-        {**_describe_result(tuned), "title": f"{sizes}: {_make_title(tuned)}" if sizes else _make_title(tuned)}
-        for sizes, tuned in results.items()
-    ]
-    title = f"{model}: {found[0]['title']}" if len(found) == 1 else f"{model}: placed by measurement at {len(found)} sizes"
-    return render_page("tuning_results.html", title, results=found)
+    result = {**_describe_result(tuned), "title": _make_title(tuned)}
+    return render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
 
 
 def _make_title(tuned: TuningResult) -> str:

@@ -7,29 +7,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.errors import OptionError
 from xrt.graph import FrozenDict, TensorType, Value
-from xrt.graph.types import LARGEST_EXTENT
 
-__all__ = ["Sizes", "format_sizes", "list_open_axes", "parse_sizes", "read_sizes", "resize_values"]
+__all__ = ["Sizes", "format_sizes", "list_open_axes", "read_sizes", "resize_values"]
 
 Sizes: TypeAlias = Mapping[str, int]
 """Symbolic dim to size; an extent without a name is called by its input and axis, ``x[0]``."""
-
-
-def parse_sizes(asked: Any, option: str) -> Mapping[str, tuple[int, ...]]:
-    """Parse an option of sizes: by symbolic dim, ascending. Raises OptionError for another value."""
-    if asked is None:
-        return FrozenDict()
-    if not isinstance(asked, Mapping):
-        raise OptionError(f'{option} must map symbolic dims to sizes, such as {option}={{"s": [16, 128]}}; got {asked!r}')
-    found = {}
-    for name, given in asked.items():
-        several = list(given) if isinstance(given, list | tuple | range) else [given]
-        if not several or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in several):
-            raise OptionError(f"{option}[{name!r}] must be a positive integer or several; got {given!r}")
-        found[str(name)] = tuple(sorted(set(several)))
-    return FrozenDict(found)
 
 
 def format_sizes(sizes: Sizes) -> str:

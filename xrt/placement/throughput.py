@@ -6,25 +6,18 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from xrt.errors import LockError, OptionError, XRTError, did_you_mean
+from xrt.errors import OptionError, XRTError, did_you_mean
 from xrt.formats.placement_file import ServingRecord, ServingRow
 from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
-from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.measure.timing import Clock
 from xrt.placement.result import format_count
 from xrt.placement.sizes import list_open_axes
 
-if TYPE_CHECKING:
-    from xrt.html.views import Curve
-
 __all__ = [
     "BATCHES",
-    "LoadBench",
-    "LoadCheckResult",
-    "LoadState",
     "ServingBench",
     "ServingCandidate",
     "ServingConfiguration",
@@ -34,7 +27,6 @@ __all__ = [
     "ThroughputRequest",
     "ThroughputResult",
     "ThroughputSweep",
-    "check_load",
     "find_batch_dim",
     "format_latency",
     "format_rate",
@@ -395,27 +387,13 @@ def render_throughput_page(found: ThroughputResult, model: str) -> str:
 
 
 def _describe_page(found: ThroughputResult) -> dict[str, Any]:
-    from xrt.html.views import draw_curves
-
     head = found.headline
-    splits = dict.fromkeys(one.split for one in found.candidates if one.load)
     return {
         "summary": f"{head[:1].upper()}{head[1:]}.",
-        "graph": draw_curves([_make_curve(found, split) for split in splits], found.bound),
-        "caption": "Each mark is a point of the sweep: the time that 99 of 100 requests did not exceed. The strong curve has the "
-        "chosen point; the broken line is the bound.",
         "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
         "rows": [_make_row(one) for one in found.candidates],
         "notes": [f"{format_count(len(found.candidates), 'point')} in {found.spent:.1f} of {found.budget:g} s", *found.notes],
     }
-
-
-def _make_curve(found: ThroughputResult, split: Split) -> Curve:
-    from xrt.html.views import Curve
-
-    own = [one for one in found.candidates if one.split == split and one.load is not None]
-    points = sorted((one.load.rate, one.load.p99) for one in own if one.load is not None)
-    return Curve(str(split), any(one.verdict == "chosen" for one in own), points)
 
 
 def _make_row(one: ServingCandidate) -> tuple[object, ...]:
@@ -556,88 +534,3 @@ class ThroughputSweep:
             one.memory or 0,
         )
         return made.round()
-
-
-LoadState: TypeAlias = Literal["held", "regressed", "undecided"]
-
-ROUNDS = 10
-"""Loads that fit in the budget."""
-SURE = 8
-"""Loads before which nothing is called a regression, unless the time is up."""
-PARTS = 4
-"""Parts of the loads whose medians lie in the interval; the fewest loads, however short the time is."""
-
-
-class LoadBench(Protocol):
-    """Runs a load. `xrt.placement.throughput.ServingBench` is one."""
-
-    def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with that many requests in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadCheckResult:
-    """Outcome of repeating the load of a lock. True unless it has regressed; prints as text."""
-
-    state: LoadState
-    limit: float
-    """By which part the throughput may be lower."""
-    locked: ServingConfiguration
-    now: RatioInterval | None = None
-    """Requests per second. None where no load was run."""
-    rounds: int = 0
-    note: str = ""
-
-    def __bool__(self) -> bool:
-        return self.state != "regressed"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The outcome as plain data."""
-        return {**asdict(self), "locked": self.locked.to_dict()}
-
-    def __str__(self) -> str:
-        served = f"served as it was tuned: {self.locked}"
-        if self.now is None:
-            return f"load not repeated: {self.note}\n{served}"
-        note = f"\n{self.note}" if self.note else ""
-        rates = [format_rate(one) for one in (self.now.median, self.now.low, self.now.high, self.locked.rate)]
-        found = f"{rates[0]} ({rates[1]} to {rates[2]}) in {self.rounds} loads, {rates[3]} in the lock"
-        return f"load {_PHRASES[self.state]}: {found}\n{served}{note}"
-
-
-_PHRASES = {"held": "held", "regressed": "regressed", "undecided": "not decided, the noise is too large"}
-
-
-def check_load(
-    bench: LoadBench,
-    locked: ServingConfiguration,
-    limit: float,
-    budget: float,
-    *,
-    differs: Sequence[str] = (),
-    clock: Clock = time.perf_counter,
-) -> LoadCheckResult:
-    """Check whether the configuration of a lock still has its rate, except for the part ``limit``.
-
-    ``differs`` says in which ways this machine differs from the lock's: rates of two machines are not compared, so no
-    regression is reported there. Raises LockError for a configuration that serves nothing.
-    """
-    if not locked.rate:
-        raise LockError("the lock's serving configuration has a rate of 0 requests per second; tune again")
-    split, least = Split(locked.instances, locked.threads), locked.rate / (1 + limit)
-    concurrency = max(locked.concurrency, locked.batch * locked.instances)
-    rates: list[float] = []
-    until = clock() + budget
-    while True:
-        rates.append(bench.run_load(split, locked.batch, concurrency, budget / ROUNDS).rate)
-        is_late = clock() >= until
-        if len(rates) < PARTS:
-            continue
-        now = compute_round_ratio_with_drift(rates, [1.0] * len(rates), parts=PARTS)
-        state: LoadState = "held" if now.low >= least else "regressed" if now.high < least else "undecided"
-        if is_late or state == "held" or (state == "regressed" and len(rates) >= SURE):
-            break
-    note = ""
-    if state == "regressed" and differs:
-        state, note = "undecided", f"rates of two machines are not compared, and {'; '.join(differs)}"
-    return LoadCheckResult(state, limit, locked, now, len(rates), note)
