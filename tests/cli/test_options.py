@@ -16,7 +16,7 @@ from xrt.cli.app import cli
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
 
-SECONDS = ("--budget", "--time-limit", "--gate", "--confirm-limit")
+SECONDS = ("--budget", "--time-limit", "--gate")
 DIFFERENT = {
     "--threads": "a thread budget, or several to compare",
     "--batch": "batch sizes of a model, or graphs that are compiled as one",

@@ -214,7 +214,7 @@ def test_the_commands_take_a_device(command: Command) -> None:
     with world("eager"):
         assert json.loads(command("tune", "m.onnx", *asked, "--json"))["how"] == "measured"
         command("lock", "m.onnx", *asked, "--gate", "1s", "-o", "m.lock")
-        check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--once", "--json")
+        check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
         assert json.loads(command(*check))["differs"] == []
 
 
@@ -235,7 +235,7 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
             f"device of {TOY}": "cuda:1",
         }, "what is asked where the module runs anyway is no fact"
         assert lock.machine["cuda:1"] == "simulated"
-        check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--once", "--json")
+        check = ("check", "m.lock", "--budget", "1s", "--max-regress", NEVER, "--json")
         assert json.loads(command(*check))["differs"] == []
         assert found.machine.kernels.count("exp") > 10
 

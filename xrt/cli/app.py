@@ -1,4 +1,4 @@
-"""The command's root: it finds the subcommand, and turns every error into one message and exit code 2."""
+"""The root of the command line: finds the subcommand, and turns errors into one message and an exit code."""
 
 from __future__ import annotations
 
@@ -16,61 +16,49 @@ from xrt.errors import XRTError, did_you_mean
 __all__ = ["main"]
 
 _DAILY = {
-    "run": "Run a model once, on files or random inputs",
-    "bench": "Compare the speed of engines",
-    "tune": "Find the fastest engine or mixture",
-    "compile": "Write a bundle that starts without compiling",
-    "serve": "Serve models over HTTP and gRPC",
-    "batch": "Run a model over files of rows",
-    "quantize": "Write a model in int8 or int4",
-    "explain": "Show which engine runs what, and why",
-    "inspect": "Show inputs, outputs and operators",
-    "verify": "Compare results with the reference engine",
-    "lock": "Write a measured placement to a file",
-    "check": "Check a lock: still as fast, still correct?",
-    "engines": "List the engines and their options",
-    "cache": "List and clean the compiled regions on disk",
-    "export-triton": "Write a model repository for Triton",
-    "doctor": "Show versions and settings for a bug report",
+    "run": ("run", "Run a model once, on files or random inputs"),
+    "bench": ("bench", "Compare the speed of engines"),
+    "tune": ("tune", "Find the fastest engine or mixture"),
+    "compile": ("run", "Write a bundle that starts without compiling"),
+    "serve": ("serve", "Serve models over HTTP and gRPC"),
+    "batch": ("serve", "Run a model over files of rows"),
+    "quantize": ("quantize", "Write a model in int8 or int4"),
+    "explain": ("run", "Show which engine runs what, and why"),
+    "inspect": ("run", "Show inputs, outputs and operators"),
+    "verify": ("run", "Compare results with the reference engine"),
+    "lock": ("tune", "Write a measured placement to a file"),
+    "check": ("tune", "Check a lock: still as fast, still correct?"),
+    "engines": ("engines", "List the engines and their options"),
+    "cache": ("engines", "List and clean the compiled regions on disk"),
+    "export-triton": ("serve", "Write a model repository for Triton"),
+    "doctor": ("engines", "Show versions and settings for a bug report"),
 }
 _WORKSHOP = {
-    "conformance": "Run the conformance tests of an engine",
-    "fuzz": "Compare engines on generated graphs",
-    "bisect": "Find the smallest part that an engine gets wrong",
+    "conformance": ("workshop", "Run the conformance tests of an engine"),
+    "fuzz": ("workshop", "Compare engines on generated graphs"),
+    "bisect": ("workshop", "Find the smallest part that an engine gets wrong"),
 }
-_COMMANDS = (*_DAILY, *_WORKSHOP)
-_MODULES = {
-    "run": ("run", "compile", "explain", "inspect", "verify"),
-    "bench": ("bench",),
-    "tune": ("tune", "lock", "check"),
-    "serve": ("serve", "batch", "export-triton"),
-    "quantize": ("quantize",),
-    "engines": ("engines", "cache", "doctor"),
-    "workshop": ("conformance", "fuzz", "bisect"),
-}
-"""The commands of each module; the function of the first one is ``command``."""
+_COMMANDS = {**_DAILY, **_WORKSHOP}
 
 
 class Commands(click.Group):
-    """Subcommands by name, each imported when it is asked for."""
+    """Subcommands, each imported when it is used."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
-            raise click.UsageError(
-                f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {', '.join(_COMMANDS)}"
-            )
-        home, names = next((home, names) for home, names in _MODULES.items() if name in names)
-        attribute = "command" if name == names[0] else f"{name.replace('-', '_')}_command"
-        command: click.Command = getattr(importlib.import_module(f"xrt.cli.{home}"), attribute)
+            listed = ", ".join(_COMMANDS)
+            raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {listed}")
+        module = importlib.import_module(f"xrt.cli.{_COMMANDS[name][0]}")
+        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", _DAILY), ("For authors of engines", _WORKSHOP)):
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()))
+                formatter.write_dl([(name, help_) for name, (_, help_) in commands.items()])
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,9 +69,9 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command and leave the process: 0 when it succeeded, 1 for a finding, 2 for an error, 130 when interrupted."""
+    """Run the command and exit: 0 for success, 1 for a finding, 2 for an error, 130 if interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold half a character, which no encoding has
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may contain half a surrogate pair, which cannot be encoded
     typed = sys.argv[1:] if arguments is None else arguments
     sys.exit(_run([a for a in typed if a != "--debug"], debug="--debug" in typed))
 
@@ -99,31 +87,34 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         out.print(error.format_message(), markup=False)
         return 2
-    except click.ClickException as error:
-        complain("error", _describe_usage(error))
-        return 2
-    except (BrokenPipeError, SystemExit):  # click makes an exit of a broken pipe
+    except (BrokenPipeError, SystemExit):  # click turns a broken pipe into SystemExit
         sys.stderr.close()  # the reader left; say nothing more
         return 0
-    except (XRTError, OSError) as error:
-        if debug:
-            raise
-        complain("error", _describe_error(error))
-        return 2
-    except MemoryError as error:
-        if debug:
-            raise
-        complain("error", f"there is not enough memory: {error}")
-        return 2
     except Exception as error:
-        if debug:
+        if debug and not isinstance(error, click.ClickException):
             raise
-        complain("error", f"{type(error).__name__}: {error} (this should not happen; --debug shows where)")
+        complain("error", _describe(error))
         return 2
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error in one line."""
+    match error:
+        case click.ClickException():
+            return _describe_usage(error)
+        case XRTError():
+            return str(error)
+        case OSError() if error.filename is not None:
+            return f"{error.filename}: {error.strerror}"
+        case OSError():
+            return str(error)
+        case MemoryError():
+            return f"there is not enough memory: {error}"
+    return f"{type(error).__name__}: {error} (this should not happen; --debug shows where)"
 
 
 def _describe_usage(error: click.ClickException) -> str:
-    """Return a mistake on the command line as one line, with what to do next."""
+    """Describe a mistake on the command line, with the nearest option or the command for help."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return error.format_message()
@@ -133,10 +124,3 @@ def _describe_usage(error: click.ClickException) -> str:
         nearest = did_you_mean(error.option_name, names)
         text = f"{context.command_path} has no option {error.option_name}.{nearest}".rstrip(".")
     return f"{text}{'' if text.endswith('?') else '.'} `{context.command_path} --help` lists the options"
-
-
-def _describe_error(error: Exception) -> str:
-    """Return an error as one line says it; the system's own without its number."""
-    if isinstance(error, OSError) and not isinstance(error, XRTError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)

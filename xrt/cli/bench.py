@@ -1,4 +1,4 @@
-"""``xrt bench``: what engines, and mixtures of them, cost on a model."""
+"""``xrt bench``: compare the speed of engines, and of mixtures of them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from xrt.cli.options import (
     parse_dims,
     parse_numbers,
     parse_seconds,
+    write_page,
 )
-from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, show_table, show_times
+from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, print_lines, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import probe_all
-from xrt.formats.output import replace_file
 from xrt.graph import FrozenDict
 from xrt.module import validate_budget
 from xrt.runtime import default_budget
 
-__all__ = ["command"]
+__all__ = ["bench_command"]
 
 DETAILS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 """Columns in a pipe."""
 SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
-"""Those that -v shows on a terminal, where they fit 80 columns."""
+"""Columns that -v shows on a terminal, where they fit 80 columns."""
 
 
 @click.command("bench")
@@ -73,7 +73,7 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to this file")
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, compile times, memory, versions and the machine")
 @click.pass_obj
-def command(
+def bench_command(
     typed: tuple[str, ...],
     models: tuple[str, ...],
     candidates: tuple[str, ...],
@@ -97,110 +97,97 @@ def command(
         check_writable(html)
     extents = parse_dims(dims)
     targets = [BenchTarget.parse(model, size) for model in models for size in batch or (None,)]
-    subjects = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
-    for subject in subjects:
-        if (function := subject.check()) is not None:
+    targets = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
+    for target in targets:
+        if (function := target.check()) is not None:
             check_sizes(function)
-    report = _compared(
-        subjects,
-        _candidates(candidates),
-        list(dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in threads or (default_budget(),))),
-        BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget),
-        silent=as_json,
-        verbose=verbose,
-    )
+    budgets = dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in threads or (default_budget(),))
+    options = BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget)
+    with WorkStatus("") as status:
+
+        def finish(group: Group) -> None:
+            if not as_json:
+                status.stop()  # otherwise it would write into the table
+                show_group(group, verbose=verbose)
+                status.start()
+
+        report = compare_engines(targets, _parse_candidates(candidates), list(budgets), options, status.update, finish)
     if html is not None:
-        text = page(replace(report, command=shlex.join(["xrt", *typed]))).encode()
-        replace_file(html, lambda file: file.write(text))
+        write_page(html, page(replace(report, command=shlex.join(["xrt", *typed]))))
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
-        out.print("\n".join(_footer(report, verbose=verbose)), markup=False)
+        print_lines(*_footer(report, verbose=verbose))
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
 
 
-def _candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
-    if texts:
-        chosen = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
-        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names if name != AUTO):
-            registry.check_registered(name)
-        return chosen
-    with WorkStatus("asking which engines are ready"):
+def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
+    if not texts:
         return [BenchCandidate((status.name,)) for status in probe_all() if status.state == "ready"]
-
-
-def _compared(
-    subjects: list[BenchTarget],
-    candidates: list[BenchCandidate],
-    threads: list[int],
-    settings: BenchOptions,
-    *,
-    silent: bool,
-    verbose: bool,
-) -> BenchReport:
-    with WorkStatus("") as status:
-
-        def finished(group: Group) -> None:
-            if not silent:
-                status.stop()  # a table on standard output would be written into it
-                show_group(group, verbose=verbose)
-                status.start()
-
-        return compare_engines(subjects, candidates, threads, settings, status.update, finished)
+    candidates = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
+    for name in dict.fromkeys(name for candidate in candidates for name in candidate.names if name != AUTO):
+        registry.check_registered(name)
+    return candidates
 
 
 # ---------------------------------------------------------------------- on the screen
 
 
 def show_group(group: Group, *, verbose: bool) -> None:
-    out.print(group.title, markup=False)
+    """Print the times of a model with a thread budget."""
+    print_lines(group.title)
     rounds = max((len(row.rounds) for row in group.rows), default=0)
-    rows = [TimedRow(str(row.candidate), row.median_seconds, _ratio(row), row.verdict) for row in group.rows]
-    if not out.is_terminal:
-        times = [(one.name, _milliseconds(one.seconds), one.ratio, one.verdict) for one in rows]
-        notes = ["; ".join(_notes(row, rounds)) for row in group.rows]
-        cells = [(*mine, *_details(row), note) for mine, row, note in zip(times, group.rows, notes, strict=True)]
-        show_table(("engine", "ms", "ratio", "verdict", *DETAILS, "note"), cells)
-        return
-    show_times("engine", rows)
-    if verbose:
-        ran = [(row, dict(zip(DETAILS, _details(row), strict=True))) for row in group.rows if row.median_seconds is not None]
-        details = [(str(row.candidate), *(cells[name] for name in SHOWN)) for row, cells in ran]
-        show_table(("engine", *SHOWN), details, numbers=SHOWN)
-    for row in group.rows:
-        for note in _notes(row, rounds):
-            out.print(f" {row.candidate}: {note}", markup=False)
-    if any(row.verdict == "too noisy" for row in group.rows):
-        out.print("too noisy to rank: measure again on an idle machine, or with more --rounds")
+    notes = [list(_list_notes(row, rounds)) for row in group.rows]
+    rows = [
+        TimedRow(
+            str(row.candidate), row.median_seconds, _format_ratio(row), row.verdict, {**_details(row), "note": "; ".join(told)}
+        )
+        for row, told in zip(group.rows, notes, strict=True)
+    ]
+    show_times("engine", rows, (*DETAILS, "note"), verbose=SHOWN if verbose else ())
+    if out.is_terminal:
+        print_lines(*(f" {row.name}: {note}" for row, told in zip(rows, notes, strict=True) for note in told))
+        if any(row.verdict == "too noisy" for row in rows):
+            print_lines("too noisy to rank: measure again on an idle machine, or with more --rounds")
 
 
-def _ratio(row: ReportRow) -> str:
+def _format_ratio(row: ReportRow) -> str:
     ratio = row.ratio
     if ratio is None:
         return ""
     return f"{ratio.median:.2f}" if row.verdict == "fastest" else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
-def _details(row: ReportRow) -> tuple[str, ...]:
+def _details(row: ReportRow) -> dict[str, str]:
     start = row.start
     if start is None or row.median_seconds is None:
-        return ("",) * len(DETAILS)
-    return (
-        f"{_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)}" if row.interval else "",
+        return dict.fromkeys(DETAILS, "")
+    interval = row.interval
+    difference = None if row.agreement is None else row.agreement.absolute
+    cells = (
+        f"{_milliseconds(interval.low)}-{_milliseconds(interval.high)}" if interval else "",
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
         f"{start.compile_seconds:.2f}",
         human_bytes(start.peak_bytes),
         str(len(start.regions)),
-        "" if row.agreement is None or row.agreement.absolute is None else f"{row.agreement.absolute:.1e}",
+        "" if difference is None else f"{difference:.1e}",
     )
+    return dict(zip(DETAILS, cells, strict=True))
 
 
-def _notes(row: ReportRow, rounds: int) -> Iterator[str]:
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.4g}"
+
+
+def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
     if row.reason:
-        yield _brief(row.reason)
+        # The first line, the first item of its list, and the number of further items.
+        first, *listed = (line.strip() for line in row.reason.splitlines())
+        more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+        yield " ".join([first, *listed[:1]]) + more
     if row.start is not None and row.start.placement:
         yield row.start.placement[0]
     if row.start is not None and not row.start.steady:
@@ -209,22 +196,9 @@ def _notes(row: ReportRow, rounds: int) -> Iterator[str]:
         yield f"{len(row.rounds)} of {rounds} rounds, which used up its time"
 
 
-def _brief(reason: str) -> str:
-    """Return a reason on one line: what it says first, the first of what it lists, and how much more there is."""
-    first, *listed = (line.strip() for line in reason.splitlines())
-    more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
-    return " ".join([first, *listed[:1]]) + more
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.4g}"
-
-
 def _footer(report: BenchReport, *, verbose: bool) -> Iterator[str]:
-    groups: tuple[Group, ...] = report.groups
-    rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
+    rounds = max((len(row.rounds) for group in report.groups for row in group.rows), default=0)
     yield f"ms: median of {rounds} rounds in turn; ratio: to the fastest, with its 95 % interval"
-    if not verbose:
-        return
-    yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
-    yield ", ".join(f"{name} {value}" for name, value in report.machine.items())
+    if verbose:
+        yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
+        yield ", ".join(f"{name} {value}" for name, value in report.machine.items())

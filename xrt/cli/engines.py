@@ -21,8 +21,9 @@ from xrt import __version__
 from xrt.cache import Records, Store, find_cache_directory, open_disk_tier, parse_size
 from xrt.cache.entries import ENTRIES, CacheListing, Miss, explain_misses, list_entries
 from xrt.cache.weight_hashes import WEIGHT_HASHES
-from xrt.cli.options import add_json, load_with_sizes, module_keywords, module_options
-from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, show_table
+from xrt.cli.inputs import load_with_sizes
+from xrt.cli.options import add_json, module_keywords, module_options
+from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_lines, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
@@ -35,7 +36,7 @@ from xrt.runtime import available_cores, default_budget
 if TYPE_CHECKING:
     from xrt.partition import Launch
 
-__all__ = ["cache_command", "command", "doctor_command", "facts", "read_engine_environment"]
+__all__ = ["cache_command", "doctor_command", "engines_command", "read_engine_environment"]
 
 _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 
@@ -44,7 +45,7 @@ _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 @click.argument("engine", required=False)
 @add_json
 @click.option("-v", "--verbose", is_flag=True, help="Show all versions, and what each engine is and lacks")
-def command(engine: str | None, as_json: bool, verbose: bool) -> None:
+def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
     """List the engines: ready, missing (with the pip line) or broken (with the cause).
 
     With ENGINE, the name of one: list its options, which are written as ENGINE{option=value}.
@@ -55,29 +56,33 @@ def command(engine: str | None, as_json: bool, verbose: bool) -> None:
     with WorkStatus("asking each engine in a process of its own"):
         states = probe_all()
     if as_json:
-        out.print_json(
-            json.dumps([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
-        )
-        return
-    if verbose or not out.is_terminal:
-        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
+        listed = [{**asdict(state), "description": find_declaration(state.name).description} for state in states]
+        out.print_json(json.dumps(listed))
+    elif verbose or not out.is_terminal:
+        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _describe_engine(s)) for s in states]
         show_table(("engine", "state", "version", "what"), rows)
-        return
-    brief = [(s.name, Text(s.state, style=_STYLES[s.state]), _number(s.version), _brief(s)) for s in states]
-    show_table(("engine", "state", "version", "computes on"), brief)
+    else:
+        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), _find_number(s.version), _list_devices(s)) for s in states]
+        show_table(("engine", "state", "version", "computes on"), rows)
 
 
-def _number(version: str) -> str:
-    """Return the first version number of a text such as ``onnxruntime 1.31.1 (...)``."""
+def _find_number(version: str | None) -> str:
+    """The first version number in a text such as ``onnxruntime 1.31.1 (...)``."""
     number = re.search(r"\d+(?:\.\w+)+", version or "")
     return number[0] if number else ""
 
 
-def _brief(status: EngineStatus) -> str:
+def _list_devices(status: EngineStatus) -> str:
     if status.state != "ready":
         return status.pip or status.cause
+    return (status.available or ", ".join(status.devices)) + (f"; also in {status.precisions}" if status.precisions else "")
+
+
+def _describe_engine(status: EngineStatus) -> str:
     devices = status.available or ", ".join(status.devices)
-    return f"{devices}; also in {status.precisions}" if status.precisions else devices
+    state = status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
+    state += f"; also computes in {status.precisions}" if status.precisions else ""
+    return f"{description}: {state}" if (description := find_declaration(status.name).description) else state
 
 
 def _show_options(engine: str, as_json: bool) -> None:
@@ -85,21 +90,16 @@ def _show_options(engine: str, as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps([asdict(entry) for entry in entries]))
     elif not entries:
-        out.print(f"engine '{engine}' has no options")
+        print_lines(f"engine '{engine}' has no options")
     else:
         rows = [(entry.name, entry.default, entry.type, entry.meaning) for entry in entries]
         show_table(("option", "default", "type", "meaning"), rows, whole=("option",))
 
 
-def _what(status: EngineStatus) -> str:
-    devices = status.available or ", ".join(status.devices)
-    state = status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
-    state += f"; also computes in {status.precisions}" if status.precisions else ""
-    return f"{description}: {state}" if (description := find_declaration(status.name).description) else state
-
+# ---------------------------------------------------------------------- doctor
 
 _DISTRIBUTIONS = ("numpy", "onnx", "ml_dtypes", "protobuf", "torch")
-"""Those that any engine may meet; each engine declares its own."""
+"""Distributions that any engine may use; each engine declares its own."""
 _PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
 
@@ -109,94 +109,78 @@ _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "
 def doctor_command(as_json: bool) -> int:
     """Show versions, processor, memory, environment and engines, for a bug report. The exit code is 1 for a broken engine."""
     with WorkStatus("asking each engine in a process of its own"):
-        report = facts()
+        report = _examine()
     if as_json:
         out.print_json(json.dumps(report))
     else:
-        _show(report)
+        _show_report(report)
     return int(any(engine["state"] == "broken" for engine in report["engines"]))
 
 
-def facts() -> dict[str, Any]:
-    """Return all that the command shows, as plain data."""
+def _examine() -> dict[str, Any]:
+    import numpy as np
+
     libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)
-    versions = {name: version for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]) if (version := _version(name))}
+    versions = {name: version for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]) if (version := _find_version(name))}
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]
+    features = [*simd.get("baseline", ()), *simd.get("found", ())]
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "versions": {"xrt": __version__, **versions},
-        "processor": _processor(),
+        "processor": {"name": _find_processor(), "architecture": platform.machine(), "features": features},
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
-        "memory": _memory(),
-        "cache": _cache(),
+        "memory": _read_memory(),
+        "cache": _examine_cache(),
         "environment": read_engine_environment(os.environ),
         "engines": [asdict(status) for status in probe_all()],
     }
 
 
-def _cache() -> dict[str, Any]:
-    """Return where compiles are kept on disk, and how much of it there is; nothing where the cache is switched off."""
+def _examine_cache() -> dict[str, Any]:
+    """The facts of the disk cache; empty if it is off."""
     tier = open_disk_tier()
     if tier is None:
         return {}
     items = tier.store.entries.items()
-    return {
-        "directory": str(tier.store.directory),
-        "entries": len(items),
-        "bytes": sum(item.size for item in items),
-        "limit": tier.limit,
-        "unused": tier.store.why_not_trusted() or "",
-    }
+    facts = {"directory": str(tier.store.directory), "entries": len(items), "bytes": sum(item.size for item in items)}
+    return {**facts, "limit": tier.limit, "unused": tier.store.why_not_trusted() or ""}
 
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables that may change what XRT or an engine does, sorted; no others leave the machine."""
+    """Select the variables that may affect XRT or an engine, sorted; others may be secret."""
     prefixes = (*_PREFIXES, *(prefix for one in map(find_declaration, names()) for prefix in one.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
-def _version(distribution: str) -> str | None:
+def _find_version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _processor() -> dict[str, Any]:
-    """Return the processor's name, and the instruction sets that NumPy found and uses."""
-    import numpy as np
-
-    simd = np.show_config(mode="dicts")["SIMD Extensions"]
-    features = [*simd.get("baseline", ()), *simd.get("found", ())]
-    return {"name": _processor_name(), "architecture": platform.machine(), "features": features}
-
-
-def _processor_name() -> str:
+def _find_processor() -> str:
     file = Path("/proc/cpuinfo")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or "unknown")
 
 
-def _memory() -> dict[str, int]:
-    """Return bytes in all and free, where the system tells."""
-    if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return {}
-    page = os.sysconf("SC_PAGE_SIZE")
+def _read_memory() -> dict[str, int]:
+    """Total and free bytes, if the system reports them."""
     counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
-    return {word: page * os.sysconf(name) for word, name in counters.items() if name in os.sysconf_names}
+    known = {word: name for word, name in counters.items() if name in os.sysconf_names}
+    return {word: os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for word, name in known.items()}
 
 
-def _describe_cache(cache: Mapping[str, Any]) -> str:
-    if not cache:
-        return "off"
-    text = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
-    return f"{text}; not used: {cache['unused']}" if cache["unused"] else text
-
-
-def _show(report: Mapping[str, Any]) -> None:
-    processor = report["processor"]
+def _show_report(report: Mapping[str, Any]) -> None:
+    processor, cache = report["processor"], report["cache"]
+    stored = "off"
+    if cache:
+        stored = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, "
+        stored += f"in {cache['directory']}" + (f"; not used: {cache['unused']}" if cache["unused"] else "")
     rows = [
         ("python", report["python"]),
         ("platform", report["platform"]),
@@ -205,13 +189,15 @@ def _show(report: Mapping[str, Any]) -> None:
         *((f"cores of {whose}", count) for whose, count in report["cores"].items()),
         *((f"threads, {whose}", count) for whose, count in report["threads"].items()),
         *((f"memory, {word}", human_bytes(count)) for word, count in report["memory"].items()),
-        ("cache", _describe_cache(report["cache"])),
+        ("cache", stored),
         *report["versions"].items(),
         *report["environment"].items(),
     ]
     show_table(("what", "value"), rows)
-    names = ("name", "state", "distribution")
-    engines = [(*(e[name] for name in names), e["version"] or e["cause"], e["pip"], e["precisions"]) for e in report["engines"]]
+    engines = [
+        (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
+        for e in report["engines"]
+    ]
     show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
 
 
@@ -242,39 +228,35 @@ def list_command(store: Store, as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
         return
-    rows = [_make_row(entry) for entry in entries]
-    if out.is_terminal:  # one line for each: what is wrong with it, or else its inputs, as far as there is room
-        brief = [
-            (key[:8], engine.partition(" ")[2] or engine, size, used[5:], note or inputs)
-            for key, engine, size, used, inputs, note in rows
-        ]
-        widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in brief), strict=True)]
+    rows: list[tuple[str, ...]] = [_describe_entry(entry) for entry in entries]
+    headings: tuple[str, ...] = ("entry", "engine", "size", "last used", "inputs", "note")
+    if out.is_terminal:  # one line for each entry: the note or else the inputs, as far as there is room
+        headings = headings[:5]
+        rows = [(key[:8], engine.partition(" ")[2] or engine, *some, note or inputs) for key, engine, *some, inputs, note in rows]
+        widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in rows), strict=True)]
         room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
-        cut = [(*row[:4], _shorten(row[4], room)) for row in brief]
-        show_table(("entry", "engine", "size", "last used", "inputs"), cut, numbers=("size",))
-    else:
-        show_table(("entry", "engine", "size", "last used", "inputs", "note"), rows, numbers=("size",))
-    total = sum(entry.size for entry in entries)
-    out.print(f"{len(entries)} entries, {human_bytes(total)}, in {store.directory}", markup=False)
-    _tell_unused(store)
+        rows = [(*row[:4], _shorten(row[4], room)) for row in rows]
+    show_table(headings, rows, numbers=("size",))
+    print_lines(f"{len(entries)} entries, {human_bytes(sum(entry.size for entry in entries))}, in {store.directory}")
+    _print_unused(store)
 
 
-def _tell_unused(store: Store) -> bool:
-    """Print why the directory is not used, where it is not; tell whether it was printed."""
+def _print_unused(store: Store) -> bool:
+    """Print why the directory is not used; return whether there is a reason."""
     reason = store.why_not_trusted()
     if reason is not None:
-        out.print(f"it is not used: {reason}", markup=False, soft_wrap=True)
+        print_lines(f"it is not used: {reason}")
     return reason is not None
 
 
-def _make_row(entry: CacheListing) -> tuple[str, ...]:
-    used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+def _describe_entry(entry: CacheListing) -> tuple[str, ...]:
+    used = datetime.fromtimestamp(entry.used).strftime("%y-%m-%d %H:%M")
     note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
     return entry.key[:12], entry.engine, human_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
 
 
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 @cache_command.command("verify")
@@ -282,10 +264,9 @@ def _shorten(text: str, most: int) -> str:
 def verify_command(store: Store) -> int:
     """Verify the checksums and the owner of every entry; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
     damaged = store.find_damaged()
-    for reason in damaged.values():
-        out.print(reason, markup=False)
-    out.print(f"{len(store.entries.items())} entries, {len(damaged)} of them damaged, in {store.directory}", markup=False)
-    return int(_tell_unused(store) or bool(damaged))
+    print_lines(*damaged.values())
+    print_lines(f"{len(store.entries.items())} entries, {len(damaged)} of them damaged, in {store.directory}")
+    return int(_print_unused(store) or bool(damaged))
 
 
 @cache_command.command("gc")
@@ -294,28 +275,20 @@ def verify_command(store: Store) -> int:
 @click.pass_obj
 def gc_command(store: Store, size: str | None, failures: bool) -> None:
     """Remove what is damaged, left behind, out of date, or too much."""
-    limit = _find_limit(store, size)
+    tier = open_disk_tier(directory=store.directory)
+    limit = parse_size(size) if size is not None else tier.limit if tier else 0
+    if limit is None:
+        raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
     damaged = store.find_damaged()
     forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
     stale, old = Records(store, WEIGHT_HASHES).sweep(), Records(store, PLANS).sweep()
-    said = (
+    print_lines(
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
         f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
     )
-    out.print(said, markup=False)
-
-
-def _find_limit(store: Store, size: str | None) -> int:
-    if size is None:
-        tier = open_disk_tier(directory=store.directory)
-        return tier.limit if tier else 0
-    limit = parse_size(size)
-    if limit is None:
-        raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
-    return limit
 
 
 def _is_failure(path: Path) -> bool:
@@ -329,9 +302,9 @@ def _is_failure(path: Path) -> bool:
 @click.pass_obj
 def clear_command(store: Store) -> None:
     """Remove everything."""
-    count, total = len(store.entries.items()), sum(item.size for item in store.entries.items())
+    sizes = [item.size for item in store.entries.items()]
     store.clear()
-    out.print(f"removed {count} entries, {human_bytes(total)}, from {store.directory}", markup=False)
+    print_lines(f"removed {len(sizes)} entries, {human_bytes(sum(sizes))}, from {store.directory}")
 
 
 @cache_command.command("explain-miss")
@@ -347,25 +320,30 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
     function = load_with_sizes(model, {**params, "lock": None})
     with XRTModule(function, **module_keywords(params)) as module:
         signatures = module.signatures()
-        unsaved = {launch.name: why for launch in module.plan.launches if (why := _why_unsaved(launch))}
+        unsaved = {launch.name: why for launch in module.plan.launches if (why := _explain_not_saved(launch))}
     missed = explain_misses(store, [one for name, one in signatures.items() if name not in unsaved])
+    misses = {miss.signature.key: miss for miss in missed}
     if as_json:
-        facts = {name: {"saves": name not in unsaved, **_as_data(one, missed)} for name, one in signatures.items()}
+        facts = {}
+        for name, signature in signatures.items():
+            miss = misses.get(signature.key)
+            differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
+            hit = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None}
+            facts[name] = {**hit, "differs": differences}
         out.print_json(json.dumps(facts))
         return int(bool(missed))
-    by_key = {miss.signature.key: miss for miss in missed}
     for name, signature in signatures.items():
         if name in unsaved:
-            lines = [f"{name}: {unsaved[name]}, so it is compiled in each process"]
+            print_lines(f"{name}: {unsaved[name]}, so it is compiled in each process")
+        elif (miss := misses.get(signature.key)) is None:
+            print_lines(f"{name}: in the cache")
         else:
-            state = "not in the cache" if signature.key in by_key else "in the cache"
-            lines = [f"{name}: {state}", *_describe_miss(by_key.get(signature.key))]
-        out.print("\n".join(lines), markup=False)
+            print_lines(f"{name}: not in the cache", *_describe_miss(miss))
     return int(bool(missed))
 
 
-def _why_unsaved(launch: Launch) -> str:
-    """Return why no executable of a launch is kept; empty where one is."""
+def _explain_not_saved(launch: Launch) -> str:
+    """Explain why the executable of a launch is not saved; empty if it is."""
     engine = create(launch.engine)
     if type(engine).save is GraphCompiler.save:
         return f"engine {launch.engine!r} cannot save an executable"
@@ -373,9 +351,7 @@ def _why_unsaved(launch: Launch) -> str:
     return "" if engine.is_worth_saving(launch.function) else small
 
 
-def _describe_miss(miss: Miss | None) -> list[str]:
-    if miss is None:
-        return []
+def _describe_miss(miss: Miss) -> list[str]:
     if miss.nearest is None:
         return ["  the cache is empty"]
     lines = [f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
@@ -383,9 +359,3 @@ def _describe_miss(miss: Miss | None) -> list[str]:
         f"    {name}: {_shorten(mine, _SHOWN)}; the entry has {_shorten(theirs, _SHOWN)}"
         for name, mine, theirs in miss.differences
     ]
-
-
-def _as_data(signature: Any, missed: list[Miss]) -> dict[str, Any]:
-    miss = next((miss for miss in missed if miss.signature.key == signature.key), None)
-    differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
-    return {"key": signature.key, "hit": miss is None, "differs": differences}

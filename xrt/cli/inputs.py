@@ -1,83 +1,181 @@
-"""Models, inputs and batches of inputs, as commands read them from files."""
+"""Models, inputs and batches of examples that commands read from files."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import numpy as np
 from click.core import ParameterSource
 
 from xrt import passes
-from xrt.cli.options import isolation_keywords, load_with_sizes, module_keywords, parse_dims, set_dims, settle_batch
-from xrt.cli.screen import human_bytes, out, show_table
+from xrt.bench import BenchTarget
+from xrt.bench.targets import find_batch_dim, name_batch, set_dims
+from xrt.cache import default_cache
+from xrt.cli.options import isolation_keywords, list_dims, module_keywords, parse_dims
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
-from xrt.formats.bundle import BundleFile, is_bundle, load_model
-from xrt.formats.program_record import StoredProgram
+from xrt.formats.bundle import is_bundle, load_model
 from xrt.graph import Function, TensorType, Value
 from xrt.models import sample_inputs
 from xrt.module import XRTModule, load
-from xrt.module.saving import SELF_TEST_SECTION as SELF_TEST
-from xrt.module.tuning import read_serving
-from xrt.placement.throughput import ServingConfiguration
+from xrt.module.model_source import make_source
+from xrt.placement.records import read_lock, read_shapes
+from xrt.precision.budget import ErrorBudget
+
+if TYPE_CHECKING:
+    from xrt.formats.placement_file import PlacementFile
 
 __all__ = [
+    "add_locked_dims",
     "all_inputs",
     "from_files",
     "list_input_files",
-    "open_bundle",
+    "load_with_options",
+    "load_with_sizes",
     "open_model",
+    "precision_keywords",
     "read_batches",
-    "read_bundle_facts",
+    "read_locked_dims",
     "set_shapes",
-    "show_bundle",
+    "settle_batch",
 ]
+
+# ---------------------------------------------------------------------- models
+
+
+def load_with_options(text: str) -> Function:
+    """Load the model at a path, or a shipped model with its sizes in braces.
+
+    The cache may know the hashes of a file's weights only until the file is read; the command keeps the Function, so that it is
+    read once.
+    """
+    if not os.path.lexists(text):
+        return BenchTarget.parse(text).load()
+    if is_bundle(text):
+        return load_model(text)
+    function = make_source(Path(text), default_cache()).get_declared_function()
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta["xrt.model"] = function
+    return function
+
+
+def settle_batch(function: Function, params: dict[str, Any]) -> None:
+    """Replace ``--batch`` by the equivalent ``--dim``."""
+    batch, params["batch"] = params.get("batch"), None
+    if batch is not None and (name := find_batch_dim(function, batch)) is not None:
+        params["dims"] = (*params["dims"], f"{name}={batch}")
+
+
+def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
+    """Load a model and bind its symbolic dims by ``--dim``, ``--batch`` and ``--lock``."""
+    function = load_with_options(model)
+    settle_batch(function, params)
+    return set_dims(function, add_locked_dims(model, function, parse_dims(params["dims"]), params.get("lock")))
+
+
+def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str | None) -> dict[str, int]:
+    """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
+    if lock is None:
+        return dict(sizes)
+    named, record = name_batch(function), read_lock(lock)
+    locked = {name: size for name, size in read_locked_dims(record).items() if name in list_dims(named)}
+    shapes = read_shapes(record, named)  # the lock's inputs may have come from files
+    for value in named.inputs:
+        declared = value.type.shape if isinstance(value.type, TensorType) else None
+        for name, size in zip(declared or (), shapes.get(value.name, ()), strict=False):
+            if isinstance(name, str):
+                locked.setdefault(name, size)
+    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
+        was, asked = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
+        raise OptionError(
+            f"the lock {lock} is for {was}, and {asked} was given; leave that out, "
+            f"or write another lock: xrt lock {model} {asked} -o FILE"
+        )
+    return {**locked, **sizes}
+
+
+def read_locked_dims(lock: PlacementFile) -> dict[str, int]:
+    """The sizes of symbolic dims in a lockfile of `xrt lock`; raises OptionError if they are damaged."""
+    return parse_dims(tuple(filter(None, lock.model.get("dims", "").split(","))))
+
+
+_ALSO_FOR_BUNDLES = {
+    *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
+    *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
+    *("with_memory", "outputs_only", "html", "as_json"),
+}
+"""Options that apply to a bundle, too; all others were fixed when it was compiled."""
+
+
+def open_model(model: str, params: dict[str, Any], **keywords: Any) -> tuple[Function, XRTModule]:
+    """Open a model with the options of the command.
+
+    The Function of a bundle is its model, or the first trace of its graph, with the sizes of ``--dim`` for random inputs. Raises
+    OptionError for an option that a bundle has fixed.
+    """
+    if not is_bundle(model):
+        function = load_with_sizes(model, params)
+        return function, XRTModule(function, **module_keywords(params), **keywords)
+    context = click.get_current_context()
+    is_set = {one: context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE for one in context.command.params}
+    engines = (
+        split_specs(params["engine"]) if params["engine"] and "engine" in {one.name for one in is_set if is_set[one]} else []
+    )
+    # A bundle must not choose engines whose options may name files or code, so the caller names these.
+    engines = engines if any(why_not_chosen(spec, "bundle") for spec in engines) else []
+    fixed = [
+        one for one in is_set if is_set[one] and one.name not in _ALSO_FOR_BUNDLES and not (one.name == "engine" and engines)
+    ]
+    if fixed:
+        flags = [next((name for name in option.opts if name.startswith("--")), option.opts[0]) for option in fixed]
+        raise OptionError(f"{model} is a bundle, which settles {', '.join(flags)}; leave that out, or compile the model again")
+    function = load_model(model)
+    settle_batch(function, params)
+    options: dict[str, Any] = {name: params.get(name) for name in ("threads", "strict", "check")} | isolation_keywords(params)
+    return set_dims(function, parse_dims(params["dims"])), load(model, engine=engines, **options)
+
+
+# ---------------------------------------------------------------------- inputs
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
-    """Return a value for each input: from files, and else a random one, of the extents that those of the files say."""
+    """A value for each input: from the files, otherwise random with the extents that the files imply."""
     arrays = from_files(files, function)
     return sample_inputs(set_shapes(function, arrays), seed) | arrays
 
 
 def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
-    """Return the function for the shapes of those arrays; raises InputError for one that does not fit."""
+    """Specialize a function to the shapes of arrays; raises InputError if one does not fit."""
     tensors = {value.name for value in function.inputs if isinstance(value.type, TensorType)}
     shapes = {name: array.shape for name, array in arrays.items() if name in tensors and isinstance(array, np.ndarray)}
     return passes.specialize(function, shapes) if shapes else function
 
 
 def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
-    """Return values by input name from texts such as ``x=x.npy`` and ``all.npz``.
-
-    Raises OptionError for a text that does not say which input it is, InputError for a file that cannot be read.
-    """
+    """Read input values from texts such as ``x=x.npy`` and ``all.npz``."""
     values: dict[str, Any] = {}
-    for name, path in _named(files, function):
+    for name, path in (_parse_file(text, function) for text in files):
         values |= {name: read_npy(path)} if name is not None else read_npz(path)
     return values
 
 
 def list_input_files(files: Sequence[str], function: Function) -> dict[str, Path]:
-    """Return for each input that `from_files` finds the file that it is in; raises what that does."""
-    files_by_input: dict[str, Path] = {}
-    for name, path in _named(files, function):
-        files_by_input |= dict.fromkeys([name] if name is not None else read_npz(path), path)
-    return files_by_input
+    """The file of each input that `from_files` reads."""
+    paths: dict[str, Path] = {}
+    for name, path in (_parse_file(text, function) for text in files):
+        paths |= dict.fromkeys([name] if name is not None else read_npz(path), path)
+    return paths
 
 
-def _named(files: Sequence[str], function: Function) -> list[tuple[str | None, Path]]:
-    """Return the files, each with the input that it is of; None for one that says so itself."""
-    return [_file(text, function) for text in files]
-
-
-def _file(text: str, function: Function) -> tuple[str | None, Path]:
+def _parse_file(text: str, function: Function) -> tuple[str | None, Path]:
+    """The input and the file of an ``--input``; the input is None for a file that names its arrays."""
     name, equals, path = text.partition("=")
     if equals and not Path(text).exists():
         return name, Path(path)
@@ -88,25 +186,39 @@ def _file(text: str, function: Function) -> tuple[str | None, Path]:
     return function.inputs[0].name, Path(text)
 
 
+# ---------------------------------------------------------------------- batches of examples
+
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
-WANTED, MOST_ROWS = 10, 16
-"""Into how many batches the rows of a symbolic dim are divided, and how many rows a batch has at most."""
+BATCHES, MAX_ROWS = 10, 16
+"""A file with a symbolic first axis is split into about ten batches of at most 16 rows."""
+
+
+def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
+    """XRTModule's keywords from `add_precision_options`; empty without ``--max-error``."""
+    examples = [name for name in ("calibrate", "validate") if params.get(name) is not None]
+    if params.get("max_error") is None:
+        for name in examples:
+            raise OptionError(f"--{name} has examples for an error budget; pass --max-error too, such as --max-error 1%")
+        return {}
+    if not examples:
+        raise OptionError("--max-error is kept by measuring the outputs on examples; pass --validate, and --calibrate for int8")
+    batches = {name: read_batches(Path(params[name]), function) for name in examples}
+    return {"max_error": ErrorBudget(params["max_error"], params["measure"]), **batches}
 
 
 def read_batches(path: Path, function: Function) -> list[Batch]:
-    """Return batches of arrays by input name, from a file or the files of a folder, in the order of their names.
+    """Read batches from a file, or from the files of a folder in the order of their names.
 
-    An ``.npz`` has an array per input; an ``.npy`` is for a model of one input. Arrays of many examples are cut along their first
-    axis: into arrays of the declared extent, or of a few rows where it is symbolic. An array with one axis more than its input
-    has a batch in each row. Raises InputError for files that do not fit.
+    An ``.npz`` has an array per input; an ``.npy`` is for a model with one input. Arrays are split along their first axis: to the
+    declared extent, or to a few rows if it is symbolic. An array with an additional axis has a batch in each row. Raises
+    InputError for files that do not fit.
     """
+    files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".npz"))
         if not files:
             raise InputError(f"there is no .npy or .npz file in {path}; write one with numpy.savez, an array for each input")
-    else:
-        files = [path]
-    return [batch for file in files for batch in _cut(_read(file, function), function, file)]
+    return [batch for file in files for batch in _split(_read(file, function), function, file)]
 
 
 def _read(path: Path, function: Function) -> Batch:
@@ -128,136 +240,28 @@ def _read(path: Path, function: Function) -> Batch:
     return arrays
 
 
-def _cut(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
+def _split(arrays: Batch, function: Function, path: Path) -> Iterator[Batch]:
     """Yield the batches of one file."""
-    cut = {value.name: _cut_array(arrays[value.name], value) for value in function.inputs}
-    counts = {name: len(batches) for name, batches in cut.items() if isinstance(batches, list)}
+    parts = {value.name: _split_array(arrays[value.name], value) for value in function.inputs}
+    counts = {name: len(batches) for name, batches in parts.items() if isinstance(batches, list)}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise InputError(f"the arrays of {path} have different numbers of batches: {listed}")
     for place in range(next(iter(counts.values()), 1)):
-        yield {name: batches[place] if isinstance(batches, list) else batches for name, batches in cut.items()}
+        yield {name: batches[place] if isinstance(batches, list) else batches for name, batches in parts.items()}
 
 
-def _cut_array(array: np.ndarray[Any, Any], value: Value) -> Any:
-    """Return the arrays of each batch; the array itself where the same one is for all."""
+def _split_array(array: np.ndarray[Any, Any], value: Value) -> Any:
+    """Split an array into batches; a scalar applies to all batches."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return [array]
     if array.ndim == len(type_.shape) + 1:
         return list(array)
     if array.ndim != len(type_.shape) or not array.ndim:
-        return array if not array.ndim else [array]  # a call says what does not fit
+        return array if not array.ndim else [array]  # the call reports what does not fit
     extent, rows = type_.shape[0], array.shape[0]
-    size = extent if isinstance(extent, int) else min(MOST_ROWS, max(1, math.ceil(rows / WANTED)))
+    size = extent if isinstance(extent, int) else min(MAX_ROWS, max(1, math.ceil(rows / BATCHES)))
     if not size or (rows % size and isinstance(extent, int)):
         return [array]
     return [array[at : at + size] for at in range(0, rows, size)]
-
-
-_FREE = (
-    *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
-    *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
-    *("with_memory", "outputs_only", "html", "as_json"),
-)
-"""Options of commands that a bundle does not settle."""
-
-
-def open_model(model: str, params: dict[str, Any], **keywords: Any) -> tuple[Function, XRTModule]:
-    """Return the model and its module: from a bundle, or made with the options of the command."""
-    if is_bundle(model):
-        return open_bundle(model, click.get_current_context())
-    function = load_with_sizes(model, params)
-    return function, XRTModule(function, **module_keywords(params), **keywords)
-
-
-def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]:
-    """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
-
-    The model has the sizes of ``--dim``, which random inputs take.
-
-    Raises OptionError for an option on the command line that the bundle has settled.
-    """
-    options = [option for option in context.command.params if _is_given(option.name or "", context)]
-    settled = [next((name for name in option.opts if name.startswith("--")), option.opts[0]) for option in options]
-    if settled:
-        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
-    params = context.params
-    function = load_model(path)
-    settle_batch(function, params)
-    return set_dims(function, parse_dims(params["dims"])), load(
-        path,
-        engine=_list_named_bundles(context),
-        threads=params.get("threads"),
-        strict=params["strict"],
-        check=params.get("check"),
-        **isolation_keywords(params),
-    )
-
-
-def _is_given(name: str, context: click.Context) -> bool:
-    is_free = name in _FREE or (name == "engine" and _list_named_bundles(context))
-    return not is_free and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _list_named_bundles(context: click.Context) -> list[str]:
-    """Return the engines that are named because a bundle may not choose them; none where the options name no file."""
-    if context.get_parameter_source("engine") is not ParameterSource.COMMANDLINE:
-        return []
-    specs = split_specs(context.params["engine"])
-    return specs if any(why_not_chosen(spec, "bundle") for spec in specs) else []
-
-
-def read_bundle_facts(path: str) -> dict[str, Any]:
-    """Return what there is to say of a bundle, as plain data. No compiled form is read, let alone loaded."""
-    file = BundleFile(path)
-    record, facts = file.record, file.record.facts
-    return {
-        "writer": f"xrt {facts['writer']}",
-        "model": "an ONNX model or Function" if facts["model"] else "traces of a graph",
-        "engines": {engine["spec"]: engine["version"] for engine in facts["engines"]},
-        "device": facts["device"],
-        "inputs": {value.name: str(value.type or "?") for value in record.inputs},
-        "outputs": {value.name: str(value.type or "?") for value in record.outputs},
-        "self_test": SELF_TEST in file.sections,
-        "programs": [_facts_of_program(program, file) for program in record.programs],
-        "bytes": file.sizes,
-        **({} if (serving := read_serving(file)) is None else {"serving": ServingConfiguration.from_record(serving).to_dict()}),
-    }
-
-
-def _facts_of_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
-    launches = file.read_plan(program.plan)["launches"]
-    regions = [
-        {
-            "name": launch["name"],
-            "engine": launch["engine"],
-            "nodes": len(launch["nodes"]),
-            "compiled": bool(form.section),
-            "machine": dict(form.ingredients).get("machine", ""),
-            "reason": form.reason,
-        }
-        for launch, form in zip(launches, program.compiled, strict=False)
-    ]
-    return {"inputs": {one.name: str(one.type) for one in program.inputs}, "fetch": list(program.fetch), "regions": regions}
-
-
-def show_bundle(facts: Mapping[str, Any]) -> None:
-    """Print the facts."""
-    sizes = facts["bytes"]
-    total, weights = human_bytes(sum(sizes.values())), human_bytes(sizes["weights"])
-    out.print(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}", markup=False)
-    ends = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
-    show_table(("", "name", "type"), ends)
-    show_table(("engine", "version"), list(facts["engines"].items()))
-    rows = [
-        (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
-        for program in facts["programs"]
-        for r in program["regions"]
-    ]
-    show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
-    if "serving" in facts:
-        chosen = facts["serving"]
-        out.print(
-            f"tuned for throughput: {ServingConfiguration(**{**chosen, 'bound': chosen['bound'] or math.inf})}", markup=False
-        )

@@ -1,195 +1,131 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the keywords of XRTModule that they become."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.bench import BenchTarget
-from xrt.bench.targets import DIGITS, find_batch_dim, name_batch, set_dims
-from xrt.cache import default_cache, parse_size
+from xrt.bench.targets import DIGITS, name_batch, set_dims
+from xrt.cache import parse_size
 from xrt.cli.screen import human_bytes
 from xrt.engines import ExecutionOptions, parse_spec, split_specs
 from xrt.engines.contract.spec import list_options
 from xrt.errors import InputError, OptionError
-from xrt.formats.bundle import is_bundle, load_model
-from xrt.formats.output import why_not_folder, why_not_writable
+from xrt.formats.output import replace_file, why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module import Isolation, ModuleOptions
-from xrt.module.model_source import make_source
 from xrt.module.programs import DEFAULT_ENGINES
 from xrt.partition import ClusteringOptions
-from xrt.placement.records import read_lock, read_shapes
 
 if TYPE_CHECKING:
-    from xrt.formats.placement_file import PlacementFile
-    from xrt.graph import Function, Type
+    from xrt.graph import Function
 
 __all__ = [
     "CORES",
-    "DEFAULT_ENGINE",
     "ENGINE_NAMES",
     "add_all",
     "add_batch",
-    "add_budget",
     "add_dims",
     "add_engines",
     "add_json",
-    "add_locked_dims",
-    "add_seed",
+    "add_precision_options",
     "add_tuning_options",
     "check_folder",
     "check_sizes",
     "check_writable",
     "derive",
     "input_options",
-    "is_sized",
     "isolation_keywords",
     "isolation_options",
     "list_dims",
-    "load_with_options",
-    "load_with_sizes",
     "module_keywords",
     "module_options",
     "parse_check",
     "parse_choices",
     "parse_dims",
-    "parse_memory",
     "parse_numbers",
     "parse_seconds",
+    "parse_share",
     "parse_wait",
-    "read_locked_dims",
     "set_dims",
-    "settle_batch",
+    "write_page",
 ]
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-
-def load_with_options(text: str) -> Function:
-    """Return the model of that path, or the shipped one of that name, with its sizes in braces.
-
-    The cache may know the hashes of a file's weights, or writes them down when the model is compiled; until then the
-    Function that was read must be there, and the command keeps it.
-    """
-    if not os.path.lexists(text):
-        return BenchTarget.parse(text).load()
-    if is_bundle(text):
-        return load_model(text)
-    function = make_source(Path(text), default_cache()).get_declared_function()
-    if (context := click.get_current_context(silent=True)) is not None:
-        context.meta["xrt.model"] = function
-    return function
+# ---------------------------------------------------------------------- checks before any work is done
 
 
-def settle_batch(function: Function, params: dict[str, Any]) -> None:
-    """Replace ``--batch`` by the ``--dim`` that it stands for."""
-    if (batch := params.get("batch")) is None:
-        return
-    params["batch"] = None
-    if (name := find_batch_dim(function, batch)) is not None:
-        params["dims"] = (*params["dims"], f"{name}={batch}")
+def check_writable(path: Path) -> None:
+    """Raise InputError if a file cannot be written."""
+    if reason := why_not_writable(path):
+        raise InputError(f"cannot write {path}: {reason}")
 
 
-def load_with_sizes(model: str, params: dict[str, Any]) -> Function:
-    """Return the model with the sizes of ``--dim`` and ``--batch``, and for the other dims those of the lockfile of ``--lock``.
-
-    Raises OptionError where both give a size to a dim, and not the same.
-    """
-    function = load_with_options(model)
-    settle_batch(function, params)
-    return set_dims(function, add_locked_dims(model, function, parse_dims(params["dims"]), params.get("lock")))
+def check_folder(path: Path) -> None:
+    """Raise InputError if a folder cannot be created or written to."""
+    if reason := why_not_folder(path):
+        raise InputError(f"cannot write to {path}: {reason}")
 
 
-def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lock: str | None) -> dict[str, int]:
-    """Return the sizes with those of a lockfile; raises OptionError where both give a size to a dim, and not the same."""
-    if lock is None:
-        return dict(sizes)
-    named, found = name_batch(function), read_lock(lock)
-    known = list_dims(named)
-    locked = {name: size for name, size in read_locked_dims(found).items() if name in known}
-    shapes = read_shapes(found, named)  # of a lock whose inputs came from files
-    for value in named.inputs:
-        declared = value.type.shape if isinstance(value.type, TensorType) else None
-        pairs = zip(declared or (), shapes.get(value.name, ()), strict=False)
-        locked |= {name: size for name, size in pairs if isinstance(name, str) and name not in locked}
-    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
-        was, asked = (" ".join(f"--dim {name}={found[name]}" for name in differing) for found in (locked, sizes))
-        raise OptionError(
-            f"the lock {lock} is for {was}, and {asked} was given; leave that out, "
-            f"or write another lock: xrt lock {model} {asked} -o FILE"
-        )
-    return {**locked, **sizes}
-
-
-def read_locked_dims(lock: PlacementFile) -> dict[str, int]:
-    """Return the sizes of symbolic dims for which `xrt lock` has written a lockfile; raises OptionError for a damaged list."""
-    return parse_dims(tuple(filter(None, lock.model.get("dims", "").split(","))))
-
-
-def check_writable(target: Path) -> None:
-    """Raise InputError, before any work is done, where a file cannot be written."""
-    if reason := why_not_writable(target):
-        raise InputError(f"cannot write {target}: {reason}")
+def write_page(path: Path, text: str) -> None:
+    """Write an HTML page."""
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def check_sizes(function: Function) -> None:
-    """Raise OptionError where something is to be measured and symbolic dims have no size; nothing could be measured.
+    """Raise OptionError if a model has symbolic dims without a size, since times are measured at known sizes.
 
-    An extent without a name counts where the command takes files of inputs: nothing else gives its size.
+    Unnamed extents count if the command reads inputs from files, which alone can give their size.
     """
     context = click.get_current_context()
-    opened = {value.name: value.type for value in function.inputs if not is_sized(value.type)}
-    dims = list_dims(function)
-    named = name_batch(function)
-    has_batch = named is not function
-    unnamed = [
-        value.name for value in named.inputs if not isinstance(value.type, TensorType) or None in (value.type.shape or (None,))
+    dims, named = list_dims(function), name_batch(function)
+    unnamed = []
+    if "files" in context.params:
+        shapes = {v.name: v.type.shape if isinstance(v.type, TensorType) else None for v in named.inputs}
+        unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
+    missing = [
+        *([(f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}", [f"--dim {name}=SIZE" for name in dims])] if dims else []),
+        *([("the first axes of the inputs, which have no name", ["--batch SIZE"])] if named is not function else []),
+        *(
+            [
+                (
+                    f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}",
+                    [f"-i {name}=FILE.npy" for name in unnamed],
+                )
+            ]
+            if unnamed
+            else []
+        ),
     ]
-    unnamed = unnamed if "files" in context.params else []
-    if not dims and not has_batch and not (opened and "files" in context.params):
-        return
-    added = [f"--dim {name}=SIZE" for name in dims] + ["--batch SIZE"] * has_batch
-    added += [f"-i {name}=FILE.npy" for name in unnamed]
-    what = [f"dim{'s' * (len(dims) != 1)} {', '.join(dims)}"] * bool(dims)
-    what += ["the first axes of the inputs, which have no name"] * has_batch
-    what += [f"extents without a name of input{'s' * (len(unnamed) != 1)} {', '.join(unnamed)}"] * bool(unnamed)
-    typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
-    raise OptionError(
-        f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(what)}. "
-        f"Give them: {typed} {' '.join(added)}"
-    )
-
-
-def is_sized(type_: Type | None) -> bool:
-    """Whether all extents of a type are known."""
-    return isinstance(type_, TensorType) and type_.is_static
+    if missing:
+        typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
+        raise OptionError(
+            f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(what for what, _ in missing)}. "
+            f"Give them: {' '.join([typed, *(option for _, options in missing for option in options)])}"
+        )
 
 
 def list_dims(function: Function) -> list[str]:
-    """Return the names of the symbolic dims of the inputs, in their order."""
+    """The symbolic dims of the inputs, in order."""
     tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
     return list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))
 
 
-def check_folder(target: Path) -> None:
-    """Raise InputError, before any work is done, where files cannot be written to a folder, which is made if need be."""
-    if reason := why_not_folder(target):
-        raise InputError(f"cannot write to {target}: {reason}")
+# ---------------------------------------------------------------------- values of options
 
 
 def parse_check(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
-    """Return a part of the calls as a number, and a word as it is; the module says whether it is one that it knows."""
+    """Parse a share of the calls as a number; the module checks words."""
     try:
         return float(text) if text not in (None, "nan") else text
     except ValueError:
@@ -197,7 +133,7 @@ def parse_check(context: click.Context, option: click.Parameter, text: str | Non
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
-    """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form, and two sizes of one name."""
+    """Parse texts such as ``batch=4``, one for each name."""
     choices = parse_choices(texts)
     for name, sizes in choices.items():
         if len(sizes) > 1:
@@ -206,7 +142,7 @@ def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
 
 
 def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Return all sizes of each name, each once, in the order in which they are given; raises OptionError for another form."""
+    """Parse texts such as ``batch=4``, several for each name: the distinct sizes in the order of the texts."""
     choices: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, equals, size = text.partition("=")
@@ -219,7 +155,7 @@ def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def parse_devices(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
-    """Return devices by engine from a text such as ``ort=cuda,tvm{opt_level=2}=cpu``; raises OptionError for another form."""
+    """Parse devices by engine: ``ort=cuda,tvm{opt_level=2}=cpu``."""
     if text is None:
         return None
     try:
@@ -235,7 +171,7 @@ def parse_devices(context: click.Context, option: click.Parameter, text: str | N
 
 
 def parse_memory(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
+    """Parse a number of bytes: ``4GB``."""
     count = None if text is None else parse_size(text)
     if text is not None and count is None:
         raise OptionError(f"{option.opts[0]} takes a size such as 500MB or 4GB; got {text!r}")
@@ -243,7 +179,7 @@ def parse_memory(context: click.Context, option: click.Parameter, text: str | No
 
 
 def parse_numbers(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Return the integers of a text such as ``1,2,4``; raises OptionError for another form."""
+    """Parse positive integers: ``1,2,4``."""
     if text is None:
         return None
     parts = [one.strip() for one in text.split(",")]
@@ -252,23 +188,32 @@ def parse_numbers(context: click.Context, option: click.Parameter, text: str | N
     return tuple(map(int, parts))
 
 
-@overload
-def parse_seconds(context: click.Context, option: click.Parameter, text: str) -> float: ...
-@overload
-def parse_seconds(context: click.Context, option: click.Parameter, text: None) -> None: ...
+def parse_wait(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Parse a time of 0 or more, in seconds: ``60s``, ``20ms``, ``2m`` or ``90``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", (text or "0").strip())
+    if match is None:
+        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
+    return None if text is None else float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
+
+
 def parse_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return seconds from a text such as ``60s``, ``20ms``, ``2m`` or ``90``, or None from None; raises OptionError otherwise."""
+    """Parse a positive time, as `parse_wait` does."""
+    seconds = parse_wait(context, option, text)
+    if seconds == 0:
+        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
+    return seconds
+
+
+def parse_share(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Parse a share: ``5%`` or ``0.05``. A number from 1 on needs the sign, since 5 is more likely 5 % than 500 %."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", text.strip())
-    if match is None or not float(match[1]):
-        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
-    return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
-
-
-def parse_wait(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return seconds as `parse_seconds` does, of which there may be none."""
-    return 0.0 if text is not None and re.fullmatch(r"0+(\.0+)?(ms|s|m|)", text.strip()) else parse_seconds(context, option, text)
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if match is None or (share >= 1 and not match[2]):
+        hint = f". Did you mean {share:g}%?" if match else ""
+        raise OptionError(f"{option.opts[0]} takes a share such as 1% or 0.01; got {text!r}{hint}")
+    return share
 
 
 # ---------------------------------------------------------------------- options from the schemas
@@ -276,7 +221,7 @@ def parse_wait(context: click.Context, option: click.Parameter, text: str | None
 
 @cache
 def _describe(owner: type) -> dict[str, str]:
-    """The first sentence of the description of each option, as help of a command."""
+    """The help of each option: the first sentence of its description."""
     texts = {}
     for entry in list_options(owner):
         sentence = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0].replace('``engine="auto"``', "-e auto")
@@ -286,17 +231,17 @@ def _describe(owner: type) -> dict[str, str]:
 
 
 def derive(owner: type, name: str, *flags: str, kind: str = "", shown: str = "", **attributes: Any) -> Decorator:
-    """The option of a command for an option of a module or a server: its flag, type and help come from the declaration.
+    """Derive a command line option from an option of a module or a server: flag, type and help.
 
-    ``kind`` is ``time``, ``size``, ``file``, ``folder`` or ``examples`` where the command line has a spelling of its own;
-    ``shown`` is the text for a default that is not a value, and ``example`` is added to the help.
+    ``kind`` is ``time``, ``size``, ``file``, ``folder`` or ``examples`` for values that the command line spells differently;
+    ``shown`` is the help's text for a default that is not a value, and ``example`` is added to the help.
     """
-    one = next(field for field in fields(owner) if field.name == name)
+    field = next(field for field in fields(owner) if field.name == name)
+    value: Any = field.default
     text = attributes.pop("help", _describe(owner)[name])
     text += f": {attributes.pop('example')}" if "example" in attributes else ""
-    value: Any = one.default
     text += "; repeatable" if attributes.get("multiple") else ""
-    if one.type == "bool":
+    if field.type == "bool":
         attributes = {"is_flag": True, **attributes}
     elif kind == "time":
         attributes = {"callback": parse_seconds, "metavar": "TIME", **attributes}
@@ -307,7 +252,7 @@ def derive(owner: type, name: str, *flags: str, kind: str = "", shown: str = "",
     elif kind in ("file", "folder", "examples"):
         attributes = {"type": click.Path(dir_okay=kind != "file", file_okay=kind != "folder"), **attributes}
         text = f"{text.partition(':')[0]}: FILE.npz, FILE.npy, or a folder of such files" if kind == "examples" else text
-    elif one.metadata.get("at_least") is not None and "float" not in one.type:
+    elif field.metadata.get("at_least") is not None and "float" not in field.type:
         attributes = {"type": int, **attributes}
         shown = shown or ("" if value is None or value == 1 else str(value))
     names = flags or (f"--{name.replace('_', '-')}", name)
@@ -315,29 +260,23 @@ def derive(owner: type, name: str, *flags: str, kind: str = "", shown: str = "",
 
 
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
-"""How each command that takes engines calls the option."""
-DEFAULT_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
+"""The names of the option for engines in every command."""
 CORES = "the cores of this process"
+_FIRST_ENGINE = f"the first installed of {', '.join(DEFAULT_ENGINES)} that supports the whole model"
 add_dims = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
-"""Adds the option that gives symbolic dims a size: ``dims``."""
 add_batch = click.option(
     "--batch", type=click.IntRange(0), metavar="ROWS", help="Size of the first axis of the inputs, also where it has no name"
 )
-"""Adds the option that gives the first axes of the inputs a size: ``batch``."""
-add_budget = derive(ModuleOptions, "budget", kind="time")
 add_json = click.option("--json", "as_json", is_flag=True, help="Print JSON")
-add_seed = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the random inputs that replace missing ones"
-)
 
 
-def add_engines(text: str, shown: str = DEFAULT_ENGINE, **attributes: Any) -> Decorator:
-    """Add the option that names the engines: ``engine``."""
+def add_engines(text: str, shown: str = _FIRST_ENGINE, **attributes: Any) -> Decorator:
+    """Add the option for engines."""
     return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=shown, help=text, **attributes)
 
 
 def add_all(*options: Decorator) -> Decorator:
-    """Add several options, which a command's help shows in this order."""
+    """Add several options, which the help shows in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -347,7 +286,7 @@ def add_all(*options: Decorator) -> Decorator:
     return add
 
 
-_SHARED = (
+_shared_options = add_all(
     click.option(
         "--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"
     ),
@@ -372,7 +311,6 @@ isolation_options = add_all(
     derive(Isolation, "time_limit", kind="time", shown="no limit"),
     derive(Isolation, "memory_limit", kind="size", shown="no limit"),
 )
-"""Adds the options of `xrt.Isolation`."""
 input_options = add_all(
     click.option(
         "-i",
@@ -382,28 +320,39 @@ input_options = add_all(
         metavar="[NAME=]FILE",
         help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
     ),
-    add_seed,
+    click.option(
+        "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the random inputs that replace missing ones"
+    ),
 )
-"""Adds the options that say what a model is run on: ``files`` and ``seed``."""
 module_options = add_all(
     add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
-    *_SHARED,
+    _shared_options,
     add_batch,
     derive(ModuleOptions, "lock", kind="file"),
-    add_budget,
+    derive(ModuleOptions, "budget", kind="time"),
 )
-"""Adds the options that become keywords of XRTModule."""
 add_tuning_options = add_all(
     add_engines("Engines to choose from: ort,xla", "all that are ready", default="auto"),
-    *_SHARED,
+    _shared_options,
     isolation_options,
     input_options,
 )
-"""Adds the options of a module whose nodes are placed by measurement."""
+add_precision_options = add_all(
+    derive(ModuleOptions, "max_error", callback=parse_share, metavar="SHARE", example="1%, 0.01"),
+    click.option(
+        "--measure",
+        type=click.Choice(["relative", "cosine", "top1"]),
+        default="relative",
+        show_default=True,
+        help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
+    ),
+    derive(ModuleOptions, "calibrate", kind="examples"),
+    derive(ModuleOptions, "validate", kind="examples", shown="a fifth of --calibrate"),
+)
 
 
 def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword of XRTModule and `xrt.load` from `isolation_options`; empty without them."""
+    """The keyword ``isolate`` from `isolation_options`; empty if none is set."""
     limits = {name: params.get(name) for name in ("time_limit", "memory_limit")}
     if params.get("isolate") is not None:
         return {"isolate": Isolation(tuple(split_specs(params["isolate"])), bool(params.get("isolate_run")), **limits)}
@@ -414,19 +363,15 @@ def isolation_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return XRTModule's keywords from what `module_options` collected; options that were not set are left out.
-
-    Raises OptionError for a budget where no engine is chosen by measurement.
-    """
+    """XRTModule's keywords from `module_options`, without those that are not set."""
     engines = params["engine"] and split_specs(params["engine"])
     if params.get("budget") is not None and "auto" not in (engines or ()):
         raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
-    values = {name: params[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    values |= {name: params.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}
-    chosen = {name: value for name, value in values.items() if value is not None}
-    if "," in chosen.get("precision", ""):
-        chosen["precision"] = [one.strip() for one in chosen["precision"].split(",")]
+    names = ("minimum_nodes", "maximum_nodes", "precision", "threads", "devices", "dump_subgraph_dir", "check", "lock", "budget")
+    keywords = {name: params[name] for name in names if params.get(name) is not None}
+    if "," in keywords.get("precision", ""):
+        keywords["precision"] = [one.strip() for one in keywords["precision"].split(",")]
     if params["pins"]:
-        chosen["pins"] = params["pins"]
-    chosen |= isolation_keywords(params)
-    return {**chosen, "engine": engines, "device": params["device"], "strict": params["strict"]}
+        keywords["pins"] = params["pins"]
+    keywords |= isolation_keywords(params)
+    return {**keywords, "engine": engines, "device": params["device"], "strict": params["strict"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = [
     "err",
     "human_bytes",
     "out",
+    "print_lines",
     "progress",
     "show_table",
     "show_times",
@@ -46,13 +47,19 @@ out = Console(highlight=False, soft_wrap=True, height=_LINES)
 err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
 
 
+def print_lines(*lines: str) -> None:
+    """Print lines as they are; a terminal wraps them."""
+    for line in lines:
+        out.print(line, markup=False)
+
+
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> None:
-    """Print rows under their headings: a table on a terminal, one line per row with tabs between the fields elsewhere.
+    """Print a table on a terminal, and lines of tab-separated fields elsewhere.
 
-    Columns of numbers stand to the right; they and the ``whole`` ones are never broken, the others where room is short. On a
-    terminal that is too narrow for that, each row is a block with a line per column.
+    Columns of ``numbers`` are aligned to the right; these and the ``whole`` ones are never wrapped. If a terminal is too narrow
+    for that, each row becomes a block with a line per column.
     """
     if not out.is_terminal:
         for row in (columns, *rows):
@@ -85,42 +92,52 @@ def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 class TimedRow(NamedTuple):
-    """A row of a table of times: a candidate that ran, or (without ``seconds``) did not."""
+    """A candidate in a table of times."""
 
     name: str
     seconds: float | None
+    """None if it did not run."""
     ratio: str
-    """Its time over the fastest one's, with an interval where there is one."""
+    """Its time relative to the fastest, with an interval if known."""
     verdict: str
+    details: Mapping[str, str]
+    """Further cells by column."""
 
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 """Eighths of a character."""
 LONGEST_BAR = 4.0
-"""Times the fastest: a longer bar is cut there, or the others would be too short to compare."""
+"""Bars are cut at this multiple of the fastest time, so that the short ones stay comparable."""
 STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow", "wrong": "bold red", "failed": "red"}
 
 
-def show_times(what: str, rows: Sequence[TimedRow]) -> None:
-    """Print times on a terminal as one table with bars, which fits 80 columns."""
-    known = [row.seconds for row in rows if row.seconds]
-    longest = min(max(known, default=1.0), LONGEST_BAR * min(known, default=1.0))
+def show_times(what: str, rows: Sequence[TimedRow], columns: Sequence[str], *, verbose: Sequence[str] = ()) -> None:
+    """Print times: in a pipe one table with all detail columns, on a terminal bars, and a second table of the ``verbose`` ones.
+
+    The first table fits 80 columns.
+    """
     times = ["" if row.seconds is None else f"{1e3 * row.seconds:.4g}" for row in rows]
-    others = [max(len(what), *(min(len(row.name), FOLDED) for row in rows)), max(2, *map(len, times))]
-    others += [max(len("ratio"), *(len(row.ratio) for row in rows)), max(len("verdict"), *(len(row.verdict) for row in rows))]
-    width = min(24, out.width - sum(others) - 4 * GAP - EDGES)
-    columns = (what, "ms", "ratio", *([""] if width >= 4 else []), "verdict")
-    cells = [
-        (
-            row.name,
-            time,
-            row.ratio,
-            *([_draw_bar(row.seconds, longest, width)] if width >= 4 else []),
-            Text(row.verdict, style=STYLES.get(row.verdict, "")),
-        )
-        for row, time in zip(rows, times, strict=True)
-    ]
-    show_table(columns, cells, numbers=("ms", "ratio"), whole=("", "verdict"))
+    if not out.is_terminal:
+        cells = [
+            (row.name, time, row.ratio, row.verdict, *map(row.details.get, columns))
+            for row, time in zip(rows, times, strict=True)
+        ]
+        show_table((what, "ms", "ratio", "verdict", *columns), cells)
+        return
+    seconds = [row.seconds for row in rows if row.seconds]
+    longest = min(max(seconds, default=1.0), LONGEST_BAR * min(seconds, default=1.0))
+    widths = [max(len(what), *(min(len(row.name), FOLDED) for row in rows)), max(2, *map(len, times))]
+    widths += [max(len("ratio"), *(len(row.ratio) for row in rows)), max(len("verdict"), *(len(row.verdict) for row in rows))]
+    room = min(24, out.width - sum(widths) - 4 * GAP - EDGES)
+    shown = []
+    for row, time in zip(rows, times, strict=True):
+        bar = [_draw_bar(row.seconds, longest, room)] if room >= 4 else []
+        shown.append((row.name, time, row.ratio, *bar, Text(row.verdict, style=STYLES.get(row.verdict, ""))))
+    headings = (what, "ms", "ratio", *([""] if room >= 4 else []), "verdict")
+    show_table(headings, shown, numbers=("ms", "ratio"), whole=("", "verdict"))
+    if verbose:
+        details = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
+        show_table((what, *verbose), details, numbers=[name for name in verbose if name != "note"])
 
 
 def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +22,24 @@ from xrt.cli.options import (
     parse_numbers,
     parse_wait,
 )
-from xrt.cli.screen import complain, out, progress
+from xrt.cli.screen import complain, out, print_lines, progress
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.logging import VARIABLE, show
+from xrt.placement.result import format_count
 from xrt.serve.served_model import ServingOptions
 
 if TYPE_CHECKING:
-    from xrt.integrations.batch import BatchJob, JobReport
-    from xrt.serve.application import Application
+    from xrt.integrations.batch import JobReport
+    from xrt.serve.application import Addresses, Application
 
-__all__ = ["batch_command", "command", "export_triton_command", "parse_models"]
+__all__ = ["batch_command", "export_triton_command", "parse_models", "serve_command"]
 
 
 def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return paths by name and version from ``PATH``, ``NAME=PATH`` and ``NAME:VERSION=PATH``; raises OptionError for one twice.
+    """Parse ``PATH``, ``NAME=PATH`` and ``NAME:VERSION=PATH`` to paths by name and version.
 
     >>> parse_models(["bert.xrt", "text:2=new.xrt"])
     {'bert': {'1': 'bert.xrt'}, 'text': {'2': 'new.xrt'}}
@@ -58,7 +59,7 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def parse_batch(context: click.Context, option: click.Parameter, text: str | None) -> int | list[int] | None:
-    """Return one number, or a list of several; raises OptionError for another text."""
+    """Parse one number, or a list of several."""
     sizes = parse_numbers(context, option, text)
     return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
 
@@ -103,70 +104,58 @@ _add_batching = add_all(
 )
 @click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
 @isolation_options
-def command(models: tuple[str, ...], **params: Any) -> int:
+def serve_command(models: tuple[str, ...], **params: Any) -> int:
     """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM; SIGHUP loads them again.
 
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """
     from xrt.serve.application import Application, run_server
-
-    _set_up_logs(params)
-    paths = parse_models(models)
-    options = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
-    application = Application(paths, ServingOptions.make(options), _list_opening(paths, params))
-    run_server(
-        application,
-        host=params["host"],
-        port=params["port"],
-        grpc_port=params["grpc_port"],
-        drain=params["drain"],
-        on_start=_show_addresses,
-        on_ready=partial(_show_readiness, application, {} if params["engine"] else paths),
-    )
-    return 0
-
-
-def _set_up_logs(params: dict[str, Any]) -> None:
     from xrt.serve.metrics import ACCESS
 
     if params["log_level"] is not None or not os.environ.get(VARIABLE):
         show(params["log_level"] or "warning")
     if params["access_log"]:
         logging.getLogger(ACCESS).setLevel(logging.INFO)
+    paths = parse_models(models)
+    options = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
+    application = Application(paths, ServingOptions.make(options), _module_keywords(paths, params))
+
+    def show_readiness(reason: str) -> None:
+        if reason:
+            complain("warning", f"not ready: {reason}")
+        else:
+            print_lines("ready", *([] if params["engine"] else _list_default_engines(application, paths)))
+        out.file.flush()
+
+    network = {name: params[name] for name in ("host", "port", "grpc_port", "drain")}
+    run_server(application, **network, on_start=_show_addresses, on_ready=show_readiness)
+    return 0
 
 
-def _list_opening(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords with which the models are opened; raises OptionError for engines where there are only bundles."""
-    opening = isolation_keywords(params)
+def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
+    keywords = isolation_keywords(params)
     if params["threads"] is not None:
-        opening["threads"] = params["threads"]
+        keywords["threads"] = params["threads"]
     if params["engine"] is not None:
-        paths = [path for versions in models.values() for path in versions.values()]
-        opening["engine"] = specs = split_specs(params["engine"])
-        if all(map(is_bundle, paths)) and not any(why_not_chosen(spec, "bundle") for spec in specs):
+        keywords["engine"] = specs = split_specs(params["engine"])
+        is_fixed = all(is_bundle(path) for versions in models.values() for path in versions.values())
+        if is_fixed and not any(why_not_chosen(spec, "bundle") for spec in specs):
             raise OptionError("a bundle settles its engines; leave --engine out, or compile the model again")
-    return opening
+    return keywords
 
 
-def _show_addresses(addresses: Any) -> None:
+def _show_addresses(addresses: Addresses) -> None:
     host = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
-    out.print(f"listening on http://{host}:{addresses.http}", markup=False)
+    print_lines(f"listening on http://{host}:{addresses.http}")
     if addresses.grpc is not None:
-        out.print(f"gRPC on {host}:{addresses.grpc}", markup=False)
+        print_lines(f"gRPC on {host}:{addresses.grpc}")
     out.file.flush()
 
 
-def _show_readiness(application: Application, paths: dict[str, dict[str, str]], reason: str) -> None:
-    """Say whether the models are ready, and the default engine of each file in ``paths``."""
-    if reason:
-        complain("warning", f"not ready: {reason}")
-    else:
-        out.print("ready")
-        for model in application.models:
-            path = paths.get(model.name, {}).get(model.version)
-            if path is not None and not is_bundle(path):
-                out.print(f"{model.name}: on {model.module.engines[0]} (default engine)", markup=False)
-    out.file.flush()
+def _list_default_engines(application: Application, paths: dict[str, dict[str, str]]) -> Iterator[str]:
+    for model in application.models:
+        if not is_bundle(paths[model.name][model.version]):
+            yield f"{model.name}: on {model.module.engines[0]} (default engine)"
 
 
 @click.command("export-triton")
@@ -181,14 +170,14 @@ def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
     from xrt.serve.triton_repository import export_triton
 
     model = export_triton(bundle, repository, **{name: value for name, value in params.items() if value is not None})
-    out.print(f"{model}: config.pbtxt, {params['version']}/model.py and {params['version']}/model.xrt", markup=False)
+    print_lines(f"{model}: config.pbtxt, {params['version']}/model.py and {params['version']}/model.xrt")
 
 
 # ---------------------------------------------------------------------- files of rows
 
 
 def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return columns by input from texts such as ``ids=tokens``; raises OptionError for another form."""
+    """Parse texts such as ``ids=tokens`` to columns by input."""
     pairs = [text.partition("=") for text in texts]
     columns = {name: column for name, _, column in pairs}
     if len(columns) < len(pairs) or not all((*columns, *columns.values())):
@@ -235,23 +224,13 @@ def batch_command(model: str, rows: tuple[str, ...], target: str, **params: Any)
         raise InputError(f"there is no model at {model}: no such file")
     if params["cpus"] and not params["address"]:
         raise OptionError("--cpus is for the workers of a cluster; pass it with --address, or choose --workers")
-    job, run = _make_job(model, params), _choose_runner(params)
-    with progress() as bar:
-        task = bar.add_task("rows", total=None)
-        report = run(job, rows, target, workers=params["workers"], progress=partial(_show, bar, task))
-    _print_report(report, target, has_default=not params["engine"] and not is_bundle(model))
-    return int(bool(report.errors))
-
-
-def _make_job(model: str, params: dict[str, Any]) -> BatchJob:
     try:
-        from xrt.integrations.batch import BatchJob
+        from xrt.integrations.batch import BatchJob, run_job
     except ImportError as error:
         raise OptionError(
             f"xrt batch reads rows with pyarrow, which cannot be imported ({error}): pip install 'xrt-engine[batch]'"
         ) from error
-
-    return BatchJob(
+    job = BatchJob(
         str(Path(model).absolute()),
         tuple(split_specs(params["engine"])) if params["engine"] else (),
         params["columns"],
@@ -261,26 +240,26 @@ def _make_job(model: str, params: dict[str, Any]) -> BatchJob:
         params["part_rows"],
         params["batch"],
     )
+    run: Any = run_job
+    if params["address"] is not None:
+        from xrt.integrations.ray.cluster_job import run_cluster_job
 
+        run = partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
+    with progress() as bar:
+        task = bar.add_task("rows", total=None)
 
-def _choose_runner(params: dict[str, Any]) -> Any:
-    if params["address"] is None:
-        from xrt.integrations.batch import run_job
+        def advance(report: JobReport) -> None:
+            errors = f", {report.errors} with errors" if report.errors else ""
+            bar.update(task, completed=report.written + report.present, total=report.rows, description=f"rows{errors}")
 
-        return run_job
-    from xrt.integrations.ray.cluster_job import run_cluster_job
-
-    return partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
-
-
-def _show(bar: Any, task: Any, report: JobReport) -> None:
-    errors = f", {report.errors} with errors" if report.errors else ""
-    bar.update(task, completed=report.written + report.present, total=report.rows, description=f"rows{errors}")
+        report = run(job, rows, target, workers=params["workers"], progress=advance)
+    _print_report(report, target, has_default=not params["engine"] and not is_bundle(model))
+    return int(bool(report.errors))
 
 
 def _print_report(report: JobReport, target: str, *, has_default: bool) -> None:
-    there = f", {report.present} were there" if report.present else ""
+    present = f", {report.present} were there" if report.present else ""
     errors = f"; {report.errors} rows have errors" if report.errors else ""
     engine = f", on {report.engine} (default engine)" if has_default and report.engine else ""
-    parts = f"{report.parts} part{'s' * (report.parts != 1)}"
-    out.print(f"{target}: {report.written} of {report.rows} rows written in {parts}{there}{errors}{engine}", markup=False)
+    parts = format_count(report.parts, "part")
+    print_lines(f"{target}: {report.written} of {report.rows} rows written in {parts}{present}{errors}{engine}")

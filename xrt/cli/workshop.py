@@ -19,7 +19,7 @@ from xrt.cli.options import (
     isolation_options,
     module_options,
 )
-from xrt.cli.screen import WorkStatus, complain, err, out, progress, show_table
+from xrt.cli.screen import WorkStatus, complain, err, print_lines, progress, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -33,7 +33,7 @@ from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.verify import Verdict
 
-__all__ = ["bisect_command", "command", "fuzz_command"]
+__all__ = ["bisect_command", "conformance_command", "fuzz_command"]
 
 
 @click.command("conformance")
@@ -60,7 +60,7 @@ __all__ = ["bisect_command", "command", "fuzz_command"]
     help="Run the engines in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
 )
 @add_json
-def command(
+def conformance_command(
     engines: str,
     groups: tuple[str, ...],
     cases: tuple[str, ...],
@@ -73,7 +73,16 @@ def command(
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
     listed = split_specs(engines)
-    with ConformanceProgress(f"{engines}{', alternating' * alternate}") as watched:
+    title, failed = f"{engines}{', alternating' * alternate}", 0
+    with progress() as bar:
+        task = bar.add_task(title, total=None)
+
+        def advance(done: int, total: int, outcome: Outcome) -> None:
+            nonlocal failed
+            failed += outcome.word is ResultWord.FAILED
+            text = f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}"
+            bar.update(task, completed=done, total=total, description=text)
+
         report = conform(
             listed if len(listed) > 1 else listed[0],
             ",".join(cases),
@@ -81,7 +90,7 @@ def command(
             alternate=alternate,
             opening=opening,
             isolate=not in_process,
-            progress=watched.advance,
+            progress=advance,
         )
     if not report.outcomes:
         within = f" in {', '.join(groups)}" if groups else ""
@@ -91,27 +100,6 @@ def command(
     else:
         _show(report, reasons=reasons, operators=operators)
     return 0 if report.ok else 1
-
-
-class ConformanceProgress:
-    """A progress bar over the cases, with what failed so far; nothing off a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._bar, self._what = progress(), what
-        self._task = self._bar.add_task(what, total=None)
-        self._failed = 0
-
-    def __enter__(self) -> ConformanceProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *rest: object) -> None:
-        self._bar.stop()
-
-    def advance(self, done: int, total: int, outcome: Outcome) -> None:
-        self._failed += outcome.word is ResultWord.FAILED
-        failed = f", {self._failed} failed" if self._failed else ""
-        self._bar.update(self._task, completed=done, total=total, description=f"{self._what}{failed}: {outcome.group}")
 
 
 def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
@@ -126,7 +114,7 @@ def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
         show_table(("known gap", "reason"), [(o.case, o.reason) for o in gaps])
     if len(groups := report.by_group()) > 1:
         show_table(("group", *ResultWord), [(name, *_row(counts)) for name, counts in groups.items()], numbers=tuple(ResultWord))
-    out.print(str(report), markup=False)
+    print_lines(str(report))
 
 
 def _row(counts: Mapping[ResultWord, int]) -> list[int]:
@@ -134,7 +122,7 @@ def _row(counts: Mapping[ResultWord, int]) -> list[int]:
 
 
 _REPORT_EVERY = 500
-"""Off a terminal, where nothing moves, a line says now and then how far it is."""
+"""Graphs between two lines of progress off a terminal."""
 
 
 @click.command("fuzz")
@@ -189,22 +177,33 @@ def fuzz_command(
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
     """
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
-    _check(always + seldom)
+    _check_engines(always + seldom)
     if keep is not None:
         check_folder(keep)
     fuzzer = Fuzzer(always, seldom, one_in, isolate=not in_process, kinds=ways)
-    _run(fuzzer, range(seed, seed + count), keep)
+    with progress() as bar:
+        task = bar.add_task("generated graphs", total=count)
+
+        def advance(done: int, finding: Finding | None) -> None:
+            bar.update(task, completed=done)
+            if finding is not None:
+                _show_finding(fuzzer, finding, keep)
+            elif not err.is_terminal and done % _REPORT_EVERY == 0:
+                disagreements = format_count(len(fuzzer.findings), "disagreement")
+                err.print(f"{done:,} of {count:,} graphs, {disagreements}", markup=False)
+
+        fuzzer.run(range(seed, seed + count), advance)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
-    out.print(f"{count:,} graphs from seed {seed}: {format_count(len(fuzzer.findings), 'disagreement')}", markup=False)
-    # Ways of one engine alone that declined every graph.
+    print_lines(f"{count:,} graphs from seed {seed}: {format_count(len(fuzzer.findings), 'disagreement')}")
+    # Engines that alone declined every graph.
     idle = [w for w in words if w.endswith(" alone") and not any(fuzzer.counts[w, v] for v in Verdict if v != "declined")]
     for word in idle:
         complain("nothing compared", f"{word}: it took none of the graphs, so nothing is known of it; try a larger --count")
     return 1 if fuzzer.findings or (idle and set(ways) == {"alone"}) else 0
 
 
-def _check(engines: list[str]) -> None:
+def _check_engines(engines: list[str]) -> None:
     """Raise OptionError for no engine, an engine that is named twice, and the reference engine."""
     if not engines:
         raise OptionError("no engine is named; name some to try with --engines, or with --rarely")
@@ -215,23 +214,7 @@ def _check(engines: list[str]) -> None:
             raise OptionError(f"every engine is compared with {REFERENCE!r}, which cannot be compared with itself; name others")
 
 
-def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
-    with progress() as bar:
-        task = bar.add_task("generated graphs", total=len(seeds))
-
-        def advance(done: int, finding: Finding | None) -> None:
-            bar.update(task, completed=done)
-            if finding is not None:
-                _tell(fuzzer, finding, keep)
-            elif not err.is_terminal and done % _REPORT_EVERY == 0:
-                err.print(
-                    f"{done:,} of {len(seeds):,} graphs, {format_count(len(fuzzer.findings), 'disagreement')}", markup=False
-                )
-
-        fuzzer.run(seeds, advance)
-
-
-def _tell(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
+def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
     complain("disagreement", str(finding))
     err.print(str(finding.sample.function), markup=False)
     if keep is not None:
@@ -262,17 +245,16 @@ def bisect_command(model: str, files: tuple[str, ...], seed: int, target: str | 
         if not Path(target).parent.is_dir():
             check_writable(Path(target))
         check_folder(Path(target))
-    function, made = open_model(model, params)
+    function, module = open_model(model, params)
     values = all_inputs(files, function, seed)
-    status = WorkStatus("looking for a difference")
-    progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # called once per part
-    with made as module, status:
-        culprit = module.bisect(**values, progress=progress)
+    with module, WorkStatus("looking for a difference") as status:
+        report = "{} parts tried, the smallest that differs has {} nodes".format
+        culprit = module.bisect(**values, progress=lambda runs, nodes: status.update(report(runs, nodes)))
     if culprit is None:
-        out.print("no region differs from the reference engine", markup=False)
+        print_lines("no region differs from the reference engine")
         return 0
-    out.print(f"{culprit} ({culprit.runs} parts tried)", markup=False, soft_wrap=True)
+    print_lines(f"{culprit} ({culprit.runs} parts tried)")
     if target is not None:
         save_case(culprit.function, culprit.inputs, culprit.expected, target)
-        out.print(f"written to {target}", markup=False, soft_wrap=True)
+        print_lines(f"written to {target}")
     return 1
