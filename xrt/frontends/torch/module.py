@@ -569,10 +569,10 @@ class TorchModule:
         compiled, feed = self._prepare(args, named)
         return compiled.module.plan_for(*feed)
 
-    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, add: bool = False, **named: Any) -> None:
+    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **named: Any) -> None:
         """Write a bundle for these inputs, or for the last call; its inputs are the tensors by name."""
         compiled, feed = self._prepare(examples, named) if examples or named else (self._require(), [])
-        compiled.module.save(path, *feed, example=example, add=add)
+        compiled.module.save(path, *feed, example=example)
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
         leaves, structure, _ = flatten(args, named)
