@@ -1,7 +1,7 @@
 """Run IREE's compiler as a process.
 
 The compiler is a library of 350 MB that ends its process on some inputs and takes minutes on others. As a separate process it
-starts in 10 ms, answers a query in 80 ms, compiles a small graph in 500 ms, and a crash or time limit does no harm.
+starts in 20 ms, compiles a small graph in 500 ms, and a crash or time limit does no harm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -42,6 +42,7 @@ __all__ = [
 
 LIBRARY = "IREE"
 LONGEST = 200
+_NO_RULE = "it has no rule to lower this"
 
 
 def summarize_error(output: str) -> str:
@@ -51,7 +52,7 @@ def summarize_error(output: str) -> str:
     text = errors[0].strip() if errors else "it gives no reason"
     unknown = re.search(r'failed to legalize operation \'torch\.operator\'.*name = "onnx\.(\w+)"', text)
     if unknown:
-        return f"it has no rule to lower this {unknown[1]}"
+        return f"{_NO_RULE} {unknown[1]}"
     text = re.sub(r"^.*?(?:error|ERROR): ", "", text)
     text = re.sub(r"^(failed to legalize operation '[\w.]+').*$", r"\1", text)
     return shorten(text, LONGEST)
@@ -71,9 +72,10 @@ def _binary() -> Path:
 
 BINARY = _binary()
 VERSION = version("iree-base-compiler")
+OPT = BINARY.with_name("iree-opt")
 ALIGNMENT = 16
 """Alignment of buffers in compiled code. NumPy's arrays have it; IREE's default of 64 would require copies."""
-QUESTION_SECONDS = 60.0
+QUERY_SECONDS = 60.0
 """Time limit of a query."""
 # No hoisting of constant expressions into the module: IREE 3.13 sometimes places two hoisted values at the same address
 # (`scattered_by_constants` of the corpus).
@@ -114,7 +116,7 @@ def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> b
 
     Raises CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
     """
-    done = _run(text, settings.flags, settings.limit, folder)
+    done = _run(text, settings.flags, settings.limit, folder, BINARY)
     if done.returncode:
         raise CompileRefused(f"IREE cannot compile it: {_reason(done)}")
     return done.stdout
@@ -123,28 +125,38 @@ def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> b
 def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
     """For each module of one named function, the reason why IREE cannot lower it to loops; None if it can.
 
-    All modules are compiled in one call, which takes about 80 ms; those that fail are compiled again, one by one, for their
-    reasons.
+    All modules are lowered in one call; those that fail are lowered again, one by one, for their reasons.
     """
-    if len(texts) == 1:
-        return [_answer(texts[0])]
-    try:
-        done = _run("\n// -----\n".join(texts), (*_QUESTION, "--split-input-file"), QUESTION_SECONDS, None)
-    except CompileRefused:
-        done = None
-    lowered = set() if done is None else set(re.findall(r"util\.func public @(\w+)\(", done.stdout.decode()))
-    return [None if name in lowered else _answer(text) for text, name in zip(texts, names, strict=True)]
+    lowered: set[str] = set()
+    if len(texts) > 1:
+        with suppress(CompileRefused):
+            done = _run("\n// -----\n".join(texts), (*_LOWERING, "--split-input-file"), QUERY_SECONDS, None, OPT)
+            lowered.update(re.findall(r"util\.func public @(\w+)\(", done.stdout.decode()))
+    return [None if name in lowered else _why_not_lowered(text) for text, name in zip(texts, names, strict=True)]
 
 
-_QUESTION = (*_TARGET, "--compile-to=input", "--mlir-disable-threading")
+_LOWERING = (
+    "--pass-pipeline=builtin.module(func.func(convert-torch-onnx-to-torch),torch-to-iree)",
+    "--mlir-disable-threading",
+)
+"""The passes of a compile without the refinement of shapes, which parses a library of shape functions: 60 of 80 ms."""
+_COMPILING = (*_TARGET, "--compile-to=input", "--mlir-disable-threading")
 
 
-def _answer(text: str) -> str | None:
-    try:
-        done = _run(text, _QUESTION, QUESTION_SECONDS, None)
-    except CompileRefused as refusal:
-        return str(refusal)
-    return _reason(done) if done.returncode else None
+def _why_not_lowered(text: str) -> str | None:
+    """Try without refined shapes, then with them, which lowers a few more; an operator without a rule fails for good."""
+    reason = None
+    for flags, binary in ((_LOWERING, OPT), (_COMPILING, BINARY)):
+        try:
+            done = _run(text, flags, QUERY_SECONDS, None, binary)
+        except CompileRefused as refusal:
+            return str(refusal)
+        if not done.returncode:
+            return None
+        reason = _reason(done)
+        if reason.startswith(_NO_RULE):
+            break
+    return reason
 
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -156,9 +168,9 @@ _HERE = "/proc/self/cwd"
 """The current directory under a name without spaces: the compiler passes names of temporary files unquoted to its linker."""
 
 
-def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
-    """Run the compiler; stop it and raise CompileRefused at the time limit."""
-    command = [str(BINARY), *flags, "-", "-o", "-"]
+def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None, binary: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of the compiler; stop it and raise CompileRefused at the time limit."""
+    command = [str(binary), *flags, "-", "-o", "-"]
     place = folder or Path(tempfile.gettempdir())
     environment = {**os.environ, "TMPDIR": _HERE if Path(_HERE).exists() else str(place)}
     try:

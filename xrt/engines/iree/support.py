@@ -13,14 +13,13 @@ from xrt.engines.toolkit.node_query import NodeQuery, has_symbolic_dims, why_not
 from xrt.forking import renew_after_fork
 from xrt.graph import (
     Constant,
-    DType,
     Function,
     Node,
     TensorType,
     Type,
     since_version,
 )
-from xrt.operators import find_value, is_deterministic, is_training
+from xrt.operators import find_value, is_deterministic
 from xrt.passes.decomposition import find_model_decomposition
 from xrt.passes.opset_upgrade import why_not_upgradable
 
@@ -35,39 +34,11 @@ AT_ONCE = 32
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why IREE does not support the node; None if it does.
 
-    The compiler is a process and takes 80 ms for a query, so the first query also covers other kinds of nodes of the Function.
+    The compiler is a process, so the first query also covers the other kinds of nodes of the Function.
     """
     if (decomposition := find_model_decomposition(node, function)) is not None:
         return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
-    reason = _plain_refusal(node, function)
-    if reason or (node.inputs and _is_plain(node, function)):
-        return reason
-    return _check_conversion.answer(_question(node, function), function)
-
-
-_PLAIN = frozenset(
-    [
-        *("Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Floor", "Identity", "LeakyRelu", "Log", "MatMul", "Mul", "Neg"),
-        *("Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Transpose"),
-    ]
-)
-"""Operators that IREE lowers for any float32 shapes: querying each would take seconds for a large model."""
-
-
-def _is_plain(node: Node, function: Function) -> bool:
-    if node.op_type in ("Conv", "MaxPool", "BatchNormalization") and not _is_usual(node, function):
-        return False
-    is_known = node.op_type in _PLAIN or node.op_type in ("Conv", "MaxPool", "BatchNormalization")
-    types = (function.get_type(name) for name in (*node.uses, *_used(node, function)))
-    return is_known and all(isinstance(t, TensorType) and t.dtype is DType.FLOAT32 for t in types)
-
-
-def _is_usual(node: Node, function: Function) -> bool:
-    """Whether a window or normalization is over images, with explicit padding and one result."""
-    type_ = function.get_type(node.inputs[0])
-    is_image = isinstance(type_, TensorType) and type_.rank == 4
-    auto = node.attr("auto_pad", "NOTSET") != "NOTSET" or node.attr("ceil_mode", 0) or is_training(node, function)
-    return is_image and not auto and len(_used(node, function)) == 1
+    return _plain_refusal(node, function) or _check_conversion.answer(_question(node, function), function)
 
 
 def _plain_refusal(node: Node, function: Function) -> str | None:
@@ -151,8 +122,7 @@ class _Memory:
             return self._answers[question]
 
     def _unknown(self, query: NodeQuery, function: Function) -> list[NodeQuery]:
-        asking = [n for n in function.nodes if _plain_refusal(n, function) is None and not (n.inputs and _is_plain(n, function))]
-        kinds = dict.fromkeys(_question(n, function) for n in asking)
+        kinds = dict.fromkeys(_question(n, function) for n in function.nodes if _plain_refusal(n, function) is None)
         return [kind for kind in kinds if kind not in self._answers and kind != query][: AT_ONCE - 1]
 
     def _learn(self, questions: Sequence[NodeQuery]) -> None:
