@@ -21,7 +21,7 @@ LEFT = Counter(
         "engines/iree/engine.py": 1,
         "engines/iree/known_issues.py": 3,
         "engines/iree/lowering.py": 1,
-        "engines/iree/support.py": 3,
+        "engines/iree/support.py": 1,
         "engines/native/fusion.py": 3,
         "engines/openvino/engine.py": 1,
         "engines/ort/engine.py": 1,
