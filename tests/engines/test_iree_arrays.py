@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,32 +15,9 @@ from xrt.engines import RunOptions
 from xrt.engines.iree.executable import get_device, is_small
 from xrt.engines.iree.export import list_parameters
 from xrt.engines.iree.lowering import preprocess
-from xrt.graph import Constant, DType, Function, Node
+from xrt.graph import Constant, Function, Node
 
 # ---------------------------------------------------------------------- arrays in and out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8", "bfloat16"])
-def test_types_of_numbers(dtype: str) -> None:
-    type_ = DType.parse(dtype)
-    x = np.arange(8).astype(type_.numpy)
-    (y,) = compiled(one("Add", tensor(8, dtype=type_), tensor(8, dtype=type_))).run([x, x])
-    assert y.dtype == x.dtype and np.array_equal(y, x + x)
-
-
-@pytest.mark.slow
-def test_booleans_and_scalars() -> None:
-    f = function(
-        Node("Greater", ("x", "z"), ("g",)),
-        Node("Not", ("b",), ("n",)),
-        Node("And", ("g", "n"), ("y",)),
-        inputs={"x": tensor(), "z": tensor(), "b": tensor(dtype=DType.BOOL)},
-        outputs=("y", "g"),
-    )
-    two, one_, no = np.float32(2)[...], np.array(1, np.float32), np.array(False)
-    y, g = compiled(f).run([two, one_, no])
-    assert all(isinstance(a, np.ndarray) and a.shape == () and a.dtype == np.bool_ and bool(a) for a in (y, g))
 
 
 @pytest.mark.slow
@@ -56,59 +32,6 @@ def test_any_alignment_is_taken(offset: int) -> None:
     buffer = raw[start + 96 : start + 192].view(np.float32).reshape(4, 6)
     (y,) = negation().run([x], RunOptions(out=[buffer]))
     assert y is buffer and np.array_equal(buffer, -x)
-
-
-@pytest.mark.slow
-def test_read_only_arrays_of_a_type_that_numpy_lacks() -> None:
-    x = np.linspace(-2, 2, 9).astype(ml_dtypes.bfloat16)
-    x.flags.writeable = False
-    (y,) = compiled(one("Neg", tensor(9, dtype=DType.BFLOAT16))).run([x])
-    assert np.array_equal(y, -x)
-
-
-@pytest.mark.slow
-def test_results_outlive_what_made_them() -> None:
-    executable = compiled(one("Sqrt", tensor(1000)))
-    (y,) = executable.run([np.full(1000, 4, np.float32)])
-    executable.close()
-    del executable
-    assert y.tolist() == [2.0] * 1000
-
-
-@pytest.mark.slow
-def test_no_inputs_and_no_nodes() -> None:
-    made = function(Node("Neg", ("c",), ("y",)), inputs={}, constants={"c": np.ones(3, np.float32)})
-    assert compiled(made).run([])[0].tolist() == [-1, -1, -1]
-
-
-@pytest.mark.slow
-def test_what_is_sorted_is_not_written_to() -> None:
-    f = function(
-        Node("TopK", ("x", "k"), ("y", "i")),
-        inputs={"x": tensor(3, 4)},
-        outputs=("y", "i"),
-        constants={"k": np.array([3])},
-    )
-    x = np.random.default_rng(0).random((3, 4), dtype=np.float32)
-    kept, executable = x.copy(), compiled(f)
-    buffers = [np.empty((3, 3), np.float32), np.empty((3, 3), np.int64)]
-    calls = [lambda: executable.run([x]), lambda: executable.fast_call()(x), executable.bind([x], buffers)]
-    for call in calls:
-        call()
-        assert np.array_equal(x, kept)
-    executable.bind_outputs(buffers)(x)
-    assert np.array_equal(x, kept) and np.array_equal(buffers[0], -np.sort(-kept, axis=1)[:, :3])
-
-
-def test_a_bound_call_reads_and_writes_where_the_arrays_lie() -> None:
-    x, y = np.ones((4, 6), np.float32), np.empty((4, 6), np.float32)
-    executable = negation()
-    assert executable.supports_io_binding() and executable.output_buffer_threshold() == [0]
-    call = executable.bind([x], [y])
-    for value in (1, 2):
-        x[...] = value
-        call()
-        assert (y == -value).all()
 
 
 # ---------------------------------------------------------------------- weights, saving

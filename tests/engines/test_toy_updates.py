@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.toy import Toy
@@ -15,55 +13,9 @@ from xrt.engines.toy.tape import order_updates
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 
-BINARY, UNARY, VIEWS = ("Add", "Mul", "Sub", "Where"), ("Neg", "Sqrt", "Tanh"), ("Identity", "Reshape", "Transpose", "MatMul")
-STATES = ("a", "b", "c")
-
 
 def node(op: str, inputs: str, output: str, **attributes: Any) -> Node:
     return Node(op, tuple(inputs.split()), (output,), read_attributes(attributes), name=output)
-
-
-@st.composite
-def functions(draw: st.DrawFn) -> Function:
-    """Functions of squares: operators by element, views, and products, any of whose values are outputs."""
-    side = draw(st.sampled_from([1, 3, 20]))
-    square, names, nodes = TensorType(DType.FLOAT32, (side, side)), [*STATES, "scalar"], []
-    for number in range(draw(st.integers(2, 12))):
-        op = draw(st.sampled_from(BINARY * 3 + UNARY + VIEWS))
-        one, other = draw(st.sampled_from([n for n in names if n != "scalar"])), draw(st.sampled_from(names))
-        other = "shape" if op == "Reshape" else one if op == "MatMul" and other == "scalar" else other
-        one = f"flag {one}" if op == "Where" else one
-        nodes.append(node(op, one if op in (*UNARY, "Identity", "Transpose") else f"{one} {other}", f"v{number}"))
-        names.append(f"v{number}")
-    made = [name for name in names if name.startswith("v")]
-    outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=4, unique=True))
-    inputs = (*(Value(name, square) for name in STATES), Value("scalar", TensorType(DType.FLOAT32, ())))
-    constants = {"shape": Constant(np.array([side, side])), "flag": Constant(np.arange(side) % 2 == 0)}
-    aliases = tuple(zip(STATES, outputs, strict=False)) if draw(st.booleans()) else ()
-    return infer_shapes(Function(inputs, tuple(map(Value, outputs)), tuple(nodes), constants, {"": 20}).replace(aliases=aliases))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_outputs_over_inputs_are_those_in_arrays_of_their_own(engine: Toy, data: st.DataObject) -> None:
-    function = data.draw(functions())
-    draw = np.random.default_rng(0)
-    values = [draw.standard_normal(v.type.shape, dtype="float32") for v in function.inputs]  # type: ignore[union-attr]
-    executable = engine.compile(function, CompileContext(threads=1))
-    executable.prepare()
-    expected = [x.copy() for x in executable.run([x.copy() for x in values])]
-    free, out, given = data.draw(st.permutations(list(executable.inplace_pairs()))), [None] * len(expected), list(values)
-    used: set[int] = set()
-    for source, place in free:
-        if source not in used and out[place] is None:
-            used.add(source)
-            given[source] = out[place] = values[source].copy()  # type: ignore[call-overload]
-    found = executable.run(given, RunOptions(out=out))
-    for one, other, buffer in zip(found, expected, out, strict=True):
-        assert buffer is None or one is buffer
-        np.testing.assert_array_equal(one, other)
 
 
 def adam(*extra: Node, outputs: str) -> Function:

@@ -12,7 +12,6 @@ from tests.engines.tvm_running import run
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.schedules import CpuModel
 from xrt.graph import Function, Node, TensorType, read_attributes
 from xrt.module import XRTModule
 
@@ -100,22 +99,6 @@ def test_indices_that_wrap_around() -> None:
     assert np.array_equal(run(f, x)[0], np.tile(x, (6, 4, 2)))
 
 
-def test_what_wraps_around_is_compiled_alone_and_the_rest_is_not() -> None:
-    from xrt.engines.tvm.export import import_function
-    from xrt.engines.tvm.pipeline import find_wrapping_functions, legalize
-    from xrt.engines.tvm.target import make_target
-
-    tile = function(
-        Node("Neg", ("x",), ("n",)),
-        Node("Tile", ("n", "r"), ("y",)),
-        inputs={"x": tensor(4)},
-        outputs={"y": tensor(8)},
-        constants={"r": np.array([2])},
-        types={"n": tensor(4)},
-    )
-    assert find_wrapping_functions(legalize(import_function(tile).module, make_target(None, 3))) == {"tile"}
-
-
 @pytest.mark.slow
 def test_values_used_twice_over_and_over_do_not_explode() -> None:
     """Inlining alone would write 2 to the 40th terms."""
@@ -124,11 +107,6 @@ def test_values_used_twice_over_and_over_do_not_explode() -> None:
     f = function(*nodes, inputs={"v0": tensor(64, 64)}, outputs={"v40": tensor(64, 64)}, types=types)
     x = np.full((64, 64), 1 + 1e-13, np.float32)
     assert np.array_equal(run(f, x)[0], x)
-
-
-def test_a_machine_with_few_registers_keeps_smaller_tiles() -> None:
-    assert (CpuModel(2, 512).accumulators, CpuModel(2, 256).accumulators) == (24, 12)
-    assert (CpuModel(2, 512).lanes(32), CpuModel(2, 128).lanes(64)) == (16, 2)
 
 
 @pytest.mark.slow

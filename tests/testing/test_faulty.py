@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from xrt.engines.contract import registry
@@ -16,47 +15,10 @@ from xrt.verify.execution import compile_alone, run_alone
 ONE = find_entry("two_branches_and_a_join")
 
 
-def result_of(**told) -> list:
-    return run_alone(FaultyEngine(**told), ONE.function, ONE.make_inputs())
-
-
-@pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
-def test_it_raises_where_it_is_set_to(where):
-    with pytest.raises(RuntimeError, match=f"^the faulty engine is set to fail in {where}$"):
-        result_of(where=where)
-
-
 def test_its_version_may_raise():
     with pytest.raises(RuntimeError, match="in version"):
         FaultyEngine(where="version").version()
     assert FaultyEngine().version().startswith("faulty of ")
-
-
-@pytest.mark.parametrize(("where", "match"), [("why_not", "set to decline"), ("compile", "set to refuse")])
-def test_it_refuses_where_it_is_set_to(where, match):
-    with pytest.raises(CompileRefused, match=match):
-        result_of(where=where, how="refuse")
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("dtype", "y is of type float64; float32 was expected"),
-        ("shape", "y has shape (1, 3); (3,) was expected"),
-        ("nan", "y differs in 3 of 3 elements"),
-        ("value", "y differs in 3 of 3 elements"),
-        ("missing", "there are 0 outputs; 1 were expected"),
-        ("scalar", "y is a float32; it must be an array"),
-    ],
-)
-def test_its_results_are_wrong_as_set(how, message):
-    assert ONE.judge(result_of(how=how)).message.startswith(message)
-
-
-def test_it_writes_to_an_input():
-    given = [np.ones(3, np.float32)]
-    run_alone(FaultyEngine(how="write_input"), ONE.function, given)
-    assert given[0].tolist() == [0, 1, 1]
 
 
 def test_it_misbehaves_at_the_nth_call_alone():

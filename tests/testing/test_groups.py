@@ -30,20 +30,10 @@ def test_cases_know_their_group_and_are_sorted(group: str):
     assert [case.name for case in cases] == sorted(case.name for case in cases)
 
 
-def test_shares_of_several_groups_are_disjoint_and_complete():
-    shares = [{case.name for case in group_cases(STORED, shard=(i, 10))} for i in range(10)]
-    assert sum(map(len, shares)) == len(set().union(*shares)) == len(group_cases(STORED))
-
-
 @pytest.mark.parametrize("groups", [("nodes",), ("node", "ligth")])
 def test_an_unknown_group_is_an_error(groups):
     with pytest.raises(OptionError, match=r"there is no group '(nodes|ligth)'\. Did you mean '(node|light)'"):
         group_cases(groups)
-
-
-def test_a_share_that_there_is_not_is_an_error():
-    with pytest.raises(OptionError, match=r"a share is \(i, n\) with i from 0 to n-1; got \(3, 3\)"):
-        group_cases(STORED, shard=(3, 3))
 
 
 def test_stored_sequences_are_lists():

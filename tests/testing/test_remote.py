@@ -98,9 +98,8 @@ def told(report: Any) -> list[tuple[Any, ...]]:
         {"engines": "ort", "pattern": "test_relu,test_abs,test_celu*"},
         {"engines": ["ort", "toy"], "pattern": "*relu*", "groups": ["simple"], "alternate": True},
         {"engines": FaultyEngine(takes="Abs", how="value"), "pattern": "test_abs,test_neg"},
-        {"engines": "toy", "pattern": "test_abs*", "shard": (0, 2)},
     ],
-    ids=["alone", "alternating", "wrong", "share"],
+    ids=["alone", "alternating", "wrong"],
 )
 def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
     heard: list[tuple[int, int]] = []

@@ -173,15 +173,14 @@ def _blank(value: Any) -> Any:
     return np.zeros_like(value) if isinstance(value, np.ndarray) else value
 
 
-def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[ConformanceCase, ...]:
-    """Return the node tests whose names match, or the i-th of n equal shares of them for ``shard=(i, n)``.
+def node_cases(pattern: str = "*") -> tuple[ConformanceCase, ...]:
+    """Return the node tests whose names match, sorted by name.
 
     ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. A process imports
     the modules of ``onnx`` that may name such a test, once; all of them take some seconds.
     """
-    index, count = shard
     found = (case for case in _made_cases(pattern) if matches(case.name, pattern))
-    return tuple(sorted(found, key=lambda case: case.name))[index::count]
+    return tuple(sorted(found, key=lambda case: case.name))
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -357,19 +356,13 @@ GROUPS: Mapping[str, Callable[[], Sequence[ConformanceCase]]] = MappingProxyType
 """What makes the cases of each group. Those of ``node`` are one operator each, or the expansion of one; the others are models."""
 
 
-def group_cases(
-    groups: Sequence[str] = (), pattern: str = "*", *, shard: tuple[int, int] = (0, 1)
-) -> tuple[ConformanceCase, ...]:
-    """Return the cases of the groups (of all, when none is named) whose names match, or the i-th of n shares of them.
+def group_cases(groups: Sequence[str] = (), pattern: str = "*") -> tuple[ConformanceCase, ...]:
+    """Return the cases of the groups (of all, when none is named) whose names match.
 
-    A share takes every n-th case, so that it has some of every group and of every family of operators. Raises
-    OptionError for a group or a share that there is not.
+    Raises OptionError for a group that there is not.
     """
     for name in groups:
         if name not in GROUPS:
             raise OptionError(f"there is no group {name!r}.{did_you_mean(name, GROUPS)} There is: {', '.join(GROUPS)}")
-    index, count = shard
-    if not 0 <= index < count:
-        raise OptionError(f"a share is (i, n) with i from 0 to n-1; got {shard!r}")
     chosen = [node_cases(pattern) if name == "node" else make() for name, make in GROUPS.items() if name in (groups or GROUPS)]
-    return tuple(case for cases in chosen for case in cases if matches(case.name, pattern))[index::count]
+    return tuple(case for cases in chosen for case in cases if matches(case.name, pattern))

@@ -71,12 +71,11 @@ def conform(
     groups: Sequence[str] = (),
     alternate: bool = False,
     opening: Opening | None = None,
-    shard: tuple[int, int] = (0, 1),
     isolate: bool = False,
     gaps: Sequence[KnownFailure] = (),
     progress: Progress | None = None,
 ) -> ConformanceReport:
-    """Run the cases of those groups (of all, when none is named) that match, or a share of them, and return the report.
+    """Run the cases of those groups (of all, when none is named) that match, and return the report.
 
     ``gaps`` are known failures, with which the report is settled. With ``alternate``, neighbouring nodes are kept on different
     engines (`xrt.testing.running`), and every case runs once with each engine first. With ``opening``, extents of inputs become
@@ -86,14 +85,14 @@ def conform(
     listed = [registry.create(engine) for engine in ([engines] if isinstance(engines, str | GraphCompiler) else engines)]
     tried = isolate_engines(listed) if isolate else listed
     makers = makers_for(tried, alternate=alternate, opening=opening)
-    cases = group_cases(groups, pattern, shard=shard)
+    cases = group_cases(groups, pattern)
     outcomes: list[Outcome] = []
     for done, case in enumerate(cases, 1):
         outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
     name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
-    complete = pattern == "*" and shard == (0, 1) and not groups
+    complete = pattern == "*" and not groups
     return settle(ConformanceReport(name, tuple(outcomes)), gaps, complete=complete, alone=len(listed) == 1)
 
 

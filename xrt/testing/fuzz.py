@@ -24,7 +24,8 @@ from xrt.partition import Pin
 from xrt.passes import infer_shapes
 from xrt.testing.cases import is_unchanged
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
-from xrt.testing.generators import ALL_FAMILIES, INTEGERS
+from xrt.testing.generators import ALL_FAMILIES
+from xrt.testing.generators.draft import INTEGERS
 from xrt.testing.running import (
     as_planned,
     isolate_engines,

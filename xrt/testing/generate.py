@@ -12,7 +12,8 @@ import numpy as np
 from xrt.errors import InputError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.testing.generators import ALL_FAMILIES
-from xrt.testing.generators.operators import SIZES, Chooser, DraftValue, GraphDraft, Recipe, Seeded, gentle, list_draft_values
+from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft, Recipe, Seeded, list_draft_values
+from xrt.testing.generators.operators import gentle
 from xrt.testing.generators.structured import CONTROL
 
 __all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_seeded_function", "rename_values"]

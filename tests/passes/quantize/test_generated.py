@@ -101,6 +101,8 @@ def test_a_quantized_graph_is_valid_and_runs(function: Function, seed: int) -> N
                 assert isinstance(value.type, TensorType) and found.dtype == value.type.dtype.numpy
 
 
+# OpenVINO gives a quantized product of a vector another shape; the product then runs on toy.
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 @pytest.mark.parametrize("engine", ["ort", "openvino"])
 def test_engines_agree_on_quantized_graphs(engine: str) -> None:
     """Where a rounding step is between, a value may be one step off; what is compared is how far results are from each other."""

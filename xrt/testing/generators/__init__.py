@@ -1,27 +1,30 @@
-"""More families of recipes: every width of number, ranks up to six, attributes that are easily forgotten.
+"""Families of recipes: what a generated graph may be made of.
 
-`xrt.testing.generators.operators` holds the families that every engine's suite starts with; fuzzing takes these too.
+An engine's suite takes the first six, fuzzing takes all.
 """
 
 from __future__ import annotations
 
-from xrt.testing.generators.elementwise import CASTS, EXACT_NUMBERS, FLOATING, INTEGERS, PRODUCTS, REDUCTIONS, STEPPING, WINDOWS
-from xrt.testing.generators.operators import FAMILIES, Recipe
-from xrt.testing.generators.structured import LISTS, MOVES, SCANS, SPECIALS
+from xrt.testing.generators import operators, structured
+from xrt.testing.generators.draft import Recipe
 
-__all__ = ["ALL_FAMILIES", "INTEGERS"]
+__all__ = ["ALL_FAMILIES"]
 
-ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = FAMILIES | {
-    "numbers": EXACT_NUMBERS,
-    "functions": FLOATING,
-    "reductions": REDUCTIONS,
-    "products": PRODUCTS,
-    "windows": WINDOWS,
-    "moves": MOVES,
-    "steps": STEPPING,
-    "lists": LISTS,
-    "scans": SCANS,
-    "specials": SPECIALS,
-    "casts": CASTS,
+ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = {
+    "elementwise": operators.ELEMENTWISE,
+    "reduction": operators.REDUCTIONS,
+    "product": operators.PRODUCTS,
+    "window": operators.WINDOWS,
+    "shape": structured.SHAPES,
+    "stepping": operators.STEPPING,
+    "numbers": operators.NUMBERS,
+    "functions": operators.FUNCTIONS,
+    "normalizations": operators.NORMALIZATIONS,
+    "products": operators.OTHER_PRODUCTS,
+    "windows": operators.OTHER_WINDOWS,
+    "narrow": operators.NARROW,
+    "moves": structured.MOVES,
+    "lists": structured.LISTS,
+    "scans": structured.SCANS,
 }
-"""Every family by its name."""
+"""Every family by its name; control flow, which a `Form` has by an option, is `structured.CONTROL`."""

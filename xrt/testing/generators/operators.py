@@ -1,270 +1,60 @@
-"""A Function while it is being generated, and recipes that each add one operator to it, or a few that belong together.
-
-A recipe takes a draft, finds or makes what it needs, and defines values whose types and bounds it knows. What steps
-(rounding, comparing floats, choosing an index) is marked, so that nothing is computed from it where engines are compared.
-
-Everything random is asked of a `Chooser`, so the same recipes serve hypothesis, which shrinks what it chose, and a
-seeded generator, which needs no library. Shapes are concrete while a graph is drafted; some extents are named at the end.
-"""
+"""Recipes for operators that compute: element by element, reductions, products and windows."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.graph import DType
+from xrt.testing.generators.draft import FLOATS, INTEGERS, LARGEST, DraftValue, GraphDraft, broadcastable
 
-__all__ = ["FAMILIES", "OPSET", "SIZES", "Chooser", "DraftValue", "GraphDraft", "Recipe", "Seeded", "broadcastable", "gentle"]
+__all__ = [
+    "ELEMENTWISE",
+    "FUNCTIONS",
+    "NARROW",
+    "NORMALIZATIONS",
+    "NUMBERS",
+    "OTHER_PRODUCTS",
+    "OTHER_WINDOWS",
+    "PRODUCTS",
+    "REDUCTIONS",
+    "STEPPING",
+    "WINDOWS",
+    "gentle",
+]
 
-T = TypeVar("T")
-
-OPSET = 18
-"""Every recipe is written for this opset: the first in which all reductions take their axes as an input."""
-SIZES = {"N": 3, "M": 2}
-"""What the named extents of a generated Function stand for."""
-MOST_ELEMENTS = 20_000
-"""Nothing larger is computed with: extents multiply quickly."""
-LARGEST = 1e3
-"""No value of a generated graph exceeds this, so that no product of products overflows and tolerances keep their meaning."""
-
-
-class Chooser(Protocol):
-    """Where the choices come from."""
-
-    def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options; the first is the simplest."""
-        ...  # pragma: no cover
-
-    def integer(self, low: int, high: int) -> int:
-        """Return an integer between both, inclusive; ``low`` is the simplest."""
-        ...  # pragma: no cover
+F32, BOOL = DType.FLOAT32, DType.BOOL
 
 
-class Seeded:
-    """Choices from a seed, without hypothesis.
-
-    >>> Seeded(0).integer(1, 6) == Seeded(0).integer(1, 6)
-    True
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def pick(self, options: Sequence[T]) -> T:
-        return options[self._random.randrange(len(options))]
-
-    def integer(self, low: int, high: int) -> int:
-        return self._random.randint(low, high)
+def _largest(kind: DType) -> float:
+    return LARGEST if kind.is_float else min(LARGEST, float(np.iinfo(kind.numpy).max))
 
 
-@dataclass(frozen=True, slots=True)
-class DraftValue:
-    """A value of the draft."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    bound: float
-    """No element is larger than this in magnitude."""
-    leaf: bool = False
-    """Whether nothing may be computed from it: it steps, and two engines may rightly step at different places."""
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
+def _is_signed(kind: DType) -> bool:
+    return kind.is_float or kind.text.startswith("int")
 
 
-@dataclass(eq=False)
-class GraphDraft:
-    """What has been generated so far. A body's draft sees the values of its parent: using one of them captures it."""
-
-    choose: Chooser
-    dtypes: tuple[DType, ...]
-    """Element types of fresh inputs and constants."""
-    empty: bool = True
-    """Whether fresh shapes may hold an extent of zero."""
-    rank: int = 4
-    """The largest rank of fresh shapes."""
-    parent: GraphDraft | None = None
-    smooth: bool = True
-    """Whether what a stepping operator gives is a leaf."""
-    nodes: list[Node] = field(default_factory=list)
-    inputs: list[DraftValue] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    values: list[DraftValue] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    # ------------------------------------------------------------------ names
-
-    def fresh(self, prefix: str) -> str:
-        """Return a name that nothing of the whole draft has, parents and bodies included."""
-        return f"{prefix}{next(self.numbers)}"
-
-    # ------------------------------------------------------------------ values
-
-    def visible(self) -> list[DraftValue]:
-        """Return the values that a node of this draft may read, its own first."""
-        return self.values + (self.parent.visible() if self.parent else [])
-
-    def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
-        """Return a visible value that fits, the newest being the simplest choice; None where there is none."""
-        found = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
-        return self.choose.pick(found[::-1]) if found else None
-
-    def want(
-        self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None
-    ) -> DraftValue:
-        """Return a value of one of those types, of that shape or rank; if there is none, a new input or constant.
-
-        Now and then a new one is made all the same, so that graphs have several inputs.
-        """
-        low, high = ranks or (0, self.rank)
-        kinds = tuple(dtypes)
-
-        def fits(value: DraftValue) -> bool:
-            return value.dtype in kinds and low <= value.rank <= high and (shape is None or value.shape == shape)
-
-        found = None if self.choose.integer(0, 5) == 5 else self.find(fits)
-        return found or self.add_given(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
-
-    def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
-        """Return a shape of a rank between both; extents are small, and zero is rare."""
-        rank = self.choose.integer(low, self.rank if high is None else high)
-        extents = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
-        return tuple(self.choose.pick(extents) for _ in range(rank))
-
-    def add_given(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        """Return a new input or constant. A body has no inputs of its own choice: it gets a constant."""
-        if self.parent is None and self.choose.integer(0, 3) < 3:
-            return self.input(dtype, shape)
-        return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
-
-    def input(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        value = self._known(self.fresh("x"), dtype, shape, find_value_bound(dtype))
-        self.inputs.append(value)
-        return value
-
-    def constant(self, array: Any) -> DraftValue:
-        """Return a new constant that other operators may compute with too."""
-        constant = Constant(np.asarray(array))
-        name = self.fresh("c")
-        self.constants[name] = constant
-        wide = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
-        return self._known(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
-
-    def axes(self, *numbers: int) -> str:
-        """Return the name of a new list of int64 that only one operator reads: axes, a shape, starts."""
-        return self._private(numbers)
-
-    def axis(self, number: int) -> str:
-        """Return the name of a new 0-d int64 that only one operator reads."""
-        return self._private(number)
-
-    def _private(self, numbers: int | tuple[int, ...]) -> str:
-        name = self.fresh("k")
-        self.constants[name] = Constant(np.array(numbers, np.int64))
-        return name
-
-    def _known(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
-        value = DraftValue(name, dtype, shape, bound, leaf)
-        self.values.append(value)
-        return value
-
-    # ------------------------------------------------------------------ nodes
-
-    def node(
-        self, op: str, inputs: Sequence[str | DraftValue], *outputs: DraftValue, **attributes: Any
-    ) -> tuple[DraftValue, ...]:
-        """Add a node and make its outputs known."""
-        read = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
-        self.nodes.append(Node(op, read, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n")))
-        self.values.extend(o for o in outputs if o.name)
-        return outputs
-
-    def out(self, dtype: DType, shape: tuple[int, ...], bound: float, *, steps: bool = False) -> DraftValue:
-        """Return a value for `node` to define; ``steps`` says that it jumps where what it is computed from does not."""
-        return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps and self.smooth)
-
-    def body(self) -> GraphDraft:
-        """Return a draft for a body, which sees what this one sees now."""
-        return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, smooth=self.smooth, numbers=self.numbers)
-
-    # ------------------------------------------------------------------ a step back
-
-    def mark(self) -> tuple[int, int, int, int]:
-        """Return how much there is; `take_back` returns to it."""
-        return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
-
-    def take_back(self, mark: tuple[int, int, int, int]) -> None:
-        """Forget what was added since the mark."""
-        nodes, inputs, constants, values = mark
-        del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
-        for name in list(self.constants)[constants:]:
-            del self.constants[name]
-
-    # ------------------------------------------------------------------ the end
-
-    def function(self, outputs: Sequence[DraftValue], *, name: str = "main", named: bool = False, **fields: Any) -> Function:
-        """Return the Function; with ``named``, extents of inputs that have the size of a name carry the name."""
-        inputs = tuple(Value(v.name, TensorType(v.dtype, self._named(v.shape) if named else v.shape)) for v in self.inputs)
-        results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if named else v.shape)) for v in outputs)
-        return Function(inputs, results, tuple(self.nodes), self.constants, {"": OPSET}, name=name, **fields)
-
-    def _named(self, shape: tuple[int, ...]) -> tuple[int | str, ...]:
-        names = {size: name for name, size in SIZES.items()}
-        return tuple(names[d] if d in names and self.choose.integer(0, 1) else d for d in shape)
+def _positive(draft: GraphDraft, x: DraftValue, least: float = 0.5) -> DraftValue:
+    """Add nodes that keep a value away from zero: its magnitude plus ``least``."""
+    size = draft.node("Abs", [x], draft.like(x, x.bound))[0]
+    floor = draft.constant(np.asarray(least, x.dtype.numpy))
+    return draft.node("Add", [size, floor], draft.like(x, x.bound + least))[0]
 
 
-def find_value_bound(dtype: DType) -> float:
-    """Return how large the elements of a generated tensor may be."""
-    if dtype is DType.BOOL:
-        return 1.0
-    return 1.0 if dtype.is_float else 4.0
+# ---------------------------------------------------------------------- element by element
 
-
-def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return random elements: floats between -1 and 1, small integers, truth values, words."""
-    if dtype is DType.STRING:
-        return np.asarray(rng.choice(["", "a", "b", "ab"], shape), object)
-    if dtype is DType.BOOL:
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    if dtype.is_float:
-        return np.asarray(rng.uniform(-1, 1, shape)).astype(dtype.numpy)
-    low = 0 if dtype.text.startswith("u") else -4
-    return rng.integers(low, 5, shape).astype(dtype.numpy)
-
-
-def broadcastable(choose: Chooser, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape that broadcasts to the given one: leading extents dropped, others set to one."""
-    kept = shape[choose.integer(0, len(shape)) :] if choose.integer(0, 1) else shape
-    return tuple(1 if choose.integer(0, 3) == 3 else d for d in kept)
-
-
-Recipe: TypeAlias = Callable[[GraphDraft], None]
-
-FLOATS = (DType.FLOAT32, DType.FLOAT64)
-INTEGERS = (DType.INT64, DType.INT32)
-
-# bound of the result, from the bound of what is read; every one of these has a slope of at most 1 or so
+# The bound of the result, from the bound of the operand; every one of these has a slope of at most 1 or so.
 _UNARY: dict[str, Callable[[float], float]] = {
     "Relu": lambda b: b,
     "Neg": lambda b: b,
     "Abs": lambda b: b,
     "Tanh": lambda b: 1.0,
     "Sigmoid": lambda b: 1.0,
-    "Erf": lambda b: 1.0,
     "Identity": lambda b: b,
     "LeakyRelu": lambda b: b,
+    "Erf": lambda b: 1.0,
     "Softplus": lambda b: b + 1.0,
     "HardSigmoid": lambda b: 1.0,
     "Softsign": lambda b: 1.0,
@@ -273,8 +63,16 @@ _UNARY: dict[str, Callable[[float], float]] = {
 }
 _FLOAT32_ONLY = frozenset({"Erf", "Softplus", "HardSigmoid", "Softsign", "Sin", "Cos"})
 """Operators for which engines commonly have no float64 kernel."""
-
-
+_ACTIVATIONS: dict[str, Callable[[float], float]] = {
+    "Elu": lambda b: b + 1,
+    "Selu": lambda b: 1.8 * b + 2,
+    "Celu": lambda b: b + 1,
+    "HardSwish": lambda b: b,
+    "Mish": lambda b: b + 1,
+    "Atan": lambda b: 2.0,
+    "Asinh": lambda b: b,
+    "LeakyRelu": lambda b: b,
+}
 _GENTLE = ("Relu", "Neg", "Tanh", "Abs", "Sigmoid")
 """Operators for float32 and float64 alike that every engine has."""
 
@@ -282,348 +80,502 @@ _GENTLE = ("Relu", "Neg", "Tanh", "Abs", "Sigmoid")
 def gentle(draft: GraphDraft, x: DraftValue) -> DraftValue:
     """Add a unary operator that keeps the type, and return its result; for the inside of bodies."""
     op = draft.choose.pick(_GENTLE) if x.dtype.is_float else "Identity"
-    return draft.node(op, [x], draft.out(x.dtype, x.shape, _UNARY[op](x.bound)))[0]
-
-
-def _kinds(draft: GraphDraft, kinds: tuple[DType, ...]) -> tuple[DType, ...]:
-    """Return those of the kinds that the draft deals in; the first kind where it deals in none."""
-    return tuple(k for k in kinds if k in draft.dtypes) or kinds[:1]
-
-
-def _float(draft: GraphDraft, **wanted: object) -> DraftValue:
-    return draft.want(_kinds(draft, FLOATS), **wanted)  # type: ignore[arg-type]  # passed on as they are
-
-
-# ---------------------------------------------------------------------- elementwise
+    return draft.node(op, [x], draft.like(x, _UNARY[op](x.bound)))[0]
 
 
 def unary(draft: GraphDraft) -> None:
     op = draft.choose.pick(list(_UNARY))
-    x = draft.want((DType.FLOAT32,)) if op in _FLOAT32_ONLY else _float(draft)
-    draft.node(op, [x], draft.out(x.dtype, x.shape, _UNARY[op](x.bound)))
+    x = draft.want((F32,)) if op in _FLOAT32_ONLY else draft.want_of(FLOATS)
+    draft.node(op, [x], draft.like(x, _UNARY[op](x.bound)))
+
+
+def activation(draft: GraphDraft) -> None:
+    op, x = draft.choose.pick(list(_ACTIVATIONS)), draft.want((F32,))
+    attributes = {"alpha": 0.3} if op in ("Elu", "Celu", "LeakyRelu") and draft.choose.integer(0, 1) else {}
+    draft.node(op, [x], draft.like(x, _ACTIVATIONS[op](x.bound)), **attributes)
+
+
+def unary_of_integers(draft: GraphDraft) -> None:
+    x = draft.want_of(INTEGERS)
+    op = draft.choose.pick(("Abs", "Sign", "Neg", "BitwiseNot", "Relu") if _is_signed(x.dtype) else ("Abs", "Sign"))
+    if x.bound + 1 <= _largest(x.dtype):
+        draft.node(op, [x], draft.like(x, x.bound + 1))
+
+
+def fast_growth(draft: GraphDraft) -> None:
+    """Functions that grow quickly, where their argument is small."""
+    x = draft.want((F32,))
+    if x.bound <= 2:
+        op = draft.choose.pick(("Exp", "Sinh", "Cosh", "Tan") if x.bound <= 1 else ("Exp", "Sinh", "Cosh"))
+        draft.node(op, [x], draft.like(x, math.exp(x.bound)))
+
+
+def away_from_zero(draft: GraphDraft) -> None:
+    """Functions that are steep at zero, on arguments away from it."""
+    x = _positive(draft, draft.want_of(FLOATS))
+    draft.node(draft.choose.pick(("Sqrt", "Log", "Reciprocal")), [x], draft.like(x, max(x.bound, 2.0)))
 
 
 def clip(draft: GraphDraft) -> None:
     """Clip, one of whose bounds may be left out."""
-    x = _float(draft)
-    low, high = (draft.constant(x.dtype.numpy.type(value)) for value in (-0.5, 0.5))
-    forms: list[list[DraftValue | str]] = [[x, low, high], [x, "", high], [x, low]]
-    given = draft.choose.pick(forms)
-    draft.node("Clip", given, draft.out(x.dtype, x.shape, max(x.bound, 0.5)))
+    x = draft.want_of((*FLOATS, *INTEGERS))
+    low, high = (-0.5, 0.5) if x.dtype.is_float else (1, 3)
+    least, most = (draft.constant(np.asarray(bound, x.dtype.numpy)) for bound in (low, high))
+    operands: list[DraftValue | str] = draft.choose.pick([[x, least, most], [x, "", most], [x, least]])
+    draft.node("Clip", operands, draft.like(x, max(x.bound, high)))
 
 
 def binary(draft: GraphDraft) -> None:
     """An arithmetic operator on two values, one of which broadcasts."""
-    x = draft.want(_kinds(draft, (*FLOATS, *INTEGERS)))
-    y = draft.want((x.dtype,), broadcastable(draft.choose, x.shape))
-    _arithmetic(draft, x, y, x.shape)
+    x = draft.want_of((*FLOATS, *INTEGERS))
+    _arithmetic(draft, x, draft.want_for(x))
 
 
 def twice(draft: GraphDraft) -> None:
     """An operator that reads the same value in both places."""
-    x = draft.want(_kinds(draft, (*FLOATS, *INTEGERS)))
-    _arithmetic(draft, x, x, x.shape)
+    x = draft.want_of((*FLOATS, *INTEGERS))
+    _arithmetic(draft, x, x)
 
 
-def _arithmetic(draft: GraphDraft, x: DraftValue, y: DraftValue, shape: tuple[int, ...]) -> None:
-    bounds = {"Add": x.bound + y.bound, "Sub": x.bound + y.bound, "Mul": x.bound * y.bound}
-    if x.dtype.is_float:
-        bounds |= {"Max": max(x.bound, y.bound), "Min": max(x.bound, y.bound)}
-    op = draft.choose.pick([name for name in bounds if bounds[name] <= LARGEST] or ["Sub"])
-    if bounds[op] > LARGEST:
-        return
-    left, right = (x, y) if draft.choose.integer(0, 1) else (y, x)
-    draft.node(op, [left, right], draft.out(x.dtype, shape, bounds[op]))
+def _arithmetic(draft: GraphDraft, x: DraftValue, y: DraftValue) -> None:
+    total, most = x.bound + y.bound, max(x.bound, y.bound)
+    bounds = {"Add": total, "Sub": total, "Mul": x.bound * y.bound, "Max": most, "Min": most}
+    if not _is_signed(x.dtype):
+        del bounds["Sub"]
+    if fitting := [op for op, bound in bounds.items() if bound <= _largest(x.dtype)]:
+        op = draft.choose.pick(fitting)
+        left, right = (x, y) if draft.choose.integer(0, 1) else (y, x)
+        draft.node(op, [left, right], draft.like(x, bounds[op]))
 
 
 def variadic(draft: GraphDraft) -> None:
-    """Sum of one to four values, some of them the same."""
-    x = draft.want((DType.FLOAT32,))
-    others = [draft.want((x.dtype,), x.shape) for _ in range(draft.choose.integer(0, 3))]
-    bound = x.bound + sum(v.bound for v in others)
-    if bound <= LARGEST:
-        draft.node("Sum", [x, *others], draft.out(x.dtype, x.shape, bound))
+    """Sum, Max, Min and Mean of one to four values that broadcast, some of them the same."""
+    x = draft.want((F32,))
+    others = [draft.want_for(x) for _ in range(draft.choose.integer(0, 3))]
+    op = draft.choose.pick(("Sum", "Max", "Min", "Mean"))
+    bounds = [value.bound for value in (x, *others)]
+    if (bound := sum(bounds) if op == "Sum" else max(bounds)) <= LARGEST:
+        draft.node(op, [x, *others], draft.like(x, bound))
+
+
+def division(draft: GraphDraft) -> None:
+    x = draft.want_of(FLOATS)
+    draft.node("Div", [x, _positive(draft, draft.want_for(x), 1.0)], draft.like(x, x.bound))
+
+
+def division_of_integers(draft: GraphDraft) -> None:
+    """Div and Mod of both kinds, by constants of both signs."""
+    x = draft.want_of(INTEGERS)
+    divisors = (2, 3, 1, -2, -3) if _is_signed(x.dtype) else (2, 3, 1)
+    shape = broadcastable(draft.choose, x.shape)
+    seed = np.random.default_rng(draft.choose.integer(0, 99))
+    y = draft.constant(seed.choice(divisors, shape).astype(x.dtype.numpy))
+    op, attributes = draft.choose.pick((("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})))
+    draft.node(op, [x, y], draft.like(x, max(x.bound, 3.0)), **attributes)
+
+
+def power(draft: GraphDraft) -> None:
+    x = _positive(draft, draft.want((F32,)))
+    if x.bound**2 <= LARGEST:
+        exponent = draft.constant(np.float32(draft.choose.pick((2.0, 0.5, -1.0, 0.0, 1.5))))
+        draft.node("Pow", [x, exponent], draft.like(x, max(2.0, x.bound**2)))
+
+
+def power_of_integers(draft: GraphDraft) -> None:
+    x = draft.want(INTEGERS[:2])
+    if x.bound**2 <= LARGEST:
+        exponent = draft.constant(np.asarray(draft.choose.integer(0, 2), x.dtype.numpy))
+        draft.node("Pow", [x, exponent], draft.like(x, max(1.0, x.bound**2)))
+
+
+def bitwise(draft: GraphDraft) -> None:
+    x = draft.want_of(INTEGERS)
+    y = draft.want_for(x)
+    op, bound = draft.choose.pick(("BitwiseAnd", "BitwiseOr", "BitwiseXor")), 2 * max(x.bound, y.bound) + 1
+    if bound <= _largest(x.dtype):
+        draft.node(op, [x, y], draft.like(x, bound))
+
+
+def bit_shift(draft: GraphDraft) -> None:
+    kinds = [kind for kind in INTEGERS if not _is_signed(kind) and kind in draft.dtypes]
+    if not kinds:
+        return
+    x, places = draft.want(kinds), draft.choose.integer(0, 2)
+    if x.bound * 2**places <= _largest(x.dtype):
+        amount = draft.constant(np.asarray(places, x.dtype.numpy))
+        draft.node("BitShift", [x, amount], draft.like(x, x.bound * 2**places), direction=draft.choose.pick(("LEFT", "RIGHT")))
+
+
+def slopes(draft: GraphDraft) -> None:
+    """PRelu, whose slopes broadcast."""
+    x = draft.want((F32,), ranks=(1, draft.rank))
+    slope = draft.want_for(x)
+    if (bound := x.bound * max(1.0, slope.bound)) <= LARGEST:
+        draft.node("PRelu", [x, slope], draft.like(x, bound))
 
 
 def logic(draft: GraphDraft) -> None:
-    x = draft.want((DType.BOOL,))
+    x = draft.want((BOOL,))
     op = draft.choose.pick(["Not", "And", "Or", "Xor"])
-    others = [] if op == "Not" else [draft.want((DType.BOOL,), broadcastable(draft.choose, x.shape))]
-    draft.node(op, [x, *others], draft.out(DType.BOOL, x.shape, 1.0))
+    others = [] if op == "Not" else [draft.want_for(x)]
+    draft.node(op, [x, *others], draft.like(x, 1.0))
+
+
+_COMPARISONS = ("Less", "Equal", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
 def compare_integers(draft: GraphDraft) -> None:
-    x = draft.want(INTEGERS)
-    y = draft.want((x.dtype,), broadcastable(draft.choose, x.shape))
-    draft.node(draft.choose.pick(["Less", "Equal", "Greater"]), [x, y], draft.out(DType.BOOL, x.shape, 1.0))
+    x = draft.want_of(INTEGERS)
+    draft.node(draft.choose.pick(_COMPARISONS), [x, draft.want_for(x)], draft.out(BOOL, x.shape, 1.0))
 
 
 def where(draft: GraphDraft) -> None:
-    x = _float(draft)
-    y = draft.want((x.dtype,), broadcastable(draft.choose, x.shape))
-    condition = draft.want((DType.BOOL,), broadcastable(draft.choose, x.shape))
-    draft.node("Where", [condition, x, y], draft.out(x.dtype, x.shape, max(x.bound, y.bound)))
+    x = draft.want(draft.dtypes)
+    y, condition = draft.want_for(x), draft.want((BOOL,), broadcastable(draft.choose, x.shape))
+    operands = [x, y] if draft.choose.integer(0, 1) else [y, x]
+    draft.node("Where", [condition, *operands], draft.like(x, max(x.bound, y.bound)))
 
 
 def cast(draft: GraphDraft) -> None:
-    """A cast that loses nothing, or from float64 to float32."""
-    x = draft.want(_kinds(draft, (DType.INT64, DType.INT32, DType.BOOL, *FLOATS)))
-    to = draft.choose.pick([DType.FLOAT32, DType.FLOAT64] if x.dtype.is_float else [DType.FLOAT32, DType.INT64, DType.INT32])
-    draft.node("Cast", [x], draft.out(to, x.shape, x.bound), to=to.onnx)
-
-
-# ---------------------------------------------------------------------- reductions, products, windows
-
-
-def reduce(draft: GraphDraft) -> None:
-    x = draft.want(_kinds(draft, FLOATS), ranks=(1, draft.rank))
-    axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
-    count = math.prod(x.shape[a] for a in axes)
-    ops = {"ReduceSum": count * x.bound} | (
-        {} if count == 0 else dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceMin"), x.bound)
-    )
-    op = draft.choose.pick(list(ops))
-    if ops[op] > LARGEST:
-        return
-    keep = draft.choose.integer(0, 1)
-    shape = tuple(1 if a in axes else d for a, d in enumerate(x.shape) if keep or a not in axes)
-    signed = [a - x.rank if draft.choose.integer(0, 1) else a for a in axes]
-    draft.node(op, [x, draft.axes(*signed)], draft.out(x.dtype, shape, max(ops[op], 0.0)), keepdims=keep)
-
-
-def softmax(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
-    draft.node("Softmax", [x], draft.out(x.dtype, x.shape, 1.0), axis=draft.choose.integer(0, x.rank - 1))
-
-
-def cumsum(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
-    axis = draft.choose.integer(0, x.rank - 1)
-    if (bound := x.bound * max(x.shape[axis], 1)) <= LARGEST:
-        draft.node("CumSum", [x, draft.axis(axis)], draft.out(x.dtype, x.shape, bound))
-
-
-def matmul(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(2, draft.rank))
-    inner = x.shape[-1]
-    y = draft.want((x.dtype,), (inner, draft.choose.pick((2, 3, 1, 4))))
-    if (bound := x.bound * y.bound * max(inner, 1)) <= LARGEST:
-        draft.node("MatMul", [x, y], draft.out(x.dtype, (*x.shape[:-1], y.shape[-1]), bound))
-
-
-def gemm(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(2, 2))
-    rows, inner = x.shape
-    columns, transposed = draft.choose.pick((2, 3, 4)), draft.choose.integer(0, 1)
-    y = draft.want((x.dtype,), (columns, inner) if transposed else (inner, columns))
-    biases = [draft.want((x.dtype,), (columns,))] if draft.choose.integer(0, 1) else []
-    if (bound := x.bound * y.bound * max(inner, 1) + sum(b.bound for b in biases)) <= LARGEST:
-        draft.node("Gemm", [x, y, *biases], draft.out(x.dtype, (rows, columns), bound), transB=transposed)
-
-
-def _image(draft: GraphDraft) -> DraftValue:
-    """Return a value of rank 4 that windows of three by three fit in."""
-    large = draft.find(lambda v: v.dtype is DType.FLOAT32 and v.rank == 4 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
-    shape = tuple(draft.choose.pick(sizes) for sizes in ((1, 2), (2, 1, 3), (4, 3, 5), (4, 3)))
-    return large or draft.add_given(DType.FLOAT32, shape)
-
-
-def conv(draft: GraphDraft) -> None:
-    x = _image(draft)
-    maps, kernel, pad = draft.choose.pick((2, 1, 3)), draft.choose.pick((3, 1)), draft.choose.integer(0, 1)
-    w = draft.want((DType.FLOAT32,), (maps, x.shape[1], kernel, kernel))
-    biases = [draft.want((DType.FLOAT32,), (maps,))] if draft.choose.integer(0, 1) else []
-    bound = x.bound * w.bound * x.shape[1] * kernel**2 + sum(b.bound for b in biases)
-    if bound <= LARGEST:
-        shape = (x.shape[0], maps, *(d + 2 * pad - kernel + 1 for d in x.shape[2:]))
-        draft.node("Conv", [x, w, *biases], draft.out(x.dtype, shape, bound), pads=[pad] * 4, kernel_shape=[kernel] * 2)
-
-
-def pool(draft: GraphDraft) -> None:
-    x = _image(draft)
-    op, stride = draft.choose.pick(["MaxPool", "AveragePool"]), draft.choose.integer(1, 2)
-    shape = (*x.shape[:2], *((d - 2) // stride + 1 for d in x.shape[2:]))
-    draft.node(op, [x], draft.out(x.dtype, shape, x.bound), kernel_shape=[2, 2], strides=[stride] * 2)
+    """A cast that keeps the number: to a type that holds it; or from float64 to float32."""
+    x = draft.want_of((*INTEGERS, BOOL, *FLOATS))
+    is_never_negative = x.dtype is BOOL or not _is_signed(x.dtype)
+    fitting = [k for k in INTEGERS if k in draft.dtypes and (is_never_negative or _is_signed(k)) and x.bound <= _largest(k)]
+    to = draft.choose.pick([F32, DType.FLOAT64] if x.dtype.is_float else [F32, *fitting, DType.FLOAT64, BOOL])
+    draft.node("Cast", [x], draft.out(to, x.shape, 1.0 if to is BOOL else x.bound), to=to.onnx)
 
 
 def dropout(draft: GraphDraft) -> None:
     """Dropout outside of training: what it reads, and a mask that may be left out; so may the ratio."""
-    x = draft.want((DType.FLOAT32,))
+    x = draft.want((F32,))
     ratio, training = draft.constant(np.float32(0.5)), draft.constant(np.array(False))
-    forms: list[list[DraftValue | str]] = [[x], [x, ratio], [x, "", training]]
-    given = draft.choose.pick(forms)
-    out, mask = draft.out(x.dtype, x.shape, x.bound), draft.out(DType.BOOL, x.shape, 1.0)
-    draft.node("Dropout", given, *draft.choose.pick([(out,), (out, mask)]))
+    operands: list[DraftValue | str] = draft.choose.pick([[x], [x, ratio], [x, "", training]])
+    out, mask = draft.like(x, x.bound), draft.out(BOOL, x.shape, 1.0)
+    draft.node("Dropout", operands, *draft.choose.pick([(out,), (out, mask)]))
 
 
-# ---------------------------------------------------------------------- shapes
+def dequantize(draft: GraphDraft) -> None:
+    x = draft.want((DType.parse("uint8"), DType.parse("int8")))
+    scale, zero = draft.constant(np.float32(0.25)), draft.constant(np.asarray(2, x.dtype.numpy))
+    draft.node("DequantizeLinear", draft.choose.pick([[x, scale], [x, scale, zero]]), draft.out(F32, x.shape, x.bound + 2))
 
 
-def _anything(draft: GraphDraft, low: int = 0) -> DraftValue:
-    return draft.want(draft.dtypes, ranks=(low, draft.rank))
-
-
-def transpose(draft: GraphDraft) -> None:
-    x = _anything(draft, 1)
-    order = list(range(x.rank))
-    for last in range(x.rank - 1, 0, -1):
-        other = draft.choose.integer(0, last)
-        order[last], order[other] = order[other], order[last]
-    draft.node("Transpose", [x], draft.out(x.dtype, tuple(x.shape[a] for a in order), x.bound), perm=order)
-
-
-def reshape(draft: GraphDraft) -> None:
-    x = _anything(draft)
-    if x.size == 0:
-        return
-    first = draft.choose.pick([d for d in range(1, x.size + 1) if x.size % d == 0])
-    shape, asked = draft.choose.pick(
-        [((x.size,), (-1,)), ((first, x.size // first), (first, -1)), ((1, first, x.size // first), (1, first, x.size // first))]
-    )
-    draft.node("Reshape", [x, draft.axes(*asked)], draft.out(x.dtype, shape, x.bound))
-
-
-def flatten(draft: GraphDraft) -> None:
-    x = _anything(draft)
-    axis = draft.choose.integer(0, x.rank)
-    draft.node("Flatten", [x], draft.out(x.dtype, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), x.bound), axis=axis)
-
-
-def unsqueeze(draft: GraphDraft) -> None:
-    x = draft.want(draft.dtypes, ranks=(0, draft.rank - 1))
-    axis = draft.choose.integer(0, x.rank)
-    draft.node("Unsqueeze", [x, draft.axes(axis)], draft.out(x.dtype, (*x.shape[:axis], 1, *x.shape[axis:]), x.bound))
-
-
-def squeeze(draft: GraphDraft) -> None:
-    x = draft.find(lambda v: 1 in v.shape)
-    if x is not None:
-        axis = x.shape.index(1)
-        draft.node("Squeeze", [x, draft.axes(axis)], draft.out(x.dtype, x.shape[:axis] + x.shape[axis + 1 :], x.bound))
-
-
-def expand(draft: GraphDraft) -> None:
-    x = _anything(draft)
-    shape = (draft.choose.integer(1, 3), *x.shape) if x.rank < draft.rank else x.shape
-    draft.node("Expand", [x, draft.axes(*shape)], draft.out(x.dtype, shape, x.bound))
-
-
-def tile(draft: GraphDraft) -> None:
-    x = _anything(draft, 1)
-    times = [draft.choose.integer(1, 2) for _ in x.shape]
-    draft.node(
-        "Tile", [x, draft.axes(*times)], draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound)
-    )
-
-
-def slice_(draft: GraphDraft) -> None:
-    x = _anything(draft, 1)
-    axis = draft.choose.integer(0, x.rank - 1)
-    start, stop = draft.choose.integer(0, x.shape[axis]), draft.choose.integer(-1, x.shape[axis] + 1)
-    kept = len(range(x.shape[axis])[start:stop])
-    if kept == 0 and not draft.empty:
-        return
-    shape = (*x.shape[:axis], kept, *x.shape[axis + 1 :])
-    draft.node("Slice", [x, draft.axes(start), draft.axes(stop), draft.axes(axis)], draft.out(x.dtype, shape, x.bound))
-
-
-def pad(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
-    before, after = ([draft.choose.integer(0, 1) for _ in x.shape] for _ in range(2))
-    shape = tuple(b + d + a for b, d, a in zip(before, x.shape, after, strict=True))
-    draft.node("Pad", [x, draft.axes(*before, *after)], draft.out(x.dtype, shape, x.bound))
-
-
-def gather(draft: GraphDraft) -> None:
-    x = draft.want(draft.dtypes, ranks=(1, draft.rank))
-    axis = draft.choose.integer(0, x.rank - 1)
-    if x.shape[axis] == 0:
-        return
-    picked = [draft.choose.integer(-x.shape[axis], x.shape[axis] - 1) for _ in range(draft.choose.integer(1, 3))]
-    shape = (*x.shape[:axis], len(picked), *x.shape[axis + 1 :])
-    draft.node("Gather", [x, draft.axes(*picked)], draft.out(x.dtype, shape, x.bound), axis=axis)
-
-
-def shape_operator(draft: GraphDraft) -> None:
-    x = _anything(draft, 1)
-    draft.node("Shape", [x], draft.out(DType.INT64, (x.rank,), float(max(*x.shape, 1))))
-
-
-def concat(draft: GraphDraft) -> None:
-    """Concat of one to three values, the same one more than once where nothing else fits."""
-    x = _anything(draft, 1)
-    axis = draft.choose.integer(0, x.rank - 1)
-
-    def fits(v: DraftValue) -> bool:
-        others = [pair for i, pair in enumerate(zip(v.shape, x.shape, strict=False)) if i != axis]
-        return v.dtype is x.dtype and v.rank == x.rank and all(a == b for a, b in others)
-
-    parts = [x, *(draft.find(fits) or x for _ in range(draft.choose.integer(0, 2)))]
-    shape = (*x.shape[:axis], sum(p.shape[axis] for p in parts), *x.shape[axis + 1 :])
-    draft.node("Concat", parts, draft.out(x.dtype, shape, max(p.bound for p in parts)), axis=axis)
-
-
-def split(draft: GraphDraft) -> None:
-    """Split into two or three, each an output of its own."""
-    x = draft.want(draft.dtypes, ranks=(1, draft.rank))
-    axis = draft.choose.integer(0, x.rank - 1)
-    if x.shape[axis] < 2:
-        return
-    first = draft.choose.integer(1, x.shape[axis] - 1)
-    sizes = [first, x.shape[axis] - first]
-    outs = [draft.out(x.dtype, (*x.shape[:axis], size, *x.shape[axis + 1 :]), x.bound) for size in sizes]
-    draft.node("Split", [x, draft.axes(*sizes)], *outs, axis=axis)
+ELEMENTWISE = (unary, binary, twice, unary, binary, clip, variadic, logic, compare_integers, where, cast, dropout)
+NUMBERS = (bitwise, bit_shift, division_of_integers, unary_of_integers, power_of_integers, dequantize)
+FUNCTIONS = (activation, fast_growth, away_from_zero, division, power, slopes)
 
 
 # ---------------------------------------------------------------------- what steps
 
 
-def rounding(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,))
-    op = draft.choose.pick(["Round", "Floor", "Ceil"])
-    draft.node(op, [x], draft.out(x.dtype, x.shape, x.bound + 1, steps=True))
+def step(draft: GraphDraft) -> None:
+    x = draft.want((F32,))
+    forms = (("Round", {}), ("Floor", {}), ("Ceil", {}), ("Sign", {}), ("ThresholdedRelu", {"alpha": 0.4}))
+    op, attributes = draft.choose.pick((*forms, ("Shrink", {"lambd": 0.3, "bias": 0.1})))
+    draft.node(op, [x], draft.like(x, x.bound + 1, steps=True), **attributes)
 
 
 def cast_to_integers(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,))
+    x = draft.want((F32,))
     to = draft.choose.pick([DType.INT32, DType.INT64])
     draft.node("Cast", [x], draft.out(to, x.shape, x.bound, steps=True), to=to.onnx)
 
 
-def threshold(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,))
-    y = draft.want((x.dtype,), broadcastable(draft.choose, x.shape))
-    draft.node(draft.choose.pick(["Less", "Greater"]), [x, y], draft.out(DType.BOOL, x.shape, 1.0, steps=True))
+def narrow(draft: GraphDraft) -> None:
+    """A cast to a narrow float and, now and then, some arithmetic there. It steps, if finely."""
+    x = draft.want((F32,))
+    to = draft.choose.pick((DType.FLOAT16, DType.BFLOAT16))
+    y = draft.node("Cast", [x], draft.out(to, x.shape, x.bound, steps=True), to=to.onnx)[0]
+    for op in ("Neg", "Abs")[: draft.choose.integer(0, 2)]:
+        y = draft.node(op, [y], draft.like(y, x.bound, steps=True))[0]
+    if draft.choose.integer(0, 1):
+        draft.node("Cast", [y], draft.like(x, x.bound, steps=True), to=F32.onnx)
+
+
+def compare(draft: GraphDraft) -> None:
+    x = draft.want_of(FLOATS)
+    draft.node(draft.choose.pick(_COMPARISONS), [x, draft.want_for(x)], draft.out(BOOL, x.shape, 1.0, steps=True))
 
 
 def arg(draft: GraphDraft) -> None:
-    x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
+    x = draft.want((F32,), ranks=(1, draft.rank))
     axis, keep = draft.choose.integer(0, x.rank - 1), draft.choose.integer(0, 1)
-    if x.size == 0:
-        return
-    shape = (*x.shape[:axis], *([1] if keep else []), *x.shape[axis + 1 :])
-    op = draft.choose.pick(["ArgMax", "ArgMin"])
-    draft.node(op, [x], draft.out(DType.INT64, shape, max(x.shape), steps=True), axis=axis, keepdims=keep)
+    if x.size:
+        shape = (*x.shape[:axis], *([1] if keep else []), *x.shape[axis + 1 :])
+        out = draft.out(DType.INT64, shape, max(x.shape), steps=True)
+        draft.node(draft.choose.pick(["ArgMax", "ArgMin"]), [x], out, axis=axis, keepdims=keep)
 
 
 def top(draft: GraphDraft) -> None:
-    """TopK, whose values are smooth and whose indices step."""
-    x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
-    axis = draft.choose.integer(0, x.rank - 1)
-    if x.size == 0:
+    """TopK of the smallest or the largest, along any axis; its values are smooth and its indices step."""
+    x = draft.want((F32, DType.INT64), ranks=(1, draft.rank))
+    axis = draft.choose.integer(-x.rank, x.rank - 1)
+    place = axis % x.rank
+    if x.size:
+        k = draft.choose.integer(1, x.shape[place])
+        shape = (*x.shape[:place], k, *x.shape[place + 1 :])
+        values, indices = draft.out(x.dtype, shape, x.bound), draft.out(DType.INT64, shape, max(x.shape), steps=True)
+        draft.node("TopK", [x, draft.axes(k)], values, indices, axis=axis, largest=1 - draft.choose.integer(0, 1))
+
+
+def quantize(draft: GraphDraft) -> None:
+    """QuantizeLinear, per tensor or per axis, and back; both step."""
+    x = draft.want((F32,), ranks=(1, min(4, draft.rank)))
+    axis, kind = draft.choose.integer(0, x.rank - 1), draft.choose.pick((np.uint8, np.int8))
+    count = () if draft.choose.integer(0, 1) else (x.shape[axis],)
+    scale, zero = draft.constant(np.full(count, 0.05, np.float32)), draft.constant(np.full(count, 3, kind))
+    small = draft.out(DType.parse(np.dtype(kind).name), x.shape, 255.0, steps=True)
+    draft.node("QuantizeLinear", [x, scale, zero], small, axis=axis)
+    draft.node("DequantizeLinear", [small, scale, zero], draft.like(x, 13.0, steps=True), axis=axis)
+
+
+STEPPING = (step, cast_to_integers, compare, arg, top)
+NARROW = (narrow, quantize)
+
+
+# ---------------------------------------------------------------------- reductions and normalizations
+
+
+def reduction(draft: GraphDraft) -> None:
+    """A reduction over some axes or, where none are given, over all; over no elements too where the result is defined."""
+    x = draft.want_of((*FLOATS, *INTEGERS[:2]))
+    axes, shape, count = _choose_axes(draft, x)
+    bounds = {"ReduceSum": count * x.bound} | (dict.fromkeys(("ReduceMax", "ReduceMin"), x.bound) if count else {})
+    bounds |= {"ReduceProd": max(1.0, x.bound) ** count} if count <= 4 else {}
+    if x.dtype.is_float:
+        bounds |= {"ReduceL1": count * x.bound, "ReduceSumSquare": count * x.bound**2} | (
+            {"ReduceMean": x.bound} if count else {}
+        )
+        bounds |= {"ReduceL2": count * x.bound} if x.bound <= 1 else {}
+    _add_reduction(draft, x, bounds, axes, shape)
+
+
+def logarithmic_reduction(draft: GraphDraft) -> None:
+    """Reductions through a logarithm, of values away from zero."""
+    x = _positive(draft, draft.want((F32,)))
+    axes, shape, count = _choose_axes(draft, x)
+    if count and x.bound <= 20:
+        bound = x.bound + math.log(count) + 1
+        _add_reduction(draft, x, dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp"), bound * count), axes, shape)
+
+
+def _choose_axes(draft: GraphDraft, x: DraftValue) -> tuple[list[int], tuple[int, ...], int]:
+    """Return axes, the shape with extents of one in their place, and the number of elements of each result."""
+    axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)]
+    reduced = axes or list(range(x.rank))
+    return axes, tuple(1 if a in reduced else d for a, d in enumerate(x.shape)), math.prod(x.shape[a] for a in reduced)
+
+
+def _add_reduction(draft: GraphDraft, x: DraftValue, bounds: dict[str, float], axes: list[int], shape: tuple[int, ...]) -> None:
+    if not (fitting := [op for op, bound in bounds.items() if bound <= LARGEST]):
         return
-    k = draft.choose.integer(1, x.shape[axis])
-    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    values, indices = draft.out(x.dtype, shape, x.bound), draft.out(DType.INT64, shape, max(x.shape), steps=True)
-    draft.node("TopK", [x, draft.axes(k)], values, indices, axis=axis)
+    op, keep = draft.choose.pick(fitting), draft.choose.integer(0, 1)
+    signed = [a - x.rank if draft.choose.integer(0, 2) == 2 else a for a in axes]
+    kept = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
+    read: list[str | DraftValue] = [x, draft.axes(*signed)] if axes else [x]
+    draft.node(op, read, draft.out(x.dtype, kept, bounds[op]), keepdims=keep)
 
 
-FAMILIES: dict[str, tuple[Recipe, ...]] = {
-    "elementwise": (unary, binary, twice, unary, binary, clip, variadic, logic, compare_integers, where, cast, dropout),
-    "reduction": (reduce, softmax, cumsum),
-    "product": (matmul, gemm),
-    "window": (conv, pool),
-    "shape": (transpose, reshape, flatten, unsqueeze, squeeze, expand, tile, slice_, pad, gather, shape_operator, concat, split),
-    "stepping": (rounding, cast_to_integers, threshold, arg, top),
-}
-"""What a generated graph may be made of; control flow, which has bodies, is in `xrt.testing.generators.structured`."""
+def no_reduction(draft: GraphDraft) -> None:
+    """A reduction that no axes turn into Identity."""
+    x = draft.want_of(FLOATS)
+    draft.node("ReduceSum", [x, draft.axes()], draft.like(x, x.bound), noop_with_empty_axes=1)
+
+
+def running_sum(draft: GraphDraft) -> None:
+    x = draft.want_of(FLOATS, 1)
+    axis = draft.choose.integer(-x.rank, x.rank - 1)
+    if (bound := x.bound * max(x.shape[axis], 1)) <= LARGEST:
+        exclusive, reverse = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
+        draft.node("CumSum", [x, draft.axis(axis)], draft.like(x, bound), exclusive=exclusive, reverse=reverse)
+
+
+def shares(draft: GraphDraft) -> None:
+    x = draft.want_of(FLOATS, 1)
+    axis = draft.choose.integer(-x.rank, x.rank - 1)
+    op, bound = draft.choose.pick((("Softmax", 1.0), ("LogSoftmax", 2 * x.bound + 6)))
+    if x.bound <= 50:
+        draft.node(op, [x], draft.like(x, bound), axis=axis)
+
+
+def layer_norm(draft: GraphDraft) -> None:
+    x = draft.want((F32,), ranks=(1, draft.rank))
+    axis = draft.choose.integer(0, x.rank - 1)
+    if not x.size:
+        return
+    scale = draft.want((F32,), x.shape[axis:])
+    biases = [draft.want((F32,), x.shape[axis:])] if draft.choose.integer(0, 1) else []
+    if (bound := scale.bound * math.sqrt(x.size) + sum(b.bound for b in biases)) <= LARGEST:
+        draft.node("LayerNormalization", [x, scale, *biases], draft.like(x, bound), axis=axis, epsilon=0.1)
+
+
+def batch_norm(draft: GraphDraft) -> None:
+    x = draft.want((F32,), ranks=(2, min(draft.rank, 5)))
+    channels = x.shape[1]
+    scale, bias, mean = (draft.want((F32,), (channels,)) for _ in range(3))
+    variance = draft.constant(np.linspace(0.5, 1.5, channels, dtype=np.float32))
+    if (bound := (x.bound + mean.bound) * scale.bound * 1.5 + bias.bound) <= LARGEST:
+        draft.node("BatchNormalization", [x, scale, bias, mean, variance], draft.like(x, bound), epsilon=0.01)
+
+
+def instance_norm(draft: GraphDraft) -> None:
+    x = draft.want((F32,), ranks=(3, min(draft.rank, 5)))
+    if x.size:
+        scale, bias = (draft.want((F32,), (x.shape[1],)) for _ in range(2))
+        if (bound := scale.bound * math.sqrt(x.size) + bias.bound) <= LARGEST:
+            draft.node("InstanceNormalization", [x, scale, bias], draft.like(x, bound), epsilon=0.1)
+
+
+REDUCTIONS = (reduction, shares, running_sum)
+NORMALIZATIONS = (logarithmic_reduction, no_reduction, layer_norm, batch_norm, instance_norm)
+
+
+# ---------------------------------------------------------------------- products
+
+
+def product(draft: GraphDraft) -> None:
+    """MatMul of any ranks: vectors, matrices, stacks that broadcast."""
+    x = draft.want_of(FLOATS, 1)
+    inner, batch = x.shape[-1], broadcastable(draft.choose, x.shape[:-2])
+    columns = draft.choose.pick((2, 1, 3))
+    shape = draft.choose.pick(((inner, columns), (inner,), (*batch, inner, columns)))
+    y = draft.want((x.dtype,), shape)
+    rows = x.shape[:-1] if x.rank > 1 or len(shape) <= 2 else shape[:-2]
+    result = (*rows, *(shape[-1:] if len(shape) > 1 else ()))
+    if (bound := x.bound * y.bound * max(inner, 1)) <= LARGEST:
+        draft.node("MatMul", [x, y], draft.out(x.dtype, result, bound))
+
+
+def gemm(draft: GraphDraft) -> None:
+    """Gemm with all of its attributes; what is added broadcasts."""
+    x = draft.want_of(FLOATS, 2, 2)
+    flip, transposed = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
+    rows, inner = x.shape[::-1] if flip else x.shape
+    columns = draft.choose.pick((2, 1, 3))
+    y = draft.want((x.dtype,), (columns, inner) if transposed else (inner, columns))
+    shape = (rows, columns)
+    added = [draft.want((x.dtype,), broadcastable(draft.choose, shape))] if draft.choose.integer(0, 1) else []
+    if (bound := x.bound * y.bound * max(inner, 1) + 2 * sum(v.bound for v in added)) <= LARGEST:
+        scales = {"alpha": draft.choose.pick((1.0, 0.5)), "beta": draft.choose.pick((1.0, 2.0))}
+        draft.node("Gemm", [x, y, *added], draft.out(x.dtype, shape, bound), transA=flip, transB=transposed, **scales)
+
+
+def contraction(draft: GraphDraft) -> None:
+    x = draft.want((F32,), ranks=(2, 2))
+    y = draft.want((F32,), (x.shape[1], 2))
+    i, j, k = x.shape[0], x.shape[1], 2
+    equations = (("ij,jk->ik", (i, k), j), ("ij,jk->ki", (k, i), j), ("ij,jk->", (), i * j * k), ("ij,jk->ijk", (i, j, k), 1))
+    text, shape, count = draft.choose.pick(equations)
+    if (bound := x.bound * y.bound * max(count, 1)) <= LARGEST:
+        draft.node("Einsum", [x, y], draft.out(F32, shape, bound), equation=text)
+
+
+def product_of_integers(draft: GraphDraft) -> None:
+    kinds = (DType.parse("uint8"), DType.parse("int8"))
+    x = draft.want(kinds[:1], ranks=(2, 3))
+    y = draft.want(kinds, (x.shape[-1], 3))
+    zeros = [draft.constant(np.asarray(1, v.dtype.numpy)) for v in (x, y)] if draft.choose.integer(0, 1) else []
+    bound = (x.bound + 1) * (y.bound + 1) * max(x.shape[-1], 1)
+    if bound <= 1e5:
+        draft.node("MatMulInteger", [x, y, *zeros], draft.out(DType.INT32, (*x.shape[:-1], 3), bound))
+
+
+PRODUCTS = (product, gemm)
+OTHER_PRODUCTS = (contraction, product_of_integers)
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def _image(draft: GraphDraft, spatial: int) -> DraftValue:
+    found = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
+    sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
+    return found or draft.add_given(F32, tuple(draft.choose.pick(options) for options in sizes))
+
+
+def _choose_axes_of_windows(draft: GraphDraft) -> int:
+    return draft.choose.pick((2, 1, 3)[: max(1, min(draft.rank - 1, 3))])
+
+
+def convolution(draft: GraphDraft) -> None:
+    """Conv of one to three axes: groups, strides, dilations, uneven padding."""
+    spatial = _choose_axes_of_windows(draft)
+    x = _image(draft, spatial)
+    groups = x.shape[1] if draft.choose.integer(0, 2) == 2 else 1
+    kernel, strides, dilations = ([draft.choose.integer(1, 2) for _ in range(spatial)] for _ in range(3))
+    pads = [draft.choose.integer(0, 1) for _ in range(2 * spatial)]
+    w = draft.want((F32,), (2 * groups, x.shape[1] // groups, *kernel))
+    sizes = _windows(x.shape[2:], kernel, strides, dilations, pads)
+    if (bound := x.bound * w.bound * math.prod(w.shape[1:])) <= LARGEST:
+        out = draft.out(F32, (x.shape[0], w.shape[0], *sizes), bound)
+        attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "group": groups}
+        draft.node("Conv", [x, w], out, **attributes)
+
+
+def _windows(sizes: tuple[int, ...], kernel: list[int], strides: list[int], dilations: list[int], pads: list[int]) -> list[int]:
+    ends = zip(sizes, kernel, strides, dilations, pads[: len(sizes)], pads[len(sizes) :], strict=True)
+    return [(n + a + b - (k - 1) * d - 1) // s + 1 for n, k, s, d, a, b in ends]
+
+
+def transposed_convolution(draft: GraphDraft) -> None:
+    x = _image(draft, 2)
+    stride, pad = draft.choose.integer(1, 2), draft.choose.integer(0, 1)
+    w = draft.want((F32,), (x.shape[1], 2, 3, 3))
+    shape = (x.shape[0], 2, *((d - 1) * stride + 3 - 2 * pad for d in x.shape[2:]))
+    if (bound := x.bound * w.bound * x.shape[1] * 9) <= LARGEST:
+        draft.node("ConvTranspose", [x, w], draft.out(F32, shape, bound), strides=[stride] * 2, pads=[pad] * 4)
+
+
+def pooling(draft: GraphDraft) -> None:
+    """Pooling of one to three axes: padding counted or not, strides."""
+    spatial = _choose_axes_of_windows(draft)
+    x = _image(draft, spatial)
+    kernel, strides = [2] * spatial, [draft.choose.integer(1, 2) for _ in range(spatial)]
+    pads = [draft.choose.integer(0, 1) for _ in range(2 * spatial)]
+    op, attributes = draft.choose.pick(
+        (("MaxPool", {}), ("AveragePool", {}), ("AveragePool", {"count_include_pad": 1}), ("LpPool", {}))
+    )
+    sizes = _windows(x.shape[2:], kernel, strides, [1] * spatial, pads)
+    bound = x.bound * 2**spatial
+    if bound <= LARGEST and x.bound <= 10:
+        out = draft.out(F32, (*x.shape[:2], *sizes), bound, steps=op == "LpPool")  # a root is steep at zero
+        draft.node(op, [x], out, kernel_shape=kernel, strides=strides, pads=pads, **attributes)
+
+
+def global_pooling(draft: GraphDraft) -> None:
+    x = _image(draft, _choose_axes_of_windows(draft))
+    op = draft.choose.pick(("GlobalAveragePool", "GlobalMaxPool"))
+    draft.node(op, [x], draft.out(F32, (*x.shape[:2], *[1] * (x.rank - 2)), x.bound))
+
+
+def blocks(draft: GraphDraft) -> None:
+    """SpaceToDepth and DepthToSpace."""
+    x = draft.add_given(F32, (draft.choose.integer(1, 2), 4, 2, 4))
+    n, c, h, w = x.shape
+    if draft.choose.integer(0, 1):
+        draft.node("SpaceToDepth", [x], draft.out(F32, (n, 4 * c, h // 2, w // 2), x.bound), blocksize=2)
+    else:
+        mode = draft.choose.pick(("DCR", "CRD"))
+        draft.node("DepthToSpace", [x], draft.out(F32, (n, c // 4, 2 * h, 2 * w), x.bound), blocksize=2, mode=mode)
+
+
+def resize(draft: GraphDraft) -> None:
+    """Resize by whole factors, to the nearest pixel or between two."""
+    x = _image(draft, 2)
+    scales = draft.constant(np.array([1, 1, 2, draft.choose.integer(1, 3)], np.float32))
+    factors = draft.constants[scales.name].array.astype(int)
+    mode, way = draft.choose.pick((("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")))
+    shape = tuple(int(d * f) for d, f in zip(x.shape, factors, strict=True))
+    extra = {"nearest_mode": "floor"} if mode == "nearest" else {}
+    out = draft.out(F32, shape, x.bound)
+    draft.node("Resize", [x, "", scales], out, mode=mode, coordinate_transformation_mode=way, **extra)
+
+
+def channels(draft: GraphDraft) -> None:
+    x = _image(draft, 2)
+    if x.bound <= 10:
+        draft.node("LRN", [x], draft.out(F32, x.shape, x.bound), size=3, alpha=0.1, beta=0.5, bias=1.0)
+
+
+WINDOWS = (convolution, pooling)
+OTHER_WINDOWS = (transposed_convolution, global_pooling, blocks, resize, channels)

@@ -4,7 +4,7 @@
 // The methods are textbook: range reduction in two parts after Cody and Waite ("Software Manual for the Elementary
 // Functions", 1980), polynomials through the Chebyshev points of the reduced range (computed with 40 digits, rounded to
 // float32), scaling by powers of two in two steps so that denormals are rounded once. `log1p` mends the rounding of 1 + u
-// after Kahan (HP-15C Advanced Functions Handbook, 1982). tests/engines/test_native_accuracy.py measures them all.
+// after Kahan (HP-15C Advanced Functions Handbook, 1982).
 #ifndef XRT_KERNELS_LOOPS_FUNCTIONS_H
 #define XRT_KERNELS_LOOPS_FUNCTIONS_H
 
