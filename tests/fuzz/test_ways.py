@@ -7,7 +7,7 @@ import pytest
 from xrt.cli.app import main
 from xrt.engines.contract import registry
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.testing.fuzz import Alternating, make_sample
+from xrt.testing.fuzz import ExecutionMode, make_sample
 
 
 def test_casts_between_float_types_are_among_the_operators() -> None:
@@ -18,8 +18,9 @@ def test_casts_between_float_types_are_among_the_operators() -> None:
 def test_nodes_alternate_and_the_last_engine_has_what_no_other_takes() -> None:
     function = graph({"x": "float32[2]"}, {"y": "float32[2]"}, node("Relu", "x", "a"), node("Neg", "a", "y"))
     engines = tuple(map(registry.create, ("ort", "toy{native=off}", "toy")))
-    assert str(Alternating(engines)) == "alternating ort,toy,toy from 0"
-    assert Alternating(engines).run(function, [f32(1, -2)])[0].tolist() == [-1, 0]
+    way = ExecutionMode("alternating", engines)
+    assert str(way) == "alternating ort,toy,toy by 0"
+    assert way.run(function, [f32(1, -2)])[0].tolist() == [-1, 0]
 
 
 def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx as onnx_package
@@ -34,9 +34,6 @@ from xrt.models import fill_random_weights
 from xrt.operators import is_training
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "GROUPS",

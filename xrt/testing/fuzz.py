@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -42,15 +42,11 @@ __all__ = [
     "COMMON",
     "KINDS_OF_WAY",
     "WIDE",
-    "Alternating",
     "ExecutionMode",
     "Finding",
     "Fuzzer",
     "KindOfWay",
-    "PriorityListMode",
-    "RandomMixMode",
     "Sample",
-    "SingleEngineMode",
     "make_sample",
 ]
 
@@ -63,99 +59,58 @@ class Sample:
     inputs: tuple[Any, ...]
 
 
-class ExecutionMode(Protocol):
-    """One way to run a Function."""
+KindOfWay: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
+KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
+
+
+@dataclass(frozen=True)
+class ExecutionMode:
+    """One way to run a Function: on one engine, on a list, each node on an engine by chance, or neighbours on different ones."""
+
+    kind: KindOfWay
+    engines: tuple[GraphCompiler, ...]
+    """In the order of preference. The last one accepts everything, unless one engine runs alone."""
+    seed: int = 0
+    """What a mixture is drawn by, and the number of the engine that begins an alternation."""
 
     @property
-    def engines(self) -> tuple[GraphCompiler, ...]:
-        """The engines that may have nodes, the reference among them or not."""
-        ...  # pragma: no cover
+    def title(self) -> str:
+        """What it is counted under."""
+        names = ",".join(engine.name for engine in self.engines)
+        titles = {"alone": f"{names} alone", "mixed": f"mixture of {names}", "alternating": f"alternating {names}"}
+        return titles.get(self.kind, names)
+
+    def __str__(self) -> str:
+        return f"{self.title} by {self.seed}" if self.kind in ("mixed", "alternating") else self.title
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs. Raises CompileRefused where this way cannot take the function."""
-        ...  # pragma: no cover
+        match self.kind:
+            case "alone":
+                return run_alone(self.engines[0], function.replace(aliases=()), inputs)
+            case "listed":
+                return _run_module(function, self.engines, (), inputs)
+            case "mixed":
+                return self._run_mixture(as_planned(function), inputs)  # a pin that names a node that is gone is refused
+            case "alternating":
+                plain, last_resort = as_planned(function.replace(aliases=())), len(self.engines) > 2
+                program = make_alternating_program(plain, inputs, self.engines, self.seed, last_resort=last_resort)
+                return list(program.run(inputs))
 
-
-@dataclass(frozen=True)
-class SingleEngineMode:
-    """The whole graph on one engine, by its contract alone. An engine that declines a node cannot take it."""
-
-    engine: GraphCompiler
-
-    def __str__(self) -> str:
-        return f"{self.engine.name} alone"
-
-    @property
-    def engines(self) -> tuple[GraphCompiler, ...]:
-        return (self.engine,)
-
-    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        return run_alone(self.engine, function.replace(aliases=()), inputs)
-
-
-@dataclass(frozen=True)
-class PriorityListMode:
-    """What each engine of a list accepts, in the order of preference, and the reference behind them."""
-
-    engines: tuple[GraphCompiler, ...]
-
-    def __str__(self) -> str:
-        return ",".join(engine.name for engine in self.engines)
-
-    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        return _run_module(function, self.engines, (), inputs)
-
-
-@dataclass(frozen=True)
-class RandomMixMode:
-    """Each node on an engine by chance, of those that accept it.
-
-    The chance is drawn from the node's name and the seed, so a node stays where it is while others are taken away.
-    """
-
-    engines: tuple[GraphCompiler, ...]
-    """The last one accepts everything."""
-    seed: int = 0
-
-    def __str__(self) -> str:
-        return f"mixture {self.seed} of {','.join(engine.name for engine in self.engines)}"
-
-    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        living = as_planned(function)  # reasons are given by type; a pin that names a node that is gone is refused
+    def _run_mixture(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        homes: dict[str, list[str]] = {}
+        for node in function.nodes:
+            willing = [e for e in self.engines if e.why_not(node, function) is None] or [self.engines[-1]]
+            # By the node's name, so that a node stays where it is while others are taken away.
+            chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
+            homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
         try:
-            return _run_module(living, self.engines, self._pins(living), inputs)
+            return _run_module(function, self.engines, [Pin(tuple(n), spec, "name") for spec, n in homes.items()], inputs)
         except PlanError as error:
             # A pin forces, so a region that its engine refuses as a whole has nowhere to go; a library that fails is a finding.
             if "failed to compile" in str(error):
                 raise
             raise CompileRefused(str(error)) from error
-
-    def _pins(self, function: Function) -> list[Pin]:
-        homes: dict[str, list[str]] = {}
-        for node in function.nodes:
-            willing = [e for e in self.engines if e.why_not(node, function) is None] or [self.engines[-1]]
-            chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
-            homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
-        return [Pin(tuple(names), spec, "name") for spec, names in homes.items()]
-
-
-@dataclass(frozen=True)
-class Alternating:
-    """Each node a region of its own, neighbours on different engines."""
-
-    engines: tuple[GraphCompiler, ...]
-    """In the order of their turns; behind several, the last one has only nodes that no other takes."""
-    first: int = 0
-    """The number of the engine that begins."""
-
-    def __str__(self) -> str:
-        return f"alternating {','.join(engine.name for engine in self.engines)} from {self.first}"
-
-    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        plain = as_planned(function.replace(aliases=()))
-        last_resort = len(self.engines) > 2
-        program = make_alternating_program(plain, inputs, self.engines, self.first, last_resort=last_resort)
-        return list(program.run(inputs))
 
 
 def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], inputs: Sequence[Any]) -> list[Any]:
@@ -166,8 +121,6 @@ def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequ
     return [results] if len(function.outputs) == 1 else list(results)
 
 
-KindOfWay: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
-KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
 WIDE = Form(
     families=tuple(ALL_FAMILIES),
     dtypes=(DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, *INTEGERS[1:]),
@@ -233,25 +186,24 @@ class Fuzzer:
         except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
             self.counts["reference", Verdict.DISAGREES] += 1
             return [Finding(seed, "the reference", _summarize(error), sample)]
-        tries = (self.try_way(seed, word, way, sample, expected) for word, way in self.ways(seed))
+        tries = (self.try_way(seed, way, sample, expected) for way in self.ways(seed))
         first = next((found for found in tries if found is not None), None)  # the other ways most often fail of the same
         return [] if first is None else [first]
 
-    def ways(self, seed: int) -> list[tuple[str, ExecutionMode]]:
-        """Return the ways to run the graph of a seed, each under the word that it is counted by."""
+    def ways(self, seed: int) -> list[ExecutionMode]:
+        """Return the ways to run the graph of a seed."""
         chosen = [*self._always, *(self._seldom if seed % self.one_in == 0 else ())]
-        ways: list[tuple[str, ExecutionMode]] = []
+        every = (*chosen, self.reference)
+        ways: list[ExecutionMode] = []
         for engine in chosen:
             if "alone" in self.kinds:
-                ways.append((f"{engine.name} alone", SingleEngineMode(engine)))
+                ways.append(ExecutionMode("alone", (engine,)))
             if "listed" in self.kinds:
-                ways.append((f"{engine.name},{self.reference.name}", PriorityListMode((engine, self.reference))))
-        every = (*chosen, self.reference)
-        names = ",".join(engine.name for engine in every)
+                ways.append(ExecutionMode("listed", (engine, self.reference)))
         if "mixed" in self.kinds:
-            ways.append((f"mixture of {names}", RandomMixMode(every, seed)))
+            ways.append(ExecutionMode("mixed", every, seed))
         if "alternating" in self.kinds:
-            ways.append((f"alternating {names}", Alternating(every, seed % max(len(chosen), 2))))
+            ways.append(ExecutionMode("alternating", every, seed % max(len(chosen), 2)))
         return ways
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -259,10 +211,10 @@ class Fuzzer:
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
-    def try_way(self, seed: int, word: str, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
+    def try_way(self, seed: int, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
         """Run the graph one way and count the verdict; return what disagreed, made small."""
         judged = self.judge(way, sample, expected)
-        self.counts[word, judged.verdict] += 1
+        self.counts[way.title, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:
             return None
         return self._shrink(seed, way, sample, judged) if self.shrinks else Finding(seed, str(way), judged.message, sample)

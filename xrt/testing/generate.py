@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import InputError
-from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
+from xrt.graph.node import list_names, rename_function
 from xrt.testing.generators import ALL_FAMILIES
 from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft, Recipe, Seeded, list_draft_values
 from xrt.testing.generators.operators import gentle
@@ -174,33 +175,6 @@ def rename_values(function: Function, names: Mapping[str, str]) -> Function:
 
     Values that ``names`` does not mention get a prime, so that no name stays.
     """
-    return function.replace(
-        inputs=tuple(_rename_value(value, names) for value in function.inputs),
-        outputs=tuple(_rename_value(value, names) for value in function.outputs),
-        nodes=tuple(_node(node, names) for node in function.nodes),
-        constants={_called(name, names): constant for name, constant in function.constants.items()},
-        types={_called(name, names): type_ for name, type_ in function.types.items()},
-        aliases=tuple((_called(a, names), _called(b, names)) for a, b in function.aliases),
-    )
-
-
-def _called(name: str, names: Mapping[str, str]) -> str:
-    return names.get(name, f"{name}'") if name else ""
-
-
-def _rename_value(old: Value, names: Mapping[str, str]) -> Value:
-    return Value(_called(old.name, names), old.type)
-
-
-def _node(old: Node, names: Mapping[str, str]) -> Node:
-    attributes = tuple(
-        replace(a, value=rename_values(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes
-    )
-    return replace(
-        old,
-        inputs=tuple(_called(name, names) for name in old.inputs),
-        outputs=tuple(_called(name, names) for name in old.outputs),
-        attributes=attributes,
-        name=f"node of {old.name}",
-        control=tuple(f"node of {name}" for name in old.control),
-    )
+    old = [name for name in list_names(function) if name]
+    values = {name: names.get(name, f"{name}'") for name in old}
+    return rename_function(function, values, {name: f"node of {name}" for name in old})
