@@ -35,35 +35,10 @@ class Filling:
 
 
 FILLING = pytest.mark.parametrize("filling", [Filling(Ort(), BIND_FROM), Filling(OpenVino(), COPY_TO)], ids=["ort", "openvino"])
-IS_LARGE = pytest.mark.parametrize("is_large", [False, True], ids=["copied", "given"])
 
 
 def drawn(columns: int) -> Any:
     return np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
-
-
-@FILLING
-@IS_LARGE
-def test_a_buffer_holds_the_output_and_is_returned(filling: Filling, is_large: bool) -> None:
-    columns = filling.large if is_large else 3
-    executable, x = filling.compiled(columns), drawn(columns)
-    out = np.empty_like(x)
-    y, z = executable.run([x], RunOptions(out=[None, out]))
-    assert z is out
-    for _ in range(2):
-        assert np.array_equal(out, -x)
-        assert np.array_equal(y, np.maximum(x, 0))
-        executable.run([x + 1])
-
-
-@FILLING
-def test_a_buffer_may_be_an_inputs_own(filling: Filling) -> None:
-    x = drawn(filling.large)
-    buffer = x.copy()
-    y, z = filling.compiled(filling.large).run([buffer], RunOptions(out=[None, buffer]))
-    assert z is buffer
-    assert np.array_equal(z, -x)
-    assert np.array_equal(y, np.maximum(x, 0))
 
 
 @FILLING

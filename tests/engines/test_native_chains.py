@@ -37,42 +37,9 @@ def members(function: Function) -> list[list[str]]:
     return [sorted(n.attr("nodes")) for n in fuse_elementwise(function).nodes if (n.domain, n.op_type) == (DOMAIN, ELEMENTWISE)]
 
 
-def test_a_straight_line_is_one_chain() -> None:
-    function = graph(node("Exp", "x", "a"), node("Neg", "a", "b"), node("Add", "b x", "c"), outputs="c")
-    (chain,) = fuse_elementwise(function).nodes
-    assert (chain.inputs, chain.outputs) == (("x",), ("c",))
-    assert chain.attr("operators") == ("Exp", "Neg", "Add")
-    assert chain.attr("arguments") == (0, 1, 2, 0)
-
-
-def test_what_is_read_outside_goes_out() -> None:
-    function = graph(node("Exp", "x", "a"), node("Neg", "a", "b"), node("MatMul", "a b", "c"), outputs="b c")
-    chain = next(n for n in fuse_elementwise(function).nodes if n.domain == DOMAIN)
-    assert sorted(chain.outputs) == ["a", "b"]
-
-
 def test_a_path_that_leaves_and_comes_back_splits_a_chain() -> None:
     function = graph(node("Exp", "x", "a"), node("MatMul", "a a", "b"), node("Add", "a b", "c"), outputs="c")
     assert members(function) == [["a"], ["c"]]
-
-
-def test_a_node_waits_for_the_chain_that_reads_it() -> None:
-    """Of two ways to place a branch, the one that makes the longer chain."""
-    function = graph(node("Exp", "x", "a"), node("MatMul", "x x", "b"), node("Add", "a b", "c"), outputs="c")
-    assert members(function) == [["a", "c"]]
-
-
-def test_one_shape_per_chain() -> None:
-    row = TensorType(DType.FLOAT32, (4,))
-    function = graph(node("Exp", "r", "a"), node("Add", "x a", "b"), outputs="b", inputs={"x": SQUARE, "r": row})
-    assert members(function) == [["a"], ["b"]]
-
-
-def test_named_extents_are_equal_to_themselves_only() -> None:
-    named = TensorType(DType.FLOAT32, ("n", 4))
-    other = TensorType(DType.FLOAT32, ("m", 4))
-    assert members(graph(node("Add", "x y", "a"), outputs="a", inputs={"x": named, "y": named})) == [["a"]]
-    assert members(graph(node("Add", "x y", "a"), outputs="a", inputs={"x": named, "y": other})) == []
 
 
 def test_what_is_left_alone() -> None:
@@ -95,11 +62,6 @@ def test_long_chains_are_cut() -> None:
     assert [len(chain) for chain in members(function)] == [LONGEST, LONGEST, LONGEST, 5]
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     np.testing.assert_array_equal(on_native(function, [x])[0], -x)
-
-
-def test_values_without_types_are_inferred() -> None:
-    function = Function((Value("x", SQUARE),), (Value("b"),), (node("Exp", "x", "a"), node("Neg", "a", "b")), opsets={"": 20})
-    assert members(function) == [["a", "b"]]
 
 
 @st.composite

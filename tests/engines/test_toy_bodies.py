@@ -2,62 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.engines.toy_running import Array, drawn, f32, function, i64, node, one, run, same
 
 # ---------------------------------------------------------------------- control flow and sequences
-
-
-def test_branches_read_values_from_outside() -> None:
-    then = function("", "y", node("Add", "x k", "y"))
-    otherwise = function("", "x")
-    f = function("c x", "y", node("If", "c", "y", then_branch=then, else_branch=otherwise), constants={"k": f32(10.0)})
-    same(run(f, np.array(True), f32(1, 2))[0], f32(11, 12))
-    x = f32(1, 2)
-    (y,) = run(f, np.array([False]), x)
-    same(y, x)
-    assert not np.shares_memory(y, x)
-
-
-def loop(body: Any, *carried: str, opset: int = 21) -> Any:
-    outputs = [f"out{i}" for i in range(len(body.outputs) - 1)]
-    names = f"trips go {' '.join(carried)}".strip()
-    return function(f"{names} k", " ".join(outputs), node("Loop", names, " ".join(outputs), body=body), opset=opset)
-
-
-def test_a_loop_carries_scans_and_stops() -> None:
-    body = function(
-        "i go a",
-        "more b seen",
-        node("Add", "a k", "b"),
-        node("Less", "b top", "more"),
-        node("Mul", "b b", "seen"),
-        constants={"top": f32(5.0)},
-    )
-    f = loop(body, "a")
-    last, seen = run(f, i64(10), np.array(True), f32(0.0), f32(2.0))
-    same(last, f32(6.0))
-    same(seen, f32(4, 16, 36))
-    last, seen = run(f, i64(2), np.array(True), f32(0.0), f32(2.0))
-    same(last, f32(4.0))
-    same(seen, f32(4, 16))
-
-
-def test_a_loop_that_never_runs() -> None:
-    body = function("i go a", "go b", node("Add", "a k", "b"))
-    (last,) = run(loop(body, "a"), i64(0), np.array(True), f32(7.0), f32(2.0))
-    same(last, f32(7.0))
-
-
-def test_bodies_within_bodies_read_through() -> None:
-    inner = function("", "y", node("Mul", "a k", "y"))
-    body = function("i go a", "go b", node("If", "go", "b", then_branch=inner, else_branch=inner))
-    (last,) = run(loop(body, "a"), i64(3), np.array(True), f32(1.0), f32(2.0))
-    same(last, f32(8.0))
 
 
 def test_scan_along_other_axes_and_backwards() -> None:
@@ -93,16 +43,6 @@ def test_a_place_outside_of_a_sequence_says_so() -> None:
     f = function("s i", "y", node("SequenceAt", "s i", "y"))
     with pytest.raises(RunFailed, match=r"IndexError: position 2 is outside of a sequence of 2; it must be from -2 to 1"):
         run(f, [f32(1.0), f32(2.0)], i64(2))
-
-
-def test_optionals() -> None:
-    f = function(
-        "x", "h g", node("Optional", "x", "o"), node("OptionalHasElement", "o", "h"), node("OptionalGetElement", "o", "g")
-    )
-    h, g = run(f, f32(1, 2))
-    same(h, np.array(True))
-    same(g, f32(1, 2))
-    assert not run(function("o", "h", node("OptionalHasElement", "o", "h")), None)[0]
 
 
 # ---------------------------------------------------------------------- borrowed operators

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.engines.written import function, tensor
-from tests.engines.xla_running import INT, compiled, run, why
+from tests.engines.xla_running import INT, run, why
 from xrt.graph import DType, Function, Node, TensorType, read_attributes
 
 BOOL = TensorType(DType.BOOL, ())
@@ -16,18 +15,6 @@ BOOL = TensorType(DType.BOOL, ())
 
 def body(*nodes: Node, inputs: dict[str, TensorType | None], outputs: dict[str, TensorType | None], **more: Any) -> Function:
     return function(*nodes, inputs=inputs, outputs=outputs, **more)
-
-
-@pytest.mark.slow
-def test_a_condition_of_the_run_decides() -> None:
-    then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
-    otherwise = body(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})
-    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": otherwise}))
-    f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": tensor(2)})
-    x = np.array([-1, 2], np.float32)
-    assert why(f) == ""
-    executable = compiled(f)
-    assert [executable.run([np.array(c), x])[0].tolist() for c in (True, False)] == [[0, 2], [1, -2]]
 
 
 def test_branches_of_two_shapes_are_declined() -> None:
@@ -53,26 +40,6 @@ def doubling(condition: str = "c") -> Function:
         outputs={"go": BOOL, "w": tensor(1), "q": tensor(1)},
         constants={"limit": np.array([10], np.float32)},
     )
-
-
-@pytest.mark.parametrize("trips", [0, 3, 12])
-def test_a_counted_loop(trips: int) -> None:
-    node = Node("Loop", ("m", "", "x"), ("y", "squares"), read_attributes({"body": doubling()}))
-    outputs: dict[str, TensorType | None] = {"y": tensor(1), "squares": tensor(trips, 1)}
-    f = function(node, inputs={"x": tensor(1)}, outputs=outputs, constants={"m": np.array(trips)})
-    assert why(f) == ""
-    y, squares = run(f, np.array([1], np.float32))
-    assert y.tolist() == [2.0**trips]
-    assert squares.tolist() == [[4.0 ** (k + 1)] for k in range(trips)]
-
-
-def test_a_loop_that_the_run_ends() -> None:
-    inner = doubling("flag").replace(outputs=doubling("flag").outputs[:2])
-    node = Node("Loop", ("m", "", "x"), ("y",), read_attributes({"body": inner}))
-    f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1)})
-    assert why(f) == ""
-    executable = compiled(f)
-    assert [executable.run([np.array(m), np.array([1], np.float32)])[0].tolist() for m in (0, 2, 99)] == [[1], [4], [16]]
 
 
 def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
