@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tools.performance_page import PAGE, README, judged, page, summary, with_numbers
+from tools.performance_page import PAGE, README, judged, page, with_numbers
 from tools.performance_record import BENCHMARKS, TOP, Benchmark, Record
 from tools.performance_texts import SECTIONS
 
@@ -36,18 +36,6 @@ NO_FIGURES = {
 """What lies in benchmarks/ and has no section, and why."""
 
 
-PAIRS = {
-    "pairs": [
-        {"engines": ["a", "b"], "kind": "chain", "to_parts": {"best": 1.01, "median": 9.0}},
-        {"engines": ["a", "b"], "kind": "conv", "to_parts": {"best": 1.7, "median": 1.8}},
-        {"engines": ["a", "c"], "kind": "chain", "to_parts": {"best": 1.06, "median": 1.0}},
-        {"engines": ["a", "c"], "kind": "conv", "why_not": "the plan has regions on a"},
-    ],
-    "memory": [
-        {"engine": "a", "kind": "chain", "us": 5.0, "given": {"best": 1.0, "median": 1.1}, "over": {"best": 3, "median": 3}}
-    ],
-}
-"""Figures of pairs of engines, some of them over their targets."""
 
 
 def judgeable(record: Record = RECORD) -> Record:
@@ -114,62 +102,13 @@ def test_every_benchmark_is_judged_and_only_after_a_full_run(benchmark: Benchmar
     assert f"not judged: {benchmark.name}" in page(quick)
 
 
-def call_of_ort(figures: Any, median: float) -> None:
-    next(row for row in figures["tiny"] if row["engine"] == "ort")["module"]["ratio"]["median"] = median
 
 
-def threads_of_ort(figures: Any, median: float) -> None:
-    next(row for row in figures["threaded"] if row["engine"] == "ort")["6 floats"]["ratio"]["median"] = median
 
 
-MISSES: list[tuple[str, Callable[[Any], object], str]] = [
-    ("dispatch", lambda f: call_of_ort(f, 1.01), "to `session.run`: 1.010"),
-    ("dispatch", lambda f: threads_of_ort(f, 0.97), "throughput of eight threads, `ort`, 6 floats, to the engine's: 0.97"),
-    ("regions", lambda f: [row["to_regions_alone"].update(median=1.06) for row in f["cuts"]], "to the regions alone: 1.060"),
-    ("regions", lambda f: f.update(PAIRS), "+ 20 us per boundary: 2 of 3: `a, b` conv 1.70; `a, c` chain 1.06, target none"),
-    ("regions", lambda f: f.update(PAIRS), "as into new: 1 of 2: `a` chain over 3.00, target none"),
-    ("regions", lambda f: f["cuts"][0].update(idle_cpu=0.5), "processor time while idle, the most: 50.0%"),
-    (
-        "memory",
-        lambda f: f["forms"]["inline"][0]["xrt"]["8"].update(peak=9e9),
-        "peak, `ort`, 8 regions, weights in the model file: 8,",
-    ),
-    (
-        "memory",
-        lambda f: f["forms"]["inline"][0]["xrt"]["8"]["again"].update(peak=9e9),
-        "weights in the model file: 9,000 MB, limit",
-    ),
-    (
-        "memory",
-        lambda f: f["forms"]["inline"][0]["xrt"]["1"].update(failed="killed"),
-        "weights in the model file: failed: killed",
-    ),
-    ("partition", lambda f: [row.update(median_s=0.26) for row in f["partition"]], "chain, partitioned: 0.260 s"),
-    ("imports", lambda f: f["imports"][1]["over_numpy"].update(median=0.11), "`import xrt` over `import numpy`: 0.110"),
-]
 
 
-@pytest.mark.parametrize(("name", "miss", "text"), MISSES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(MISSES)])
-def test_a_missed_target_is_reported_as_missed(name: str, miss: Callable[[Any], object], text: str) -> None:
-    record = changed(name, miss)
-    missed = [line for line in summary(record).splitlines() if line.startswith("- missed")]
-    assert any(text in line for line in missed), missed
-    assert page(record).count("| **missed** |") == len(missed)
 
 
-def test_a_target_that_is_just_reached_is_reached() -> None:
-    record = changed("dispatch", lambda figures: call_of_ort(figures, 1.0))
-    verdict = next(verdict for verdict in judged(BY_NAME["dispatch"], record) if "session.run" in verdict.what)
-    assert verdict.reached
 
 
-def test_a_large_model_that_fails_is_reported() -> None:
-    def plant(figures: Any) -> None:
-        alone, mine = {"failed": "refused"}, {"failed": "MemoryError", "again": {"failed": "MemoryError"}}
-        figures.update(large=2300, beyond={"inline": {"engine": "ort", "alone": alone, "xrt": {"8": mine}}})
-
-    text = page(changed("memory", plant))
-    assert (
-        "a model of 2,300 MB, weights in the model file, 8 regions of `ort`: peak failed: MemoryError MB, target loads and runs"
-        in text
-    )

@@ -25,7 +25,7 @@ def on_toy(function, inputs):
 
 @pytest.mark.slow
 def test_generated_graphs_agree_on_ort_and_on_mixtures():
-    fuzzer = Fuzzer(["ort"], shrinks=False)
+    fuzzer = Fuzzer(["ort"], bisects=False)
     fuzzer.run(range(20_000, 20_250))
     assert [str(found) for found in fuzzer.findings] == []
     assert fuzzer.counts["ort alone", Verdict.AGREES] > 150, "an engine that takes few graphs proves little"
@@ -35,7 +35,7 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
 @pytest.mark.full
 @pytest.mark.slow
 def test_generated_graphs_agree_on_tvm_and_on_mixtures():
-    fuzzer = Fuzzer([], ["tvm"], one_in=1, shrinks=False)
+    fuzzer = Fuzzer([], ["tvm"], one_in=1, bisects=False)
     fuzzer.run(range(30_000, 30_006))
     assert [str(found) for found in fuzzer.findings] == []
 

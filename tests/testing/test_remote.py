@@ -67,7 +67,7 @@ def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]
 @pytest.mark.full
 def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
     """Which graphs have an Abs is seen by the engine that raises where the other one aborts."""
-    raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], shrinks=False)
+    raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], bisects=False)
     raises.run(range(12))
     seeds = {found.seed for found in raises.findings}
     assert 0 < len(seeds) < 12

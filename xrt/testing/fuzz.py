@@ -134,7 +134,7 @@ COMMON = replace(WIDE, dtypes=WIDE.dtypes[:3], max_nodes=6)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A disagreement, made small."""
+    """A disagreement, on the nodes that it needs."""
 
     seed: int
     way: str
@@ -155,7 +155,7 @@ class Fuzzer:
     rarely: Sequence[GraphCompiler | str] = ()
     """Engines that are slow to compile: tried on one graph in `one_in`."""
     one_in: int = 50
-    shrinks: bool = True
+    bisects: bool = True
     """Whether findings are bisected."""
     isolate: bool = False
     """Whether the engines run in worker processes, so that a crash is a finding."""
@@ -212,12 +212,12 @@ class Fuzzer:
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
     def try_way(self, seed: int, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
-        """Run the graph one way and count the verdict; return what disagreed, made small."""
+        """Run the graph one way and count the verdict; return what disagreed, bisected."""
         judged = self.judge(way, sample, expected)
         self.counts[way.title, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:
             return None
-        return self._shrink(seed, way, sample, judged) if self.shrinks else Finding(seed, str(way), judged.message, sample)
+        return self._bisect(seed, way, sample, judged) if self.bisects else Finding(seed, str(way), judged.message, sample)
 
     def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample that way and hold the results against the expected ones."""
@@ -250,7 +250,7 @@ class Fuzzer:
         cause = name_cause(engines, sample.function, [*sample.inputs, *inner.values(), *expected])
         return CheckVerdict(Verdict.DECLINED, cause)
 
-    def _shrink(self, seed: int, mode: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
+    def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
         """Bisect the graph to the nodes without which the mode agrees."""
         kind = _kind(judged.message)
 

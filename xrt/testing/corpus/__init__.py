@@ -12,7 +12,7 @@ from xrt.testing.corpus.entry import CorpusEntry, read_entries
 __all__ = ["CORPUS", "FOUND", "CorpusEntry", "find_entry"]
 
 FOUND = read_entries(Path(__file__).parent / "found")
-"""What fuzzing found: one file per entry, made small, with what the reference says once it is right."""
+"""Defects that fuzzing found, one file per entry, with the results of a corrected reference."""
 
 CORPUS: tuple[CorpusEntry, ...] = (
     *shapes.FORMS,

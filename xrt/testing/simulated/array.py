@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 if TYPE_CHECKING:
     from xrt.testing.simulated.device import SimulatedDevice
@@ -54,10 +55,10 @@ class Block:
         weakref.finalize(self, device.machine.free, self.state).atexit = False
 
 
-class SimulatedArray:
+class SimulatedArray(NDArrayOperatorsMixin):
     """An array like CuPy's. Its content must be copied to the host to be read there."""
 
-    __array_ufunc__ = None  # NumPy's arrays leave arithmetic with it to it
+    __hash__ = object.__hash__
     __slots__ = ("__weakref__", "_view", "base", "block")
 
     def __init__(self, block: Block, view: np.ndarray[Any, Any], base: SimulatedArray | None = None) -> None:
@@ -140,6 +141,15 @@ class SimulatedArray:
         return self
 
     # ------------------------------------------------------------------ content
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (), **options: Any) -> Any:
+        """Operators, which are functions of NumPy's."""
+        if method != "__call__":
+            return NotImplemented
+        if not out:
+            return apply(function.__name__, function, inputs, options)
+        mark_written(function.__name__, lambda target, *given: function(*given, out=target), out[0], inputs)
+        return out[0]
 
     def __getitem__(self, key: Any) -> SimulatedArray:
         return apply("getitem", lambda array, *places: array[_with(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]

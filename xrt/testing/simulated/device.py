@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,7 @@ class SimulatedModule:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-        self.linalg = _Linalg(self)
+        self.linalg = SimpleNamespace(det=lambda value: apply("det", np.linalg.det, (value,)))
 
     def __getattr__(self, name: str) -> Any:
         if name in PLAIN or name in TYPES:
@@ -373,20 +374,13 @@ def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any,
     mark_written(f"{name}.at", at, target, (*(places if several else (places,)), values))
 
 
-class _Linalg:
-    """The few functions of linear algebra that kernels use."""
-
-    def __init__(self, module: SimulatedModule) -> None:
-        self.det = lambda value: apply("det", np.linalg.det, (value,))
-
-
 def _holds(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds, value))
     return isinstance(value, SimulatedArray)
 
 
-# ---------------------------------------------------------------------- methods and operators of arrays
+# ---------------------------------------------------------------------- methods of arrays
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -405,60 +399,6 @@ for _name in (
     *("take", "trace", "transpose", "var", "view"),
 ):
     setattr(SimulatedArray, _name, _method(_name))
-
-
-def _operator(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
-    setattr(SimulatedArray, f"__r{name}__", lambda self, other: apply(name, function, (other, self)))
-
-    def in_place(self: SimulatedArray, other: Any) -> SimulatedArray:
-        mark_written(name, lambda target, given: function(target, given, out=target), self, (other,))
-        return self
-
-    setattr(SimulatedArray, f"__i{name}__", in_place)
-
-
-for _name, _function in {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.divide,
-    "floordiv": np.floor_divide,
-    "mod": np.remainder,
-    "pow": np.power,
-    "matmul": np.matmul,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "lshift": np.left_shift,
-    "rshift": np.right_shift,
-}.items():
-    _operator(_name, _function)
-
-
-def _comparison(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
-
-
-for _name, _function in {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}.items():
-    _comparison(_name, _function)
-
-
-def _unary(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self: apply(name, function, (self,)))
-
-
-for _name, _function in {"neg": np.negative, "invert": np.invert, "abs": np.absolute, "pos": np.positive}.items():
-    _unary(_name, _function)
-
-SimulatedArray.__hash__ = object.__hash__  # type: ignore[method-assign]  # comparisons took it away
 
 
 # The functions of NumPy that XRT calls and that this version of CuPy has, with the names of their arguments.
