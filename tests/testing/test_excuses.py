@@ -108,8 +108,8 @@ def test_conformance_calls_it_wrong(fault: str) -> None:
 @each_fault
 def test_fuzzing_calls_it_wrong(fault: str) -> None:
     fuzzer = Fuzzer([Planted(fault=fault)], bisects=False, kinds=("alone", "listed"))
-    fuzzer.run(range(12))
-    assert len(fuzzer.findings) >= 9
+    fuzzer.run(range(20))  # some graphs have no elements to lose
+    assert len(fuzzer.findings) >= 15
     assert fuzzer.counts["planted alone", Verdict.DECLINED] <= 3
 
 

@@ -270,7 +270,13 @@ FUNCTIONS = (activation, fast_growth, away_from_zero, division, power, slopes)
 
 def step(draft: GraphDraft) -> None:
     x = draft.want((F32,))
-    forms = (("Round", {}), ("Floor", {}), ("Ceil", {}), ("Sign", {}), ("ThresholdedRelu", {"alpha": 0.4}))
+    forms: tuple[tuple[str, dict[str, float]], ...] = (
+        ("Round", {}),
+        ("Floor", {}),
+        ("Ceil", {}),
+        ("Sign", {}),
+        ("ThresholdedRelu", {"alpha": 0.4}),
+    )
     op, attributes = draft.choose.pick((*forms, ("Shrink", {"lambd": 0.3, "bias": 0.1})))
     draft.node(op, [x], draft.like(x, x.bound + 1, steps=True), **attributes)
 
