@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.graph.tracing import F32, trace
@@ -43,6 +42,7 @@ def test_a_function_reads_well() -> None:
     assert parse(EXAMPLE) == function
 
 
+START = "function f(x: float32[2]) -> (y: ?) {\n  "
 EXAMPLE = """\
 function example(x: float32[N,3], c: bool[]) -> (y: float32[N,3], best: int64[N,1]) {
   opset ai.onnx 26
@@ -232,69 +232,3 @@ def test_a_function_that_is_a_plan_of_launches() -> None:
     assert "add_1 = xrt::Launch(x) {" in text
     assert '    engine = "ort{a=1}",' in text
     assert parse(text) == function
-
-
-# ---------------------------------------------------------------------- the short ways
-
-START = "function f(x: float32[2]) -> (y: ?) {\n  "
-
-RECURRING = (
-    START
-    + """
-  a: float32[2,3] = Relu(x) { alpha = 0.5, axis = 1 }
-  b: float32[2,3] = Relu(a) { alpha = 0.5, axis = 1 }
-  c: float32[2,N] = Other(b, _, a) {keep = [1, 2]}
-  const k: float32[2,3] = base64 "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-  d: float32[2,N] = com.other::Sum(c, k) @after_all on "cpu" after b, c
-}"""
-)
-"""Types, attributes and inputs that come again, as the printer writes them, and a little otherwise."""
-
-NEVER = re.compile(r"(?!)")
-
-
-def outcome(text: str) -> object:
-    try:
-        return parse(text)
-    except ModelError as error:
-        return str(error)
-
-
-def by_the_grammar(text: str) -> object:
-    """Return what comes of a text where nothing is taken at one look."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "text._PLAIN_START",
-            "text._PLAIN_NAMES",
-            "text._PLAIN_ATTRIBUTES",
-            "text._PLAIN",
-        ):
-            patch.setattr(f"xrt.formats.{name}", NEVER)
-        return outcome(text)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from([RECURRING, EXAMPLE]), st.data())
-@example(RECURRING, None)
-def test_what_is_taken_at_one_look_means_what_the_grammar_says(text: str, data: st.DataObject | None) -> None:
-    if data is not None:
-        position, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 12))
-        put = data.draw(st.one_of(st.just(""), st.text(max_size=3), st.sampled_from([*'(){}[]=,:@?"_#. ', *sorted(RESERVED)])))
-        text = text[:position] + put + text[position + length :]
-    assert outcome(text) == by_the_grammar(text)
-
-
-@pytest.mark.slow
-@given(functions())
-def test_any_function_is_read_alike_at_one_look(function: Function) -> None:
-    text = to_text(function)
-    assert outcome(text) == by_the_grammar(text)
-
-
-def test_types_that_are_written_alike_are_one_object() -> None:
-    function = parse(RECURRING)
-    assert isinstance(function, Function)
-    assert function.get_type("a") is function.get_type("b")
-    assert function.nodes[0].attributes is function.nodes[1].attributes
-    assert function.nodes[0].attributes == read_attributes({"axis": 1, "alpha": 0.5})

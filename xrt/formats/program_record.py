@@ -366,9 +366,9 @@ def _parse_value(name: Any, dtype: Any, shape: Any) -> Value:
         return Value(_text(name), TensorType(_DTYPES[dtype], None if shape is None else tuple(_dim(dim) for dim in _list(shape))))
     if shape is None:
         return Value(_text(name))
-    from xrt.formats.text import TypeParser  # few models have inputs or outputs that are not tensors
+    from xrt.formats.text import parse_type  # few models have inputs or outputs that are not tensors
 
-    return Value(_text(name), TypeParser(_text(shape)).type(0))
+    return Value(_text(name), parse_type(_text(shape)))
 
 
 _DTYPES = {dtype.text: dtype for dtype in DType}
