@@ -159,13 +159,12 @@ def test_other_methods_average_by_batches_and_do_not_mix() -> None:
 
 GOOD = CalibrationTable(method="minmax", ranges=(make_range(1, 0, 2),)).dumps()
 DAMAGED = {
-    "": "it is no JSON",
-    "[]": "it is no JSON object",
-    "{}": "it is no calibration table: its kind is 'None'",
-    GOOD.replace('"format": 1', '"format": 2'): "it has format 2, and this version of XRT reads 1",
-    GOOD.replace('"low": 0', '"low": 9'): "needs low <= high and least <= most at ranges[0]",
-    GOOD.replace('"low": 0', '"low": "x"'): "Expected `float`, got `str` at ranges[0].low",
-    GOOD.replace("0001", "000x"): "at ranges[0].key",
+    "": "line 1 is not JSON: Expecting value",
+    "[]": "it is a list, and a calibration table is an object",
+    "{}": "it is no calibration table: its kind is None",
+    GOOD.replace('"low": 0', '"low": 9'): "ranges[0]: needs low <= high and least <= most",
+    GOOD.replace('"low": 0', '"low": "x"'): "ranges[0].low: expected `float`, got `str`; it is 'x'",
+    GOOD.replace("0001", "000x"): "ranges[0].key: expected `str` matching regex",
     GOOD.replace('"name"', '"nick"'): "unknown field `nick`",
     GOOD.replace(
         "  ]", ', {"key": "' + f"{1:032x}" + '", "low": 0, "high": 0, "least": 0, "most": 0}]'

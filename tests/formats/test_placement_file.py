@@ -95,12 +95,6 @@ def alter(document: PlacementFile, change: Callable[[dict[str, Any]], object]) -
 WRONG_LOCKS = [
     (lambda f: f.update(kind="plan"), "kind", "it is no placement file: its kind is 'plan', not 'xrt placement'"),
     (lambda f: f.pop("kind"), "kind", "it is no placement file: its kind is None, not 'xrt placement'"),
-    (
-        lambda f: f.update(format=7, writer="9.0"),
-        "format",
-        "it has format 7, written by xrt 9.0, and this version of XRT reads 1; use the version that wrote it",
-    ),
-    (lambda f: f.update(format=True), "format", "it has format True, written by xrt 0.1.0, and this version of XRT reads 1; use"),
     (lambda f: f.update(plan=3), "plan", "expected `array`, got `int`; it is 3"),
     (lambda f: f["plan"][1].pop("at"), "plan[1]", "object missing required field `at`"),
     (lambda f: f["plan"][1].update(at=-1), "plan[1].at", "expected `int` >= 0; it is -1"),

@@ -1,34 +1,29 @@
 """Calibration tables: the observed range of each value of a model, as JSON with one line per value.
 
-msgspec checks the schema. Values are identified by `xrt.graph.hash_values`, so a table stays valid when values or nodes are
+Values are identified by `xrt.graph.hash_values`, so a table stays valid when values or nodes are
 renamed. The names in it are only for readers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from xrt.errors import CalibrationError
+from xrt.formats.documents import DocumentType
 from xrt.formats.output import replace_file
 from xrt.graph import Function, hash_values
 
-__all__ = ["FORMAT", "CalibrationTable", "RangeDifference", "ValueRange"]
+__all__ = ["CalibrationTable", "RangeDifference", "ValueRange"]
 
-KIND = "xrt calibration table"
-FORMAT = 1
-"""Version of the text: the one written, and the only one read."""
-MOST_BYTES = 64 << 20
-
-Text: TypeAlias = Annotated[str, Meta(max_length=4000)]
+MOST_TEXT = 4000
+Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 
@@ -150,26 +145,15 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def dumps(self) -> str:
         """Serialize to JSON with one line per value; equal tables give equal text."""
-        facts = {"kind": KIND, "format": FORMAT, "method": self.method, "parameters": dict(self.parameters)}
-        rows = [f"    {json.dumps(msgspec.to_builtins(found))}" for found in self.ranges]
-        head = [f"  {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in facts.items()]
-        body = '  "ranges": [' + ("\n" + ",\n".join(rows) + "\n  ]" if rows else "]")
-        return "{\n" + ",\n".join([*head, body]) + "\n}\n"
+        return _TYPE.dumps(self)
 
     @classmethod
-    def loads(cls, data: str | bytes) -> Self:
+    def loads(cls, data: str | bytes) -> CalibrationTable:
         """Parse a table; raises CalibrationError with the reason if it is invalid."""
-        facts = _parse(data)
-        kind, version = facts.pop("kind", None), facts.pop("format", None)
-        if kind != KIND:
-            raise CalibrationError(f"it is no calibration table: its kind is {str(kind)[:80]!r}, not {KIND!r}")
-        if type(version) is not int or version != FORMAT:
-            raise CalibrationError(f"it has format {str(version)[:20]}, and this version of XRT reads {FORMAT}; calibrate again")
         try:
-            table = msgspec.convert(facts, cls)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            reason = re.sub(r" - at `[$][.]?(.*)`", r" at \1", str(error))
-            raise CalibrationError(f"it breaks the schema: {reason}") from None
+            table = _TYPE.loads(data)
+        except ValueError as error:
+            raise CalibrationError(str(error)) from None
         if len(table) != len(table.ranges):
             raise CalibrationError("it has two ranges of one value; remove one")
         return table
@@ -183,17 +167,16 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise CalibrationError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a table; raises CalibrationError if the file is missing, corrupt or of another format."""
+    def load(cls, path: str | os.PathLike[str]) -> CalibrationTable:
+        """Read a table; raises CalibrationError if the file is missing or corrupt."""
         try:
-            if Path(path).exists() and not Path(path).is_file():
-                raise CalibrationError("it is not a regular file")
-            with Path(path).open("rb") as file:
-                # One byte more than allowed, so that `_parse` detects a file that is too large.
-                return cls.loads(file.read(MOST_BYTES + 1))
+            return cls.loads(_TYPE.read_bytes(Path(path)))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise CalibrationError(f"cannot read the calibration table {os.fspath(path)!r}: {reason}") from error
+
+
+_TYPE = DocumentType("xrt calibration table", "calibration table", CalibrationTable, 64 << 20, MOST_TEXT)
 
 
 def _distance(a: ValueRange, b: ValueRange) -> float:
@@ -201,15 +184,3 @@ def _distance(a: ValueRange, b: ValueRange) -> float:
     width = max(a.high - a.low, b.high - b.low)
     moved = max(abs(a.low - b.low), abs(a.high - b.high))
     return moved / width if width else moved
-
-
-def _parse(data: str | bytes) -> dict[str, Any]:
-    if len(data) > MOST_BYTES:
-        raise CalibrationError(f"it has more than {MOST_BYTES >> 20} MB, and no calibration table has")
-    try:
-        facts = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise CalibrationError(f"it is no JSON: {error}") from None
-    if not isinstance(facts, dict):
-        raise CalibrationError("it is no JSON object")
-    return facts

@@ -1,19 +1,13 @@
 """Placement files: one JSON format for lockfiles, stored decisions and cost tables; serving configurations.
 
-Names are sorted, with one fact per line, so that diffs are readable. msgspec checks the schema, `PlacementFile`; each kind of
-file fills some of its sections. The text may be hand-merged or untrusted, so size, syntax, kind and version are checked
-first. `xrt.placement` and `xrt.partition.cost_table` define the meaning of the sections.
+Each kind of file fills some sections of the schema, `PlacementFile`; `xrt.formats.documents` describes the text. `xrt.placement`
+and `xrt.partition.cost_table` define the meaning of the sections.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import stat
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -22,10 +16,10 @@ from msgspec import Meta, Struct
 
 from xrt.errors import BundleError, PlacementFileError
 from xrt.formats.calibration_table import CalibrationTable
+from xrt.formats.documents import DocumentError, DocumentType
 from xrt.formats.output import replace_file
 
 __all__ = [
-    "FORMAT",
     "MOST_TEXT",
     "BalancedValue",
     "Baseline",
@@ -198,10 +192,6 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """The ranges that plans were quantized with."""
 
 
-KIND = "xrt placement"
-FORMAT = 1
-"""Version of the text: the one written, and the only one read."""
-MOST_BYTES = 16 << 20
 MOST_CANDIDATES = 64
 
 
@@ -328,6 +318,50 @@ class CostRecords(Record, frozen=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
 
 
+Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+class ServingRow(Record, frozen=True):
+    """One point of the sweep; `xrt.placement.throughput.ServingCandidate` documents the fields."""
+
+    batch: PositiveCount
+    instances: PositiveCount
+    threads: PositiveCount
+    concurrency: PositiveCount
+    verdict: Text
+    plan: Text = ""
+    rate: Quantity | None = None
+    p50: Quantity | None = None
+    p99: Quantity | None = None
+    memory: Bytes | None = None
+    note: Text = ""
+
+
+class ServingRecord(Record, frozen=True):
+    """A serving configuration and its sweep; `xrt.placement.throughput` documents the fields."""
+
+    batch: PositiveCount
+    instances: PositiveCount
+    threads: PositiveCount
+    concurrency: PositiveCount
+    rate: Quantity
+    p50: Quantity
+    p99: Quantity
+    bound: Quantity | None = None
+    """None if latency was not limited."""
+    dim: Text = ""
+    sizes: tuple[PositiveCount, ...] = ()
+    plans: tuple[Text, ...] = ()
+    memory: Bytes = 0
+    rows: Annotated[tuple[ServingRow, ...], Meta(max_length=512)] = ()
+
+    def __post_init__(self) -> None:
+        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
+            raise ValueError("needs sizes that ascend from 1 to the batch")
+
+
 class PlacementFile(Record, frozen=True, kw_only=True):
     """A placement: the chosen plan, its model and machine, the comparison, and the costs.
 
@@ -364,23 +398,18 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     """Serving configuration, if it was tuned."""
 
 
-# ---------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------- files
+
+_TYPE = DocumentType("xrt placement", "placement file", PlacementFile, 16 << 20, MOST_TEXT)
+dumps = _TYPE.dumps
 
 
-def dumps(document: PlacementFile) -> str:
-    """Serialize a document; equal documents give equal text."""
-    return f"{_lay_out({'kind': KIND, 'format': FORMAT, **msgspec.to_builtins(document)}, '')}\n"
-
-
-def _lay_out(value: Any, indent: str) -> str:
-    """Format JSON with one line per entry; items of a list are one line each."""
-    inner = f"{indent}  "
-    if isinstance(value, dict) and value:
-        rows = [f"{inner}{json.dumps(name)}: {_lay_out(value[name], inner)}" for name in sorted(value)]
-        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
-    if isinstance(value, list | tuple) and value:
-        return "[\n" + ",\n".join(f"{inner}{json.dumps(row, sort_keys=True)}" for row in value) + f"\n{indent}]"
-    return json.dumps(value)
+def loads(data: str | bytes) -> PlacementFile:
+    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
+    try:
+        return _TYPE.loads(data)
+    except DocumentError as error:
+        raise PlacementFileError(str(error), position=error.position) from None
 
 
 def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
@@ -400,14 +429,11 @@ def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> No
         raise PlacementFileError(f"cannot write {name!r}: {error.strerror}", file=name) from error
 
 
-# ---------------------------------------------------------------------- reading
-
-
 def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
-    """Read a document; raises PlacementFileError with the path if it is missing, corrupt or too new."""
+    """Read a document; raises PlacementFileError with the path if it is missing or corrupt."""
     name = os.fspath(path)
     try:
-        return loads(_read_bytes(Path(path)))
+        return loads(_TYPE.read_bytes(Path(path)))
     except FileNotFoundError:
         raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the path
@@ -415,159 +441,6 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
         remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
         position = getattr(error, "position", "")
         raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
-
-
-def _read_bytes(path: Path) -> bytes:
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise PlacementFileError("it is not a regular file")  # opening a pipe may block forever
-    with path.open("rb") as file:
-        # One byte more than allowed, so that `_parse` detects a file that is too large.
-        return file.read(MOST_BYTES + 1)
-
-
-def loads(data: str | bytes) -> PlacementFile:
-    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
-    facts = _parse(data)
-    kind, version = facts.pop("kind", None), facts.pop("format", None)
-    if kind != KIND:
-        raise PlacementFileError(f"it is no placement file: its kind is {_show(kind)}, not {KIND!r}", position="kind")
-    if type(version) is not int or version != FORMAT:
-        writer = facts.get("writer")
-        by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 and writer.isprintable() else ""
-        reads = f"this version of XRT reads {FORMAT}; use the version that wrote it"
-        raise PlacementFileError(f"it has format {_show(version)}{by}, and {reads}", position="format")
-    if unknown := next((name for name in facts if name not in PlacementFile.__struct_fields__), None):
-        raise PlacementFileError(f"the document: unknown name {_show(unknown)}")  # _locate could mistake the name for a position
-    try:
-        return msgspec.convert(facts, PlacementFile)
-    except msgspec.ValidationError as error:
-        raise _locate(str(error), facts) from None
-    except UnicodeEncodeError as error:  # a lone surrogate in place of a field name
-        raise PlacementFileError(f"the document: unknown name {_show(error.object)}") from None
-
-
-def _parse(data: str | bytes) -> dict[str, Any]:
-    if len(data) > MOST_BYTES:
-        raise PlacementFileError(f"it has more than {MOST_BYTES >> 20} MB, and no placement file has")
-    try:
-        text = data if isinstance(data, str) else data.decode("utf-8")
-        facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_Constant)
-    except RecursionError:
-        raise PlacementFileError("it is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        hint = "; was it merged by hand?" if "<<<<<<<" in text else ""
-        raise PlacementFileError(f"line {error.lineno} is not JSON: {error.msg}{hint}") from None
-    except UnicodeDecodeError as error:
-        raise PlacementFileError(f"byte {error.start} is not UTF-8") from None
-    except PlacementFileError:
-        raise
-    except ValueError as error:  # an integer with thousands of digits
-        raise PlacementFileError(f"it holds a number that cannot be read: {error}") from None
-    if not isinstance(facts, dict):
-        raise PlacementFileError(f"it is {_show(facts)}, and a placement file is an object")
-    return facts
-
-
-def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise PlacementFileError(f"it has {_show(twice)} twice; was it merged by hand?")
-    return found
-
-
-class _Constant:
-    """NaN or an infinity, which no field of the schema allows."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-# A message of msgspec with the position at its end. A name in the message may look like a position too.
-_ERROR = re.compile(r"(.*) - at (?:`key` in )?`\$(\S*)`", re.DOTALL)
-_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-
-
-def _locate(message: str, facts: Any) -> PlacementFileError:
-    """Build an error from msgspec's message, with the position and the value there if it is short."""
-    found = _ERROR.fullmatch(message)
-    reason, path = found.groups("") if found else (message, "")
-    value, position = facts, ""
-    with suppress(LookupError, TypeError, ValueError, AttributeError):  # missing step: use the position so far
-        for name, index in _STEP.findall(path):
-            if index == "...":  # msgspec omits the key of a map; all maps contain texts
-                step: Any = next((key for key, one in value.items() if not isinstance(one, str) or len(one) > MOST_TEXT), "")
-            else:
-                step = int(index) if index else name
-            value = value[step] if isinstance(value, list) else value.get(step)
-            position += f"[{step}]" if index.isdigit() else f".{ascii(step)[1:-1][:40]}"
-    position = position.removeprefix(".")
-    if isinstance(value, _Constant):
-        return PlacementFileError(f"{position}: {value} is no number of a placement file", position=position)
-    is_scalar = reason.startswith("Expected") and not isinstance(value, dict | list)
-    shown = f"; it is {_show(value)}" if is_scalar else ""
-    reason = reason[:1].lower() + (reason if reason.isprintable() else ascii(reason)[1:-1])[1:300]  # may contain a long name
-    return PlacementFileError(f"{position or 'the document'}: {reason}{shown}", position=position)
-
-
-def _show(value: object) -> str:
-    """Format a value for an error, abbreviated."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    shown = ascii(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
-PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
-Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
-
-
-class ServingRow(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One point of the sweep; `xrt.placement.throughput.ServingCandidate` documents the fields."""
-
-    batch: PositiveCount
-    instances: PositiveCount
-    threads: PositiveCount
-    concurrency: PositiveCount
-    verdict: Text
-    plan: Text = ""
-    rate: Quantity | None = None
-    p50: Quantity | None = None
-    p99: Quantity | None = None
-    memory: Bytes | None = None
-    note: Text = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data."""
-        return msgspec.structs.asdict(self)
-
-
-class ServingRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A serving configuration and its sweep; `xrt.placement.throughput` documents the fields."""
-
-    batch: PositiveCount
-    instances: PositiveCount
-    threads: PositiveCount
-    concurrency: PositiveCount
-    rate: Quantity
-    p50: Quantity
-    p99: Quantity
-    bound: Quantity | None = None
-    """None if latency was not limited."""
-    dim: Text = ""
-    sizes: tuple[PositiveCount, ...] = ()
-    plans: tuple[Text, ...] = ()
-    memory: Bytes = 0
-    rows: Annotated[tuple[ServingRow, ...], Meta(max_length=512)] = ()
-
-    def __post_init__(self) -> None:
-        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
-            raise ValueError("needs sizes that ascend from 1 to the batch")
 
 
 def spell_serving(record: ServingRecord | None) -> str:

@@ -18,7 +18,6 @@ from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import LazyEngine, RecordedSupportEngine
 from xrt.errors import DeviceError, LockError, PlacementFileError, PlanError
 from xrt.formats.placement_file import (
-    FORMAT,
     MOST_CANDIDATES,
     Baseline,
     CandidateRecord,
@@ -303,7 +302,7 @@ def make_decision_key(request: PlacementRequest) -> Signature | None:
     if CODE_UNKNOWN in codes:
         return None
     named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
-    own = (("decision", f"{FORMAT} of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
+    own = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
     terms = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
     places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
