@@ -62,7 +62,7 @@ def main(folder: Path, spec: str, *, strict: bool) -> None:
         warnings.simplefilter("always")
         results = made(X).tolist()
         disk = cache.statistics.disk
-        left = [str(path) for path in folder.glob("xrt-cache-1/work/*")]
+        left = [str(path) for path in folder.glob("xrt-cache/work/*")]
         try:
             made.save(folder / "full.xrt")
             told = ""

@@ -76,10 +76,10 @@ def test_each_ingredient_changes_the_key(change: str) -> None:
     assert changed.difference(base)
 
 
-def test_the_machine_and_the_format_are_ingredients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_and_the_version_are_ingredients(monkeypatch: pytest.MonkeyPatch) -> None:
     before = made()
-    monkeypatch.setattr(signature, "FORMAT_VERSION", signature.FORMAT_VERSION + 1)
-    assert made().difference(before) == ("format",)
+    monkeypatch.setattr(signature, "__version__", "99")
+    assert made().difference(before) == ("xrt",)
     monkeypatch.undo()
     monkeypatch.setattr(signature, "describe_machine", lambda: "another")
     assert made().difference(before) == ("machine",)

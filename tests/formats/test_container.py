@@ -32,7 +32,7 @@ def forged(sections: list[dict[str, object]], body: bytes = bytes(64), **head: i
     """A container whose checksums are right, and whose table says what we like."""
     table = json.dumps({"kind": "test", "sections": [[*section.values()] for section in sections]}).encode()
     start, size = head.get("start", ALIGNMENT + len(body)), head.get("size", len(table))
-    packed = struct.pack("<8sIQQI", MAGIC, head.get("version", 1), start, size, zlib.crc32(table))
+    packed = struct.pack("<8sQQI", MAGIC, start, size, zlib.crc32(table))
     front = packed + struct.pack("<I", zlib.crc32(packed))
     return front + bytes(ALIGNMENT - len(front)) + body + table
 
@@ -92,13 +92,9 @@ def test_announced_sizes_are_not_believed(forgery: str) -> None:
     assert peak < 1_000_000
 
 
-def test_other_kinds_and_versions_are_refused_by_name() -> None:
+def test_other_kinds_are_refused_by_name() -> None:
     with pytest.raises(BundleError, match="it is a 'test' file, not a 'bundle' file"):
         Container(memoryview(container()), "bundle")
-    with pytest.raises(
-        BundleError, match="it has container version 2, and this version of XRT reads 1; read it with the version"
-    ):
-        Container(memoryview(forged([], version=2)), "test")
 
 
 @pytest.mark.slow

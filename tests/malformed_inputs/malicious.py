@@ -292,17 +292,16 @@ def locks() -> Mapping[str, Crafted]:
     """Return locks that nest, repeat and announce."""
     row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
     one = '"name {}": 1'.format
-    head = '"kind": "xrt placement", "format": 1, "model": {"nodes": "3"}'
+    head = '"kind": "xrt placement", "model": {"nodes": "3"}'
     made = {
         "objects nested 100000 deep": '{"kind": ' * 100_000,
         "lists nested 100000 deep": '{"plan": ' + "[" * 100_000,
-        "a format from the future": '{"kind": "xrt placement", "format": 99, "writer": "7.0"}',
-        "a format of 5000 digits": '{"kind": "xrt placement", "format": ' + "9" * 5000 + "}",
+        "a budget of 5000 digits": '{"kind": "xrt placement", "search": {"budget": ' + "9" * 5000 + "}}",
         "a million nodes of nothing": f'{{{head}, "plan": [{row.replace(": 1,", ": 9999999,")}]}}',
         "one node a hundred thousand times": f'{{{head}, "plan": [{", ".join([row] * 100_000)}]}}',
         "one name a hundred thousand times": "{" + ", ".join(['"kind": 1'] * 100_000) + "}",
         "lists in lists without end": f'{{{head}, "plan": [{"[]," * 200_000}[]]}}',
-        "a number that is none": '{"kind": "xrt placement", "format": Infinity}',
+        "a number that is none": '{"kind": "xrt placement", "search": {"budget": Infinity}}',
         "another kind of file": '{"kind": "a recipe"}',
         "a name that looks like an item of a list": f'{{{head}, "plan": [], "x` - at `$.plan[99999]": 1}}',
         "a name that looks like a field of a text": f'{{{head}, "writer": "a", "x` - at `$.writer.foo": 1}}',

@@ -14,7 +14,7 @@ from xrt.formats.container import ALIGNMENT, ContainerWriter, read_table
 
 __all__ = ["alter_section", "alter_table", "reseal"]
 
-_HEAD = struct.Struct("<8sIQQI")
+_HEAD = struct.Struct("<8sQQI")
 _INSIDE = (alter_field, alter_field, renumber, *BLIND)
 _TABLE = (renumber, renumber, renumber, *BLIND)
 
@@ -41,9 +41,9 @@ def alter_table(data: bytes, chance: Random) -> bytes:
     table = _table(data)
     if table is None:
         return data
-    magic, version, start, _, _ = _HEAD.unpack(data[: _HEAD.size])
+    magic, start, _, _ = _HEAD.unpack(data[: _HEAD.size])
     table = mutate(table, _TABLE, chance)
-    head = _HEAD.pack(magic, version, start, len(table), zlib.crc32(table))
+    head = _HEAD.pack(magic, start, len(table), zlib.crc32(table))
     return (head + struct.pack("<I", zlib.crc32(head))).ljust(ALIGNMENT, b"\0") + data[ALIGNMENT:start] + table
 
 
@@ -62,7 +62,7 @@ def _table(data: bytes) -> bytes | None:
     if len(data) < ALIGNMENT:
         return None
     head = data[: _HEAD.size]
-    _, _, start, size, checksum = _HEAD.unpack(head)
+    _, start, size, checksum = _HEAD.unpack(head)
     table = data[start : start + size]
     return (
         table

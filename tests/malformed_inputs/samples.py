@@ -216,7 +216,7 @@ def cache_entries() -> tuple[Files, ...]:
 def weight_hashes() -> tuple[Files, ...]:
     """Return the stored hashes of a model file's weights."""
     weights = {"w": ["01" * 32, []], "v": ["00" * 32, [1, 2, 3, 4, 5]]}
-    facts = {"format": 2, "path": "/nowhere/model.onnx", "stamp": [1, 2, 3, 4, 5], "weights": weights}
+    facts = {"path": "/nowhere/model.onnx", "stamp": [1, 2, 3, 4, 5], "weights": weights}
     return ({"weights.json": json.dumps(facts).encode()},)
 
 
@@ -232,7 +232,7 @@ def model_plans() -> tuple[Files, ...]:
     program |= {"engines": ["ort", "tvm{opt_level=2}"], "implicit": None, "function": "", "plan": ""}
     files = [["/nowhere/model.onnx", [1, 2, 3, 4, 5]]]
     ends = {"inputs": values[0], "outputs": values[2]}
-    facts = {"format": 2, "facts": {}, "files": files, **ends, "programs": [program]}
+    facts = {"facts": {}, "files": files, **ends, "programs": [program]}
     return ({"plans.json": json.dumps(facts).encode()},)
 
 

@@ -109,7 +109,7 @@ def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, mo
 
 
 def tmp_entries(path: Path) -> Path:
-    return path.parent / "cache" / "xrt-cache-1" / "entries"
+    return path.parent / "cache" / "xrt-cache" / "entries"
 
 
 # ---------------------------------------------------------------------- files
@@ -130,7 +130,7 @@ def test_a_damaged_plan_counts_as_none_and_is_reported_once(path: Path, at: int)
 
 def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
     expected = module(path)(*inputs())
-    shutil.rmtree(path.parent / "cache" / "xrt-cache-1" / "entries")
+    shutil.rmtree(path.parent / "cache" / "xrt-cache" / "entries")
     np.testing.assert_array_equal(module(path)(*inputs()), expected)
     assert uses_plan(module(path))
 
@@ -143,8 +143,8 @@ def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
     facts["programs"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
     with pytest.raises(BundleError, match="it holds no programs: ValueError: launch 'xrt_ort_0' does not fit the others"):
         parse(json.dumps(facts).encode())
-    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":2', b'"format":9')):
-        with pytest.raises(BundleError, match=r"^it holds no programs|^it has record format 9, and this version of XRT reads 2"):
+    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"files":', b'"places":')):
+        with pytest.raises(BundleError, match=r"^it holds no programs"):
             parse(damaged)
 
 

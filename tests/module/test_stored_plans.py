@@ -62,7 +62,7 @@ def module(path: Path, engine: Any = "ort", **options: Any) -> XRTModule:
 
 
 def files(path: Path) -> list[Path]:
-    return sorted((path.parent / "cache" / "xrt-cache-1" / "plans").glob("*.xrt"))
+    return sorted((path.parent / "cache" / "xrt-cache" / "plans").glob("*.xrt"))
 
 
 real = partition.partition

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
         open_cache as open_cache,
     )
     from xrt.cache.records import Records as Records, Store as Store
-    from xrt.cache.signature import FORMAT_VERSION as FORMAT_VERSION, Signature as Signature, make_signature as make_signature
+    from xrt.cache.signature import Signature as Signature, make_signature as make_signature
 
 _MODULES = {
     "xrt.cache.disk": ("CompileRequest", "DiskStatistics", "DiskTier", "find_cache_directory", "open_disk_tier", "parse_size"),
     "xrt.cache.memory": ("CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"),
     "xrt.cache.records": ("Records", "Store"),
-    "xrt.cache.signature": ("FORMAT_VERSION", "Signature", "make_signature"),
+    "xrt.cache.signature": ("Signature", "make_signature"),
 }
 
 __all__ = [*list_names(_MODULES)]

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["ENTRIES", "CacheEntry", "CacheListing", "Miss", "StoredFailure", "explain_misses", "list_entries"]
 
 _KIND = "cache entry"
-FORMAT = 1
-"""Version of the JSON text; others are rejected."""
 _ENTRY, _EXECUTABLE = "entry", "executable"
 
 
@@ -65,12 +63,10 @@ class CacheEntry:
 def _read(path: Path) -> CacheEntry:
     container = Container.open(path, _KIND)
     match json.loads(bytes(container.section(_ENTRY))):
-        case {"format": int(version)} if version != FORMAT:
-            raise CacheError(f"its entry has format {version}, and this version of XRT reads {FORMAT}")
-        case {"format": int(), "ingredients": list(pairs), "failure": failure}:
+        case {"ingredients": list(pairs), "failure": failure}:
             signature = Signature(tuple((str(name), str(value)) for name, value in pairs))
         case _:
-            raise CacheError("its entry has no format, no signature or no failure")
+            raise CacheError("its entry has no signature or no failure")
     if signature.key != path.stem:
         raise CacheError("it is the entry of another signature")
     if failure is None:
@@ -87,7 +83,7 @@ def _parse_failure(failure: object) -> StoredFailure:
 
 def _write(file: BinaryIO, entry: CacheEntry) -> None:
     writer = ContainerWriter(file, _KIND)
-    values = {"format": FORMAT, "ingredients": entry.signature.ingredients, "failure": entry.failure and asdict(entry.failure)}
+    values = {"ingredients": entry.signature.ingredients, "failure": entry.failure and asdict(entry.failure)}
     writer.add(_ENTRY, json.dumps(values).encode())
     if entry.data is not None:
         writer.add(_EXECUTABLE, entry.data)

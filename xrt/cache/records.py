@@ -1,11 +1,11 @@
 """Typed records in a cache directory: trust checks, atomic writes, locks, eviction and sweeps, once for all kinds.
 
-    <directory>/xrt-cache-1/entries/ab/abcd....xrt    an executable or a compile failure, by signature
-    <directory>/xrt-cache-1/plans/....xrt             the compiled programs of a model file
-    <directory>/xrt-cache-1/<kind>/....json           smaller records: costs, decisions, support answers, weight hashes, ...
-    <directory>/xrt-cache-1/locks/abc                 held while a record with this prefix is created
-    <directory>/xrt-cache-1/kept/tvm                  persistent data of an engine about this machine
-    <directory>/xrt-cache-1/work/PID-....             working folder of a process
+    <directory>/xrt-cache/entries/ab/abcd....xrt    an executable or a compile failure, by signature
+    <directory>/xrt-cache/plans/....xrt             the compiled programs of a model file
+    <directory>/xrt-cache/<kind>/....json           smaller records: costs, decisions, support answers, weight hashes, ...
+    <directory>/xrt-cache/locks/abc                 held while a record with this prefix is created
+    <directory>/xrt-cache/kept/tvm                  persistent data of an engine about this machine
+    <directory>/xrt-cache/work/PID-....             working folder of a process
 
 A record is JSON text, or a container with a JSON section if it has binary data; never Python code. Files are written in ``work``
 and renamed, so readers never see partial files; leftovers of killed processes stay in ``work``. There is no fsync: after a power
@@ -315,9 +315,6 @@ class Records(Generic[T]):
 
 # ---------------------------------------------------------------------- the directory
 
-_LAYOUTS = "xrt-cache-"
-LAYOUT = f"{_LAYOUTS}1"
-"""The folder of this layout; other layouts have their own folder in the same directory."""
 _NO_RECORDS = ("kept", "locks", "work")
 """Folders without records: nothing in them is evicted or counts towards the limit."""
 PATIENCE = 600.0
@@ -352,7 +349,7 @@ class Store:
         """Beyond ``limit`` bytes the least recently used records are evicted."""
         self.directory = directory
         self.limit = limit
-        self.root = directory / LAYOUT
+        self.root = directory / "xrt-cache"
         self.kept = self.root / "kept"
         """Persistent data of engines, one folder each; cleared, but never evicted."""
         self.troubles = 0
@@ -519,14 +516,13 @@ class Store:
         return len(left)
 
     def clear(self) -> None:
-        """Remove everything XRT stores in the directory, other layouts too; concurrent compiles may lose their entries."""
+        """Remove everything XRT stores in the directory; concurrent compiles may lose their entries."""
         import shutil
 
-        for folder in self.directory.glob(f"{_LAYOUTS}*"):
-            if folder.is_symlink():
-                folder.unlink(missing_ok=True)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
+        if self.root.is_symlink():
+            self.root.unlink()
+        else:
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 def _why_not_usable(directory: Path) -> str | None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODE_UNKNOWN",
-    "FORMAT_VERSION",
     "Signature",
     "describe_machine",
     "hash_sources",
@@ -32,10 +31,6 @@ __all__ = [
     "make_engine_key",
     "make_signature",
 ]
-
-FORMAT_VERSION = 1
-"""Increased when XRT changes its lowering to engines for the same Function."""
-
 
 CODE_UNKNOWN = "unknown"
 """Ingredient ``code`` of an engine without a source file, such as a class defined at a prompt."""
@@ -94,7 +89,7 @@ def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str
     kind = engine.implementation
     return Signature(
         (
-            ("format", f"{FORMAT_VERSION} of xrt {__version__}"),
+            ("xrt", __version__),
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
             *make_context_key(context),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WEIGHT_HASHES", "WeightHashStore", "WeightHashes"]
 
-FORMAT = 2
 WORTHWHILE = 1 << 20
 """Weights from this many bytes on are worth storing: below, hashing is faster."""
 DIGEST = 32
@@ -43,12 +42,10 @@ class WeightHashes(NamedTuple):
 
 def _dump(record: WeightHashes) -> dict[str, Any]:
     weights = {name: (digest.hex(), place) for name, (digest, place) in record.weights.items()}
-    return {"format": FORMAT, "path": record.path, "stamp": record.stamp, "weights": weights}
+    return {"path": record.path, "stamp": record.stamp, "weights": weights}
 
 
 def _parse(facts: Any) -> WeightHashes:
-    if facts["format"] != FORMAT:
-        raise ValueError(f"its format is {facts['format']!r}, and this version of XRT reads {FORMAT}")
     weights = {name: (bytes.fromhex(digest), tuple(place)) for name, (digest, place) in facts["weights"].items()}
     if any(len(digest) != DIGEST for digest, _ in weights.values()):
         raise ValueError("a digest has another length")

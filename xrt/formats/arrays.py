@@ -1,7 +1,8 @@
-"""Arrays from untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), and the encoding of examples."""
+"""Arrays in files: untrusted ``.npy`` and ``.npz`` files (no pickles, sizes are checked), examples and session state."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,18 +10,32 @@ import stat
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from xrt.errors import BundleError, InputError
+from xrt.errors import BundleError, InputError, ModelError
+from xrt.formats.container import Container, ContainerWriter
+from xrt.formats.output import replace_file
 from xrt.graph import DType
 
-__all__ = ["Example", "decode_example", "encode_example", "is_encodable", "read_npy", "read_npz"]
+__all__ = [
+    "Example",
+    "decode_example",
+    "encode_example",
+    "is_encodable",
+    "read_npy",
+    "read_npz",
+    "read_session",
+    "write_session",
+]
 
+Array: TypeAlias = np.ndarray[Any, Any]
+Named: TypeAlias = tuple[tuple[str, Array], ...]
 # Limits on the expanded size of an archive: always this many bytes, beyond that a multiple of its size.
 # Deflate compresses zeros a thousandfold, so a small archive could otherwise fill the memory.
 LARGEST_FREE = 64 << 20
@@ -29,118 +44,122 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_ADVICE = "write one with numpy.save or numpy.savez"
-# NumPy parses headers with Python's parser, which raises these; MemoryError for too many brackets.
-_PARSER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
-# Raised by NumPy and zipfile for malformed files.
-_BROKEN = (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, *_PARSER)
+# Raised by NumPy and zipfile for malformed files. NumPy parses headers with Python's parser, which raises those of the second
+# line, MemoryError for too many brackets. RuntimeError: the archive is encrypted.
+_MALFORMED = (
+    *(ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, RuntimeError),
+    *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),
+)
 
 
-def read_npy(path: Path) -> np.ndarray[Any, Any]:
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of arrays; errors inside become InputError with the path."""
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"cannot read {path}: it is no file")
+        with path.open("rb") as file:
+            yield file
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"there is no input file {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except _MALFORMED as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        advice = "write one with numpy.save or numpy.savez"
+        raise InputError(f"{path} is not a .npy or .npz file of numbers: {reason}; {advice}") from error
+
+
+def read_npy(path: Path) -> Array:
     """Read a ``.npy`` file; raises InputError with the path if it is not one."""
-    with _opened(path) as file:
+    with _open(path) as file:
         if zipfile.is_zipfile(file):
             raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
         file.seek(0)
-        try:
-            return _array(file, os.fstat(file.fileno()).st_size)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        except _BROKEN as error:
-            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_describe(error)}; {_ADVICE}") from error
+        return _read_npy(file, os.fstat(file.fileno()).st_size)
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def read_npz(path: Path) -> dict[str, Array]:
     """Read the arrays of a ``.npz`` file by name; raises InputError with the path if it is not one.
 
     Nothing is extracted to disk, so member names cannot escape a directory.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         if file.read(6) == b"\x93NUMPY":
             raise InputError(f"{path} holds one array, not an archive of several; write NAME={path}")
-        file.seek(0)
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return _members(archive, os.fstat(file.fileno()).st_size)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-        except (*_BROKEN, RuntimeError) as error:  # RuntimeError: the archive is encrypted
-            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_describe(error)}; {_ADVICE}") from error
+        size = os.fstat(file.fileno()).st_size
+        arrays: dict[str, Array] = {}
+        with zipfile.ZipFile(file) as archive:
+            expanded = sum(member.file_size for member in archive.infolist())
+            if expanded > LARGEST_FREE + LARGEST_RATIO * size:
+                raise ValueError(
+                    f"it has {size} bytes and says that it expands to {expanded}, more than {LARGEST_RATIO} times as many; "
+                    "numpy.savez writes without compression"
+                )
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"two of its arrays are named {name!r}")
+                with archive.open(member) as content:
+                    arrays[name] = _read_npy(content, member.file_size)
+                    content.read(1)  # reading past the end makes zipfile verify the checksum
+        return arrays
 
 
-def _describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:200] or type(error).__name__
-
-
-def _opened(path: Path) -> IO[bytes]:
-    try:
-        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            raise InputError(f"cannot read {path}: it is no file")
-        return path.open("rb")
-    except FileNotFoundError:
-        raise InputError(f"there is no input file {path}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray[Any, Any]]:
-    members = archive.infolist()
-    expanded = sum(member.file_size for member in members)
-    if expanded > LARGEST_FREE + LARGEST_RATIO * size:
-        raise ValueError(
-            f"it has {size} bytes and says that it expands to {expanded}, more than {LARGEST_RATIO} times as many; "
-            "numpy.savez writes without compression"
-        )
-    arrays = {}
-    for member in members:
-        name = member.filename.removesuffix(".npy")
-        if name in arrays:
-            raise ValueError(f"two of its arrays are named {name!r}")
-        with archive.open(member) as file:
-            arrays[name] = _array(file, member.file_size)
-            file.read(1)  # reading past the end makes zipfile verify the checksum
-    return arrays
-
-
-def _array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
-    """Read the array at the current position of a file with ``size`` bytes in total.
-
-    Raises ValueError, before allocating, if the size in the header differs.
-    """
+def _read_npy(file: IO[bytes], size: int) -> Array:
+    """Read the array in a file of ``size`` bytes; raises ValueError, before allocating, if its header announces another size."""
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"it is of version {version}, which has names of fields in UTF-8, and no model's input has fields")
     shape, is_fortran, dtype = _HEADERS[version](file)
-    _check_numbers(shape, dtype)
-    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if needed != given:
-        raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {given} follow")
-    array = np.frombuffer(_read(file, needed), dtype)
-    return array.reshape(shape, order="F" if is_fortran else "C")
-
-
-def _check_numbers(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never read")
     if dtype.itemsize == 0 or min(shape, default=0) < 0:
         raise ValueError(f"its header announces {list(shape)} of {dtype}, which no array can be")
+    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != given:
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {given} follow")
+    data = bytearray(file.read(needed))
+    if len(data) != needed:
+        raise EOFError(f"it ends after {len(data)} of {needed} bytes")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read(file: IO[bytes], size: int) -> bytearray:
-    """Read ``size`` bytes, allocating memory only as they arrive; raises EOFError if there are fewer."""
-    data = bytearray()
-    while len(data) < size:
-        part = file.read(min(size - len(data), 1 << 20))
-        if not part:
-            raise EOFError(f"it ends after {len(data)} of {size} bytes")
-        data += part
-    return data
+# ---------------------------------------------------------------------- arrays of any element type
+
+_LIST = "arrays"
 
 
-ALIGNMENT = 64
-Array: TypeAlias = np.ndarray[Any, Any]
-Named: TypeAlias = tuple[tuple[str, Array], ...]
+def _write_arrays(file: BinaryIO, kind: str, facts: Mapping[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
+    """Write a container with a section per array; ``facts`` are stored with their names and types."""
+    arrays = list(arrays)
+    listed = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays]
+    writer = ContainerWriter(file, kind)
+    writer.add(_LIST, json.dumps({**facts, "arrays": listed}, ensure_ascii=False).encode())
+    for place, (_, array) in enumerate(arrays):
+        writer.add(str(place), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    writer.finish()
+
+
+def _read_arrays(container: Container) -> tuple[dict[str, Any], Named]:
+    """The facts and the arrays, which share the container's memory."""
+    facts = json.loads(bytes(container.section(_LIST)))
+    listed = enumerate(facts["arrays"])
+    return facts, tuple((name, _view(container.section(str(at)), dtype, shape)) for at, (name, dtype, shape) in listed)
+
+
+def _view(data: memoryview, dtype: str, shape: list[int]) -> Array:
+    kind = np.dtype(DType.parse(dtype).numpy)
+    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f"an array of {dtype}{shape} has another size than {len(data)} bytes")
+    array: Array = np.frombuffer(data, np.uint8).view(kind)
+    return array.reshape(shape)
+
+
+# Raised for a container without these arrays.
+_NO_ARRAYS = (BundleError, ModelError, ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,41 +181,33 @@ def is_encodable(value: Any) -> bool:
 
 def encode_example(example: Example) -> bytes:
     """Serialize an example for `decode_example`; all values must be encodable."""
-    parts: list[bytes] = []
-    at = 0
-
-    def place(values: Named) -> list[dict[str, Any]]:
-        nonlocal at
-        entries = []
-        for name, array in values:
-            content = array.tobytes()
-            dtype = str(DType.of(array))
-            entries.append({"name": name, "dtype": dtype, "shape": array.shape, "at": at, "size": len(content)})
-            parts.append(content + bytes(-len(content) % ALIGNMENT))
-            at += len(parts[-1])
-        return entries
-
-    text = json.dumps({"inputs": place(example.inputs), "outputs": place(example.outputs)}).encode()
-    start = len(text).to_bytes(8, "little") + text
-    return b"".join([start, bytes(-len(start) % ALIGNMENT), *parts])
+    file = io.BytesIO()
+    _write_arrays(file, "example", {"inputs": len(example.inputs)}, (*example.inputs, *example.outputs))
+    return file.getvalue()
 
 
 def decode_example(data: memoryview) -> Example:
     """Deserialize an example; raises BundleError for malformed data."""
     try:
-        start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8:start]))
-        content = data[start + -start % ALIGNMENT :]
-        return Example(_read_example(header["inputs"], content), _read_example(header["outputs"], content))
-    except (ValueError, TypeError, KeyError, RecursionError, MemoryError, OverflowError) as error:
+        facts, arrays = _read_arrays(Container(data, "example"))
+        return Example(arrays[: facts["inputs"]], arrays[facts["inputs"] :])
+    except _NO_ARRAYS as error:
         raise BundleError(f"its example cannot be read: {error}") from error
 
 
-def _read_example(entries: Sequence[dict[str, Any]], data: memoryview) -> Named:
-    return tuple((str(entry["name"]), _read_array(entry, data)) for entry in entries)
+def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
+    """Save session state atomically; ``model`` is the fingerprint. Raises InputError if the file cannot be written."""
+    try:
+        replace_file(Path(path), lambda file: _write_arrays(file, "session", {"model": model}, arrays.items()))
+    except OSError as error:
+        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
 
-def _read_array(entry: dict[str, Any], data: memoryview) -> Array:
-    content = np.frombuffer(data[entry["at"] : entry["at"] + entry["size"]], np.uint8)
-    array: Array = content.view(DType.parse(entry["dtype"]).numpy).reshape(entry["shape"])
-    return array
+def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
+    """Load session state: the model's fingerprint and copies of the arrays. Raises InputError for any other file."""
+    try:
+        facts, arrays = _read_arrays(Container.open(Path(path), "session"))
+        return str(facts["model"]), {name: array.copy() for name, array in arrays}
+    except (*_NO_ARRAYS, OSError) as error:
+        why = (error.strerror or error) if isinstance(error, OSError) else error
+        raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {why}") from error

@@ -46,7 +46,7 @@ def write_bundle(
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """
     from xrt.formats.onnx.messages import encode_data
-    from xrt.formats.protobuf import write, write_model
+    from xrt.formats.protobuf import write_model, write_plan
 
     constants: dict[str, Constant] = {}
 
@@ -58,7 +58,7 @@ def write_bundle(
 
     parts: dict[str, Buffer] = {_MANIFEST: program_record.dump(record)}
     parts.update({name: write_model(function, keep) for name, function in models.items()})
-    parts.update({name: write("Plan", values, keep) for name, values in plans.items()})
+    parts.update({name: write_plan(values, keep) for name, values in plans.items()})
     parts.update(compiled)
 
     def fill(file: BinaryIO) -> None:
@@ -139,10 +139,10 @@ class BundleFile:
 
     def read_plan(self, section: str) -> dict[str, Any]:
         """The values of a Plan message; raises BundleError if it is corrupt or missing."""
-        from xrt.formats.protobuf import read
+        from xrt.formats.protobuf import read_plan
 
         try:
-            return read("Plan", bytes(self._container.section(section)), self._held)
+            return read_plan(bytes(self._container.section(section)), self._held)
         except BundleError as error:
             raise self._unloadable(error) from error
 

@@ -1,8 +1,8 @@
-"""The container format: a file of named, checksummed sections that can be memory-mapped. Also saved session state.
+"""The container format: a file of named, checksummed sections that can be memory-mapped.
 
 Cache entries, bundles and session files are containers. Layout, with little-endian numbers:
 
-    64 bytes    head: magic, version, the table's offset, its checksum, and a checksum of the head itself
+    64 bytes    head: magic, offset, size and checksum of the table, and a checksum of the head itself
     sections    each at a multiple of 64 bytes, padded with zeros
     table       JSON: the kind of the file, and name, offset, size and CRC-32 of each section
 
@@ -12,43 +12,30 @@ Readers compare every size with the file before using it, and verify the checksu
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
-from xrt.errors import BundleError, InputError, ModelError
-from xrt.formats.output import map_file, replace_file
-from xrt.graph import DType
+from xrt.errors import BundleError
+from xrt.formats.output import map_file
 from xrt.graph.constants import release
 
-__all__ = [
-    "ALIGNMENT",
-    "Buffer",
-    "Container",
-    "ContainerWriter",
-    "CorruptFile",
-    "Section",
-    "read_session",
-    "read_table",
-    "write_session",
-]
+__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section", "read_table"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # As in PNG: cannot be text, and a transfer in text mode corrupts the line ends, so it is detected.
 MAGIC = b"\x89XRT\r\n\x1a\n"
-VERSION = 1
 # Alignment in bytes for vector instructions.
 ALIGNMENT = 64
 # Smaller files are read instead of mapped: a mapping keeps the file open.
 MAPPED_FROM = 1 << 20
-_HEAD = struct.Struct("<8sIQQI")
+_HEAD = struct.Struct("<8sQQI")
 _SEAL = struct.Struct("<I")
 
 
@@ -94,7 +81,7 @@ class ContainerWriter:
         table = json.dumps({"kind": self._kind, "sections": [astuple(s) for s in self._sections.values()]}).encode()
         self._file.write(table)
         # The head is written last, so that an incomplete file is never valid.
-        head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
+        head = _HEAD.pack(MAGIC, self._end, len(table), zlib.crc32(table))
         self._file.seek(0)
         self._file.write(head + _SEAL.pack(zlib.crc32(head)))
         self._file.seek(0, os.SEEK_END)
@@ -104,7 +91,7 @@ class Container:
     """An open container. The table is verified on open, a section on first access."""
 
     def __init__(self, data: memoryview, kind: str) -> None:
-        """Read the table. Raises CorruptFile, or BundleError for another kind of file or an unsupported version."""
+        """Read the table. Raises CorruptFile, or BundleError for another kind of file."""
         self._data = data
         self._sections = _sections(data, kind)
         self._checked: set[str] = set()
@@ -175,17 +162,13 @@ def _read_row(row: object) -> Section:
 
 
 def _table_place(data: memoryview) -> tuple[int, int]:
-    """Offset and size of the table; raises CorruptFile, or BundleError for an unsupported version."""
+    """Offset and size of the table; raises CorruptFile."""
     if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
         raise CorruptFile(
             "it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
         )
     head = data[: _HEAD.size]
-    _, version, start, size, checksum = _HEAD.unpack(head)
-    if version != VERSION:
-        raise BundleError(
-            f"it has container version {version}, and this version of XRT reads {VERSION}; read it with the version that wrote it"
-        )
+    _, start, size, checksum = _HEAD.unpack(head)
     if zlib.crc32(head) != _SEAL.unpack_from(data, _HEAD.size)[0]:
         raise CorruptFile("the checksum of its head differs")
     if start + size != len(data):
@@ -193,48 +176,3 @@ def _table_place(data: memoryview) -> tuple[int, int]:
     if zlib.crc32(data[start:]) != checksum:
         raise CorruptFile("the checksum of its table differs")
     return start, size
-
-
-Array: TypeAlias = np.ndarray[Any, Any]
-KIND = "session"
-_LIST = "arrays"
-
-
-def write_session(path: str | os.PathLike[str], model: str, arrays: Mapping[str, Array]) -> None:
-    """Save session state atomically; ``model`` is the fingerprint. Raises InputError if the file cannot be written."""
-    listed = [[name, str(DType.of(array)), list(array.shape)] for name, array in arrays.items()]
-
-    def fill(file: BinaryIO) -> None:
-        writer = ContainerWriter(file, KIND)
-        writer.add(_LIST, json.dumps({"model": model, "arrays": listed}, ensure_ascii=False).encode())
-        for place, array in enumerate(arrays.values()):
-            writer.add(str(place), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        writer.finish()
-
-    try:
-        replace_file(Path(path), fill)
-    except OSError as error:
-        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
-
-
-def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
-    """Load session state: the model's fingerprint and copies of the arrays. Raises InputError for any other file."""
-    try:
-        container = Container.open(Path(path), KIND)
-        found = json.loads(bytes(container.section(_LIST)))
-        arrays = {
-            name: _array(container.section(str(place)), dtype, shape)
-            for place, (name, dtype, shape) in enumerate(found["arrays"])
-        }
-        return str(found["model"]), arrays
-    except (BundleError, ModelError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        why = (error.strerror or error) if isinstance(error, OSError) else error
-        raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {why}") from error
-
-
-def _array(data: memoryview, dtype: str, shape: list[int]) -> Array:
-    kind = np.dtype(DType.parse(dtype).numpy)
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) * kind.itemsize != len(data):
-        raise ValueError(f"an array of {dtype}{shape} has another size than {len(data)} bytes")
-    array: Array = np.frombuffer(data, np.uint8).copy().view(kind)
-    return array.reshape(shape)

@@ -19,7 +19,7 @@ import msgspec
 
 __all__ = ["DocumentError", "DocumentType", "show"]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class DocumentError(ValueError):

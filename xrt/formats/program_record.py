@@ -8,9 +8,10 @@ options (`write_record`); a bundle is a record with its sections in one file, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
 
 from xrt.errors import BundleError, ModelError
 from xrt.formats.container import Buffer, Container, ContainerWriter
@@ -19,7 +20,6 @@ from xrt.graph.constants import Stamp
 from xrt.graph.types import DType, TensorType, Value
 
 __all__ = [
-    "FORMAT",
     "OWN",
     "CompiledForm",
     "ProgramRecord",
@@ -36,8 +36,6 @@ __all__ = [
 ]
 
 KIND = "program record"
-FORMAT = 2
-"""Version of the text: the one written, and the only one read."""
 MOST_PROGRAMS = 16
 """Limit on the programs of a model file."""
 MOST_BYTES = 1 << 24
@@ -99,7 +97,7 @@ class StoredProgram(NamedTuple):
     engines: tuple[str, ...] = ()
     """Specs of all engines that took part, by priority."""
     implicit: str | None = None
-    key: Any = None
+    key: tuple[tuple[int, ...] | None, ...] | None = None
     """What it depends on: None, or the shape of each input."""
     fetch: tuple[str, ...] = ()
     """Values that the call fetches instead of the model's outputs."""
@@ -198,33 +196,14 @@ versions of the engines; the option ``shapes``; the serving configuration as tex
 
 
 def dump(record: ProgramRecord) -> bytes:
-    """Serialize a record without its sections for `parse`."""
-    values = {
-        "format": FORMAT,
-        "files": record.files,
-        "facts": record.facts,
-        "inputs": _dump_values(record.inputs),
-        "outputs": _dump_values(record.outputs),
-        "programs": [_dump_program(program) for program in record.programs],
-    }
-    return json.dumps(values, separators=(",", ":")).encode()
-
-
-def _dump_program(program: StoredProgram) -> dict[str, Any]:
-    launches = [
-        [*launch[:6], _dump_values(launch.inputs), _dump_values(launch.outputs), launch.computed, launch.weights]
-        for launch in program.launches
-    ]
-    ends = {"inputs": _dump_values(program.inputs), "outputs": _dump_values(program.outputs)}
-    return {**program._asdict(), **ends, "launches": launches}
-
-
-def _dump_values(values: Iterable[Value]) -> list[Any]:
-    """Names with dtype and shape of tensors, or with the text of other types."""
-    return [_dump_value(value) for value in values]
+    """Serialize a record without its sections for `parse`: programs as objects, other tuples as lists."""
+    values = {**record._asdict(), "programs": [program._asdict() for program in record.programs]}
+    del values["sections"]
+    return json.dumps(values, separators=(",", ":"), default=_dump_value).encode()
 
 
 def _dump_value(value: Value) -> list[Any]:
+    """Name with dtype and shape of a tensor, or with the text of another type."""
     type_ = value.type
     if isinstance(type_, TensorType):
         return [value.name, type_.dtype.text, type_.shape]
@@ -234,27 +213,16 @@ def _dump_value(value: Value) -> list[Any]:
 def parse(data: bytes) -> ProgramRecord:
     """Parse a record; raises BundleError if the text is invalid."""
     try:
-        values: Any = json.loads(data)
-        if (version := values["format"]) == FORMAT:
-            return _parse_record(values)
+        values = json.loads(data)
+        parts = {name: _build(kind, values[name]) for name, kind in _list_fields(ProgramRecord) if name in _PARTS}
+        record = ProgramRecord(**parts, facts=_parse_facts(values["facts"]))
+        _check(record)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ModelError) as error:
         raise BundleError(f"it holds no programs: {type(error).__name__}: {error}") from error
-    reason = f"it has record format {version!r:.20}, and this version of XRT reads {FORMAT}"
-    raise BundleError(f"{reason}; read it with the version that wrote it")
-
-
-def _parse_record(values: Any) -> ProgramRecord:
-    files = tuple((_text(path), tuple(_number(one) for one in stamp)) for path, stamp in _list(values["files"]))
-    programs = tuple(_parse_program(one, len(files)) for one in _list(values["programs"]))
-    inputs, outputs = _parse_values(values["inputs"]), _parse_values(values["outputs"])
-    record = ProgramRecord(inputs, outputs, programs, files, _parse_facts(values["facts"]))
-    if not files and not record.facts:
-        raise ValueError("it is of no file and of no module")
-    if files:
-        if len(programs) > MOST_PROGRAMS or not all(program.launches for program in programs):
-            raise ValueError("it has too many programs, or one without launches")
-        _check_ends(record)
     return record
+
+
+_PARTS = ("inputs", "outputs", "programs", "files")
 
 
 def _parse_facts(facts: Any) -> dict[str, Any]:
@@ -263,34 +231,84 @@ def _parse_facts(facts: Any) -> dict[str, Any]:
     for name, kind in FACTS.items():
         if type(facts[name]) is not kind:
             raise TypeError(f"{name} is {facts[name]!r:.80}, not a {kind.__name__}")
-    engines = [{name: _text(one[name]) for name in ("spec", "version")} for one in facts["engines"]]
+    engines = [{name: _build(str, one[name]) for name in ("spec", "version")} for one in facts["engines"]]
     return {**{name: facts[name] for name in FACTS}, "engines": engines}
 
 
-def _parse_program(values: Any, files: int) -> StoredProgram:
-    key, implicit = values["key"], values["implicit"]
-    if key is not None:
-        key = tuple(None if shape is None else tuple(_number(one) for one in shape) for shape in _list(key))
-    program = StoredProgram(
-        _parse_values(values["inputs"]),
-        _parse_values(values["outputs"]),
-        tuple(_parse_launch(one, files) for one in _list(values["launches"])),
-        _texts(values["engines"]),
-        None if implicit is None else _text(implicit),
-        key,
-        _texts(values["fetch"]),
-        _text(values["function"]),
-        _text(values["plan"]),
-        tuple(_parse_compiled(*_list(one)) for one in _list(values["compiled"])),
-    )
-    if program.launches:
-        _check_order(program)
-    return program
+@cache
+def _list_fields(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple(get_type_hints(kind).items())
 
 
-def _parse_compiled(section: Any, ingredients: Any, reason: Any) -> CompiledForm:
-    pairs = tuple((_text(name), _text(value)) for name, value in _list(ingredients))
-    return CompiledForm(_text(section), pairs, _text(reason))
+def _build(kind: Any, value: Any) -> Any:
+    """Convert parsed JSON to the type of a field; raises TypeError or ValueError if it has another structure."""
+    if kind is str:
+        if type(value) is not str:
+            raise TypeError(f"a text is expected, not {type(value).__name__}")
+        value.encode()  # rejects lone surrogates
+        return value
+    if kind is int:
+        if type(value) is not int or not OWN <= value < 1 << 64:
+            raise TypeError(f"a number is expected, not {value!r:.80}")
+        return value
+    if kind is Value:
+        return _parse_value(*_list(value))
+    args = get_args(kind)
+    if type(None) in args:
+        return None if value is None else _build(args[0], value)
+    if get_origin(kind) is not tuple:  # a NamedTuple
+        fields = _list_fields(kind)
+        items = [value[name] for name, _ in fields] if isinstance(value, dict) else _list(value)
+        return kind(*(_build(field, item) for (_, field), item in zip(fields, items, strict=True)))
+    if args[-1] is Ellipsis:
+        return tuple(_build(args[0], item) for item in _list(value))
+    return tuple(_build(field, item) for field, item in zip(args, _list(value), strict=True))
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError(f"a list is expected, not {type(value).__name__}")
+    return value
+
+
+def _parse_value(name: Any, dtype: Any, shape: Any) -> Value:
+    name = _build(str, name)
+    if dtype is not None:
+        return Value(name, TensorType(_DTYPES[dtype], None if shape is None else tuple(map(_parse_dim, _list(shape)))))
+    if shape is None:
+        return Value(name)
+    from xrt.formats.text import parse_type  # few models have inputs or outputs that are not tensors
+
+    return Value(name, parse_type(_build(str, shape)))
+
+
+_DTYPES = {dtype.text: dtype for dtype in DType}
+
+
+def _parse_dim(dim: Any) -> int | str | None:
+    if type(dim) is int and dim < 0:
+        raise ValueError("an extent is negative")
+    return None if dim is None else _build(str if type(dim) is str else int, dim)
+
+
+# ---------------------------------------------------------------------- consistency
+
+
+def _check(record: ProgramRecord) -> None:
+    """Raise ValueError unless the parts of a record fit together."""
+    if not record.files and not record.facts:
+        raise ValueError("it is of no file and of no module")
+    for program in record.programs:
+        if program.launches:
+            _check_order(program)
+        for weight in (weight for launch in program.launches for weight in launch.weights):
+            if (weight.file != OWN and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
+                raise ValueError("a weight lies in no file")
+            bytes.fromhex(weight.digest)
+    if record.files:
+        if len(record.programs) > MOST_PROGRAMS or not all(program.launches for program in record.programs):
+            raise ValueError("it has too many programs, or one without launches")
+        _check_ends(record)
 
 
 _SIZE = TensorType(DType.INT64, ())
@@ -340,62 +358,3 @@ def _check_order(program: StoredProgram) -> None:
         defined |= outputs
     if not {value.name for value in program.outputs} <= defined:
         raise ValueError("an output is not computed")
-
-
-def _parse_launch(values: Any, files: int) -> StoredLaunch:
-    name, engine, nodes, control, function, fingerprint, inputs, outputs, computed, weights = _list(values)
-    names = _text(name), _text(engine), _texts(nodes), _texts(control), _text(function), _text(fingerprint)
-    places = tuple(_parse_weight(one, files) for one in _list(weights))
-    return StoredLaunch(*names, _parse_values(inputs), _parse_values(outputs), _texts(computed), places)
-
-
-def _parse_weight(values: Any, files: int) -> StoredWeight:
-    digest, file, offset, size = _list(values)
-    if file != OWN and not 0 <= _number(file) < files:
-        raise ValueError("a weight lies in no file")
-    bytes.fromhex(_text(digest))
-    return StoredWeight(digest, file, _number(offset), _number(size))
-
-
-def _parse_values(values: Any) -> tuple[Value, ...]:
-    return tuple(_parse_value(*_list(one)) for one in _list(values))
-
-
-def _parse_value(name: Any, dtype: Any, shape: Any) -> Value:
-    if dtype is not None:
-        return Value(_text(name), TensorType(_DTYPES[dtype], None if shape is None else tuple(_dim(dim) for dim in _list(shape))))
-    if shape is None:
-        return Value(_text(name))
-    from xrt.formats.text import parse_type  # few models have inputs or outputs that are not tensors
-
-    return Value(_text(name), parse_type(_text(shape)))
-
-
-_DTYPES = {dtype.text: dtype for dtype in DType}
-
-
-def _dim(dim: Any) -> int | str | None:
-    return dim if dim is None else _text(dim) if type(dim) is str else _number(dim)
-
-
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise TypeError(f"a list is expected, not {type(value).__name__}")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_text(one) for one in _list(value))
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"a text is expected, not {type(value).__name__}")
-    value.encode()  # rejects lone surrogates
-    return value
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 64:
-        raise TypeError(f"a number is expected, not {value!r}")
-    return value

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from onnx import onnx_ml_pb2 as onnx_dot_onnx__ml__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\txrt.proto\x12\x03xrt\x1a\x12onnx/onnx-ml.proto\"\xe5\x01\n\x04Plan\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\"\n\x08\x66unction\x18\x02 \x01(\x0b\x32\x10.onnx.ModelProto\x12\x1d\n\x08launches\x18\x03 \x03(\x0b\x32\x0b.xrt.Launch\x12\x0f\n\x07\x65ngines\x18\x04 \x03(\t\x12\x1c\n\x07reasons\x18\x05 \x03(\x0b\x32\x0b.xrt.Reason\x12\'\n\x07options\x18\x06 \x01(\x0b\x32\x16.xrt.ClusteringOptions\x12\x15\n\x08implicit\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\tB\x0b\n\t_implicit\"Y\n\x06Launch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x03(\t\x12\"\n\x08\x66unction\x18\x04 \x01(\x0b\x32\x10.onnx.ModelProto\"Y\n\x06Reason\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\n\n\x02op\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x17\n\x0fupdating_engine\x18\x05 \x01(\t\"p\n\x11\x43lusteringOptions\x12\x15\n\rminimum_nodes\x18\x01 \x01(\x04\x12\x1a\n\rmaximum_nodes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x04pins\x18\x03 \x03(\x0b\x32\x08.xrt.PinB\x10\n\x0e_maximum_nodes\"C\n\x03Pin\x12\x10\n\x08patterns\x18\x01 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06\x66orbid\x18\x04 \x01(\x08\x42\x02H\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\txrt.proto\x12\x03xrt\x1a\x12onnx/onnx-ml.proto\"\xd5\x01\n\x04Plan\x12\"\n\x08\x66unction\x18\x01 \x01(\x0b\x32\x10.onnx.ModelProto\x12\x1d\n\x08launches\x18\x02 \x03(\x0b\x32\x0b.xrt.Launch\x12\x0f\n\x07\x65ngines\x18\x03 \x03(\t\x12\x1c\n\x07reasons\x18\x04 \x03(\x0b\x32\x0b.xrt.Reason\x12\'\n\x07options\x18\x05 \x01(\x0b\x32\x16.xrt.ClusteringOptions\x12\x15\n\x08implicit\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\tB\x0b\n\t_implicit\"Y\n\x06Launch\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x03(\t\x12\"\n\x08\x66unction\x18\x04 \x01(\x0b\x32\x10.onnx.ModelProto\"Y\n\x06Reason\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\n\n\x02op\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x17\n\x0fupdating_engine\x18\x05 \x01(\t\"p\n\x11\x43lusteringOptions\x12\x15\n\rminimum_nodes\x18\x01 \x01(\x04\x12\x1a\n\rmaximum_nodes\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x04pins\x18\x03 \x03(\x0b\x32\x08.xrt.PinB\x10\n\x0e_maximum_nodes\"C\n\x03Pin\x12\x10\n\x08patterns\x18\x01 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0e\n\x06\x66orbid\x18\x04 \x01(\x08\x42\x02H\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'H\003'
   _globals['_PLAN']._serialized_start=39
-  _globals['_PLAN']._serialized_end=268
-  _globals['_LAUNCH']._serialized_start=270
-  _globals['_LAUNCH']._serialized_end=359
-  _globals['_REASON']._serialized_start=361
-  _globals['_REASON']._serialized_end=450
-  _globals['_CLUSTERINGOPTIONS']._serialized_start=452
-  _globals['_CLUSTERINGOPTIONS']._serialized_end=564
-  _globals['_PIN']._serialized_start=566
-  _globals['_PIN']._serialized_end=633
+  _globals['_PLAN']._serialized_end=252
+  _globals['_LAUNCH']._serialized_start=254
+  _globals['_LAUNCH']._serialized_end=343
+  _globals['_REASON']._serialized_start=345
+  _globals['_REASON']._serialized_end=434
+  _globals['_CLUSTERINGOPTIONS']._serialized_start=436
+  _globals['_CLUSTERINGOPTIONS']._serialized_end=548
+  _globals['_PIN']._serialized_start=550
+  _globals['_PIN']._serialized_end=617
 # @@protoc_insertion_point(module_scope)

@@ -8,8 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Plan(_message.Message):
-    __slots__ = ("format", "function", "launches", "engines", "reasons", "options", "implicit", "device")
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("function", "launches", "engines", "reasons", "options", "implicit", "device")
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +16,6 @@ class Plan(_message.Message):
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     IMPLICIT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
-    format: int
     function: _onnx_ml_pb2.ModelProto
     launches: _containers.RepeatedCompositeFieldContainer[Launch]
     engines: _containers.RepeatedScalarFieldContainer[str]
@@ -25,7 +23,7 @@ class Plan(_message.Message):
     options: ClusteringOptions
     implicit: str
     device: str
-    def __init__(self, format: _Optional[int] = ..., function: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., launches: _Optional[_Iterable[_Union[Launch, _Mapping]]] = ..., engines: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., options: _Optional[_Union[ClusteringOptions, _Mapping]] = ..., implicit: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    def __init__(self, function: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., launches: _Optional[_Iterable[_Union[Launch, _Mapping]]] = ..., engines: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., options: _Optional[_Union[ClusteringOptions, _Mapping]] = ..., implicit: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Launch(_message.Message):
     __slots__ = ("name", "engine", "nodes", "function")

@@ -438,7 +438,7 @@ class Session:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, for `restore`; raises InputError where that cannot be."""
-        from xrt.formats.container import write_session
+        from xrt.formats.arrays import write_session
 
         with self._turn("saved"):
             of = self._require_stateful()
@@ -447,7 +447,7 @@ class Session:
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Take the state of a file that `save` wrote; raises InputError for another file, and for a state of another model."""
-        from xrt.formats.container import read_session
+        from xrt.formats.arrays import read_session
 
         with self._turn("restored"):
             of, (model, arrays) = self._require_stateful(), read_session(path)

@@ -6,16 +6,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from xrt.errors import BundleError, XRTError
-from xrt.formats.protobuf import read, write
+from xrt.formats.protobuf import read_plan, write_plan
 from xrt.graph import Function, Node
 from xrt.partition.options import read_options
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
-__all__ = ["FORMAT", "from_bytes", "from_message", "to_bytes", "to_message"]
-
-
-FORMAT = 1
-"""Version of the message: the one written, and the only one read."""
+__all__ = ["from_bytes", "from_message", "to_bytes", "to_message"]
 
 
 def to_bytes(plan: Plan) -> bytes:
@@ -23,7 +19,7 @@ def to_bytes(plan: Plan) -> bytes:
 
     Includes all constants. Raises BundleError above 2 GB, and ModelError for a region that ONNX cannot express.
     """
-    return write("Plan", to_message(plan))
+    return write_plan(to_message(plan))
 
 
 def to_message(plan: Plan) -> dict[str, Any]:
@@ -31,7 +27,6 @@ def to_message(plan: Plan) -> dict[str, Any]:
     # Bodies are stored once, as launches, not as attributes of the launch nodes.
     bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
     return {
-        "format": FORMAT,
         "function": plan.function.replace(nodes=bare),
         "launches": [_launch(launch) for launch in plan.launches],
         "engines": plan.engines,
@@ -49,16 +44,13 @@ def _launch(launch: Launch) -> dict[str, Any]:
 def from_bytes(data: bytes) -> Plan:
     """Deserialize a Plan written by `to_bytes`.
 
-    Raises BundleError if the data is corrupt, not a Plan, or from a version that is too new.
+    Raises BundleError if the data is corrupt or not a Plan.
     """
-    return from_message(read("Plan", data))
+    return from_message(read_plan(data))
 
 
 def from_message(values: dict[str, Any]) -> Plan:
     """Convert the values of a message to a Plan; raises BundleError as `from_bytes` does."""
-    if values["format"] != FORMAT:
-        said = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
-        raise BundleError(f"{said}; read it with the version that wrote it")
     try:
         return _plan(values)
     except XRTError as error:
