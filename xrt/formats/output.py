@@ -1,4 +1,4 @@
-"""Atomic file output, checks that a path is writable, and memory-mapped input."""
+"""Atomic file output, checks that a path is writable, and input that is mapped or read to aligned memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from xrt.graph.constants import FileIdentity, Mapping, Stamp, make_stamp
+import numpy as np
+
+from xrt.errors import ModelError
+from xrt.graph.constants import FileIdentity, Mapping, Stamp, make_aligned_block, make_stamp
 
 __all__ = [
     "SETTLED",
+    "FilePart",
     "identify_file",
     "map_file",
+    "read_file_part",
     "remove_dead_temporaries",
     "replace_file",
     "why_not_folder",
@@ -176,3 +181,22 @@ def map_file(file: int, path: Path | None = None) -> memoryview:
         mapping.stamp = FileIdentity(status.st_dev, status.st_ino, status.st_size, changed)
     mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)
+
+
+class FilePart(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A byte range of a file, copied to memory; views of it are plain arrays."""
+
+    stamp: Stamp = ()
+    """Identity of the file when it was read."""
+    start: int = 0
+    """Offset of the first byte in the file."""
+
+
+def read_file_part(file: io.BufferedReader, start: int, end: int) -> memoryview:
+    """Read a part of the file to aligned memory; raises ModelError if the file is too short."""
+    part = make_aligned_block(end - start).view(FilePart)
+    part.stamp, part.start = make_stamp(os.fstat(file.fileno())), start
+    file.seek(start)
+    if file.readinto(part.data) != end - start:
+        raise ModelError("it became shorter while it was read")
+    return part.data

@@ -8,25 +8,42 @@ options (`write_record`); a bundle is a record with its sections in one file, an
 from __future__ import annotations
 
 import json
+import os
+import threading
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from xrt.errors import BundleError, ModelError
+from xrt.forking import renew_after_fork
 from xrt.formats.container import Buffer, Container, ContainerWriter
-from xrt.formats.output import identify_file
-from xrt.graph.constants import Stamp
+from xrt.formats.output import FilePart, identify_file, map_file
+from xrt.graph.constants import Stamp, find_file_offset, make_aligned_block, make_stamp
+from xrt.graph.deferred_function import StaleFunction
 from xrt.graph.types import DType, TensorType, Value
 
+if TYPE_CHECKING:
+    from xrt.graph.constants import Constant
+
 __all__ = [
+    "MOST_FILES",
+    "MOST_PROGRAMS",
     "OWN",
     "CompiledForm",
+    "OpenFiles",
+    "Place",
     "ProgramRecord",
     "StoredLaunch",
     "StoredProgram",
     "StoredWeight",
+    "check_unchanged",
     "dump",
+    "find_places",
     "is_stale",
     "merge",
     "parse",
@@ -358,3 +375,100 @@ def _check_order(program: StoredProgram) -> None:
         defined |= outputs
     if not {value.name for value in program.outputs} <= defined:
         raise ValueError("an output is not computed")
+
+
+# ---------------------------------------------------------------------- weights in model files
+
+MOST_FILES = 16
+"""Limit on files that a module keeps open; a start from the cache does not support models with more."""
+
+
+class Place(NamedTuple):
+    """A byte range of a file."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+def find_places(path: Path, stamp: Stamp, constants: Mapping[str, Constant]) -> dict[str, Place]:
+    """Locate constants in a model file with this stamp, or in its external data. Reads nothing.
+
+    Constants from memory, or from another version of the file, are omitted.
+    """
+    places: dict[str, Place] = {}
+    for name, constant in constants.items():
+        mapped, part = find_file_offset(constant.array), _find_file_part(constant.array)
+        if mapped is not None and mapped[0].path is not None:
+            places[name] = Place(Path(mapped[0].path), mapped[1], constant.nbytes)
+        elif part is not None and part[0] == stamp:
+            places[name] = Place(path, part[1], constant.nbytes)
+    return places
+
+
+def _find_file_part(array: np.ndarray[Any, Any]) -> tuple[Stamp, int] | None:
+    """Stamp of the file that a C-contiguous array was read from, and its offset; None for any other array."""
+    base: Any = array if array.flags.c_contiguous else None
+    while isinstance(base, np.ndarray | memoryview):
+        if isinstance(base, FilePart):
+            return base.stamp, base.start + array.ctypes.data - base.ctypes.data
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return None
+
+
+def check_unchanged(files: tuple[tuple[str, Stamp], ...]) -> None:
+    """Raise ModelError unless all files still match their stamps."""
+    for path, stamp in files:
+        if identify_file(Path(path)) != stamp:
+            raise ModelError(f"{path} has changed since the module was made; make a new XRTModule")
+
+
+class OpenFiles:
+    """Open files that match their stamps; closed by `close` or on garbage collection."""
+
+    def __init__(self, files: tuple[tuple[str, Stamp], ...]) -> None:
+        """Raises OSError if a file cannot be opened, StaleFunction if it does not match its stamp."""
+        self._files = files
+        self._lock = renew_after_fork(threading.Lock())
+        with ExitStack() as stack:
+            self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
+            for number in range(len(files)):
+                self._check(number)
+            self._close = weakref.finalize(self, stack.pop_all().close)
+
+    def _check(self, number: int) -> None:
+        path, stamp = self._files[number]
+        if make_stamp(os.fstat(self._open[number].fileno())) != stamp:
+            raise StaleFunction(f"{path} has changed since the module was made")
+
+    def read(self, number: int, offset: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Read bytes of a file: copied to aligned memory from the first file, the model, and mapped from the others.
+
+        Raises StaleFunction if the file has changed, is unreadable, or after `close`.
+        """
+        with self._lock:
+            if not self._close.alive:
+                raise StaleFunction("the module is closed")
+            path, file = self._files[number][0], self._open[number].fileno()
+            try:
+                if offset + size > os.fstat(file).st_size:
+                    raise StaleFunction(f"{path!r} has become shorter")
+                if number:
+                    part = np.frombuffer(map_file(file, Path(path)), np.uint8, size, offset)
+                else:
+                    part = make_aligned_block(size)
+                    done = 0
+                    while done < size:  # one call reads at most 2 GB
+                        count = os.preadv(file, [part.data[done:]], offset + done)
+                        if not count:
+                            raise StaleFunction(f"{path!r} became shorter while it was read")
+                        done += count
+            except OSError as error:
+                raise StaleFunction(f"{path!r} cannot be read: {error.strerror}") from error
+            self._check(number)
+            return part
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            self._close()

@@ -23,15 +23,19 @@ from xrt.cache.records import Records, Schema
 from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
 from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
-from xrt.formats.onnx.weight_places import MOST_FILES, OpenFiles, Place, check_unchanged, find_places
 from xrt.formats.output import identify_file
 from xrt.formats.program_record import (
+    MOST_FILES,
     MOST_PROGRAMS,
     OWN,
+    OpenFiles,
+    Place,
     ProgramRecord,
     StoredLaunch,
     StoredProgram,
     StoredWeight,
+    check_unchanged,
+    find_places,
     is_stale,
     merge,
     read_record,

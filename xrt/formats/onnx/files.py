@@ -22,7 +22,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from xrt.errors import ModelError
 from xrt.formats.onnx.messages import ExternalData
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.weight_places import read_file_part
+from xrt.formats.output import read_file_part
 
 if TYPE_CHECKING:
     from xrt.graph import Function
