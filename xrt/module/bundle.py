@@ -310,7 +310,7 @@ def _offer(
             yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
 
 
-_IN_EVERY_REGION = ("format", "engine", "version", "options", "device", "threads", "machine")
+_IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", "machine")
 """Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
 
 

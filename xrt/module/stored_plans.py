@@ -29,7 +29,6 @@ from xrt.formats.program_record import (
     MOST_PROGRAMS,
     OWN,
     OpenFiles,
-    Place,
     ProgramRecord,
     StoredLaunch,
     StoredProgram,
@@ -385,7 +384,7 @@ def _list_weights(
 ) -> Iterator[StoredWeight]:
     """Locate the large constants of a region in the model's files; the content of others is added to the sections."""
     constants = list_large_constants(function)
-    places: Mapping[str, Place] = find_places(path, stamp, constants)
+    places = find_places(path, stamp, constants)
     for name, constant in constants.items():
         digest, place = constant.digest.hex(), places.get(name)
         if place is not None and os.fspath(place.path) in files:
