@@ -10,7 +10,7 @@ import pytest
 from xrt.errors import ModelError
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
 from xrt.graph.schemas import latest_opset
-from xrt.graph.verify import TYPE_RULES, verify, verify_types
+from xrt.graph.verify import verify, verify_types
 
 F32 = TensorType(DType.FLOAT32, (2,))
 BOOL = TensorType(DType.BOOL, ())
@@ -248,7 +248,6 @@ def test_types_that_do_not_fit(function: Function, message: str) -> None:
 @pytest.mark.parametrize("name", VALID)
 def test_types_that_fit(name: str) -> None:
     verify_types(VALID[name])
-    assert all(rule.says.endswith(".") for rule in TYPE_RULES)
 
 
 def test_all_violations_are_listed_up_to_a_bound() -> None:

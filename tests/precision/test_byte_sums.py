@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 import xrt
 from xrt import OpTable
-from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import GraphCompiler, Precision
 from xrt.engines.contract import registry
 from xrt.engines.toy import KernelContext, Run, Toy
@@ -60,19 +58,6 @@ def test_an_engine_that_declines_one_operator_is_tried_on_the_other() -> None:
 
 def test_an_engine_that_fails_is_not_trusted() -> None:
     assert not byte_sums.sums_bytes_exactly(FaultyEngine(where="run", how="raise"))
-
-
-def test_a_result_is_kept_for_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_sums, "default_cache", lambda: CompileCache(disk=open_disk_tier(directory=tmp_path)))
-    tried: list[str] = []
-    run = byte_sums.run_alone
-    monkeypatch.setattr(byte_sums, "run_alone", lambda engine, *rest: tried.append(engine.name) or run(engine, *rest))
-    for _ in range(2):  # what a process remembers of itself is left out
-        monkeypatch.setattr(byte_sums, "_results", {})
-        assert not byte_sums.sums_bytes_exactly(Saturating(native="off"))
-        assert byte_sums.sums_bytes_exactly(registry.create("toy"))
-        assert not byte_sums.sums_bytes_exactly(FaultyEngine(where="run", how="raise"))
-    assert (tried.count("saturating"), tried.count("toy"), tried.count("faulty")) == (1, 2, 2), "a failure is tried again"
 
 
 def test_only_engines_that_compute_in_integers_count() -> None:

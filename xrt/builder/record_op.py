@@ -20,7 +20,6 @@ from xrt.graph.schemas import (
     infer_output_types,
     latest_version,
     parse_onnx_spelling,
-    refine_types,
     require_operator,
 )
 from xrt.graph.types import DType, TensorType
@@ -357,7 +356,7 @@ def _output_types(
     except ModelError as error:
         shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
         raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
-    return [refine_types(i, d) for i, d in zip(inferred, declared, strict=True)]
+    return [d if i is None else i for i, d in zip(inferred, declared, strict=True)]
 
 
 # ---------------------------------------------------------------------- opaque operators

@@ -1,4 +1,4 @@
-"""Measurements on disk: region costs, placement decisions, support answers, engine statuses and trials of byte sums."""
+"""Measurements on disk: region costs, placement decisions, support answers and engine statuses."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ def _parse_status(row: Any) -> EngineStatus:
     return EngineStatus(**{**row, "devices": tuple(devices)})
 
 
-def _parse_truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r:.80} is neither true nor false")
-    return value
-
-
 COSTS: Schema[CostTable] = text_schema(
     "costs",
     "costs",
@@ -71,7 +65,6 @@ STATUSES = text_schema(
     _parse_statuses,
 )
 """The states of all engines, valid for the installed packages."""
-TRIALS: Schema[bool] = text_schema("trials", "result of a trial", bool, _parse_truth)
 
 
 class CostStore:
@@ -81,7 +74,7 @@ class CostStore:
         """No file is touched before the first use."""
         self._store = store = directory if isinstance(directory, Store) else Store(directory)
         self._costs, self._decisions, self._answers = Records(store, COSTS), Records(store, DECISIONS), Records(store, ANSWERS)
-        self._statuses, self._trials = Records(store, STATUSES), Records(store, TRIALS)
+        self._statuses = Records(store, STATUSES)
 
     @classmethod
     def for_cache(cls, cache: CompileCache) -> CostStore | None:
@@ -116,7 +109,7 @@ class CostStore:
         """Store or replace a decision."""
         self._decisions.keep(asked.key, document)
 
-    # ------------------------------------------------------------------ answers and trials
+    # ------------------------------------------------------------------ answers
 
     def answers(self, asked: Signature) -> dict[str, str | None]:
         """Stored answers of an engine, by the keys of `QuestionKeys`."""
@@ -125,14 +118,6 @@ class CostStore:
     def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
         """Add answers; beyond `MOST_ANSWERS` the oldest are removed."""
         self._answers.update(asked.key, lambda stored: dict(list({**(stored or {}), **found}.items())[-MOST_ANSWERS:]))
-
-    def trial(self, asked: Signature) -> bool | None:
-        """The result of a trial on this machine; None if it is unknown."""
-        return self._trials.find(asked.key)
-
-    def keep_trial(self, asked: Signature, result: bool) -> None:
-        """Store the result of a trial."""
-        self._trials.keep(asked.key, result)
 
     # ------------------------------------------------------------------ engines
 

@@ -37,7 +37,6 @@ __all__ = [
     "onnx_spelling",
     "operator_names",
     "parse_onnx_spelling",
-    "refine_types",
     "require_operator",
     "since_version",
     "why_deprecated",
@@ -432,8 +431,3 @@ def may_equal(a: Type, b: Type) -> bool:
     return len(a.shape) == len(b.shape) and all(
         x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
     )
-
-
-def refine_types(inferred: Type | None, declared: Type | None) -> Type | None:
-    """The inferred type, or the declared one if nothing was inferred."""
-    return declared if inferred is None else inferred

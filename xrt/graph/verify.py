@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.device_names import is_device
@@ -21,23 +21,15 @@ if TYPE_CHECKING:
     from xrt.graph.function import Function
     from xrt.graph.node import Node
 
-__all__ = ["FUNCTION_RULES", "NODE_RULES", "TYPE_RULES", "Rule", "verify", "verify_types"]
+__all__ = ["verify", "verify_types"]
 
 SHOWN = 20  # violations listed in one error
 OWN_DOMAIN = "xrt"
 """The domain of launch nodes. It has no versions, so Functions do not import it."""
 # Limits the search for a similar name in a large model.
 NEIGHBOURS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule of a valid Function or node."""
-
-    name: str
-    says: str
-    check: Callable[..., Iterator[str]]
-    """Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
+Rule: TypeAlias = Callable[..., Iterator[str]]
+"""Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,7 @@ def verify_types(function: Function) -> None:
 
     Call it after type inference: `verify` only sees declared types, and most models declare none for inner values.
     """
-    _raise_of(function, _violations(_Scope(function), (_ALIASES, _STATES), TYPE_RULES))
+    _raise_of(function, _violations(_Scope(function), (_aliases_fit, _states_fit), TYPE_RULES))
 
 
 def _raise_of(function: Function, violations: Iterator[str]) -> None:
@@ -100,13 +92,13 @@ def _raise_of(function: Function, violations: Iterator[str]) -> None:
 
 def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
     for rule in rules:
-        yield from (scope.where + text for text in rule.check(scope))
+        yield from (scope.where + text for text in rule(scope))
     alike: set[object] = set()
     for node in scope.function.nodes:
         key = _likeness(node, scope)
         if key in alike:
             continue
-        texts = [text for rule in node_rules for text in rule.check(_case(node, scope))]
+        texts = [text for rule in node_rules for text in rule(_case(node, scope))]
         yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
         # A violation is reported for every node, and bodies are checked one by one.
         if not texts and not node.bodies:
@@ -207,18 +199,16 @@ def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
                 yield f"body {body.name!r} of node {node.name!r} imports other opsets than the function around it"
 
 
-_ALIASES = Rule("aliases", "An alias is of an input and an output of one tensor type, one per input.", _aliases_fit)
-_STATES = Rule("states", "A state is an input and an output of one tensor type, each in one state alone.", _states_fit)
-
 FUNCTION_RULES = (
-    Rule("defined", "Every value that is read is an input, a constant or the output of a node.", _reads_what_is_defined),
-    Rule("named", "Every input and output has a name.", _values_have_names),
-    Rule("opsets", "The versions of the domains that onnx describes are ones that it knows.", _opsets_are_known),
-    Rule("declared", "A type declared for an input or a constant is its own.", _declared_types_agree),
-    _ALIASES,
-    _STATES,
-    Rule("bodies import", "A body imports the same opsets as the function around it.", _bodies_import_the_same),
+    _reads_what_is_defined,
+    _values_have_names,
+    _opsets_are_known,
+    _declared_types_agree,
+    _aliases_fit,
+    _states_fit,
+    _bodies_import_the_same,
 )
+
 
 # ---------------------------------------------------------------------- rules of a node
 
@@ -349,25 +339,15 @@ def _differ(a: Type | None, b: Type | None) -> bool:
     return isinstance(a, kinds) and isinstance(b, kinds)
 
 
-_TYPES = Rule("types", "The types of the inputs, where known, are admitted by the operator.", _types_fit)
-
-TYPE_RULES = (
-    _TYPES,
-    Rule("results", "Branches give the same types, and what a Loop or a Scan carries keeps its type.", _results_fit),
-)
+TYPE_RULES = (_types_fit, _results_fit)
 """Rules checked after type inference."""
-
 NODE_RULES = (
-    Rule("domain", "The function imports an opset for the node's domain.", _domain_is_imported),
-    Rule(
-        "operator",
-        "A domain that onnx describes has such an operator at that opset, and it is not deprecated.",
-        _operator_is_known,
-    ),
-    Rule("inputs", "There are as many inputs as the operator takes, and only optional ones are left out.", _inputs_fit),
-    Rule("outputs", "There are as many outputs as the operator gives.", _outputs_fit),
-    Rule("attributes", "Attributes are those of the operator, of their kinds, and the required ones are there.", _attributes_fit),
-    _TYPES,
-    Rule("bodies", "The bodies of control flow take and give as many values as their node.", _bodies_fit),
-    Rule("device", "A device is a kind, with or without an index.", _device_is_one),
+    _domain_is_imported,
+    _operator_is_known,
+    _inputs_fit,
+    _outputs_fit,
+    _attributes_fit,
+    _types_fit,
+    _bodies_fit,
+    _device_is_one,
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         decompose_nodes as decompose_nodes,
         find_constant as find_constant,
         find_value as find_value,
+        inline_function as inline_function,
         rewrite_nodes as rewrite_nodes,
     )
     from xrt.operators.traits import (
@@ -37,6 +38,7 @@ _MODULES = {
         "decompose_nodes",
         "find_constant",
         "find_value",
+        "inline_function",
         "rewrite_nodes",
     ),
     "xrt.operators.traits": (

@@ -19,6 +19,7 @@ __all__ = [
     "decompose_nodes",
     "find_constant",
     "find_value",
+    "inline_function",
     "rewrite_nodes",
 ]
 
@@ -211,7 +212,14 @@ def as_function(node: Node, function: Function) -> Function:
         inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
         outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
         nodes=(
-            replace(node, inputs=tuple(names[n] for n in node.inputs), outputs=tuple(names[n] for n in node.outputs), name="it"),
+            replace(
+                node,
+                inputs=tuple(names[n] for n in node.inputs),
+                outputs=tuple(names[n] for n in node.outputs),
+                name="it",
+                control=(),
+                device="",
+            ),
         ),
         constants=small,
         opsets=function.opsets,
@@ -235,16 +243,16 @@ def decompose_nodes(function: Function, decompose: Decompose) -> Function:
         if body is None or body.opset() != function.opset():
             nodes.append(node)
         else:
-            nodes += _insert(decompose_nodes(body, decompose), node, constants, types)
+            nodes += inline_function(decompose_nodes(body, decompose), node, constants, types)
     if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
         return function
     return function.replace(nodes=tuple(nodes), constants=constants, types=types)
 
 
-def _insert(body: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
+def inline_function(body: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
     """Inline a decomposition in place of ``node``; adds its constants and types to the given dicts.
 
-    The producer of the first result gets the node's name, so that control edges to the node remain valid.
+    All nodes keep the control edges of ``node``; the producer of the first result gets its name, so that edges to it stay valid.
     """
     names = {new: old for old, new in _canonical_names(node).items()}
 
@@ -258,5 +266,7 @@ def _insert(body: Function, node: Node, constants: dict[str, Constant], types: d
     first, nodes = next(iter(node.defines)), []
     for part in body.nodes:
         renamed = rename_node(part, {name: outer(name) for name in (*part.uses, *part.defines)}, {})
-        nodes.append(replace(renamed, name=node.name if first in renamed.outputs else "", control=(), device=node.device))
+        nodes.append(
+            replace(renamed, name=node.name if first in renamed.outputs else "", control=node.control, device=node.device)
+        )
     return nodes

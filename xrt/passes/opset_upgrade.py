@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.opsets import ConversionScope, as_function, convert, splice
+from xrt.formats.onnx.opsets import convert_operator
 from xrt.formats.onnx.writing import BOUNDS_ARE_INPUTS, add_clip_bounds
 from xrt.graph import Function, Node, since_version
-from xrt.graph.node import FreshNames
 from xrt.graph.schemas import find_operator
+from xrt.operators import inline_function
 
 __all__ = ["upgrade_opset", "why_not_upgradable"]
 
@@ -20,18 +20,12 @@ def upgrade_opset(function: Function, opset: int) -> Function:
     """
     if function.opset() >= opset:
         return function
-    fresh, scope = FreshNames.of(function), ConversionScope((function,))
     nodes: list[Node] = []
-    constants = dict(function.constants)
+    constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        newer = _newer(node, function, scope, opset)
-        if newer is None:
-            nodes.append(node)
-        else:
-            own = splice(newer, node, fresh)
-            nodes += own.nodes
-            constants.update(own.constants)
-    return function.replace(nodes=tuple(nodes), constants=constants, opsets={**function.opsets, "": opset})
+        newer = _newer(node, function, opset)
+        nodes += [node] if newer is None else inline_function(newer, node, constants, types)
+    return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets={**function.opsets, "": opset})
 
 
 def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
@@ -39,19 +33,19 @@ def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None
     if function.opset() >= opset:
         return None
     try:
-        _newer(node, function, ConversionScope((function,)), opset)
+        _newer(node, function, opset)
     except ModelError as error:
         return str(error)
     return None
 
 
-def _newer(node: Node, function: Function, scope: ConversionScope, opset: int) -> Function | None:
+def _newer(node: Node, function: Function, opset: int) -> Function | None:
     """Convert one node to a Function at `opset`; None if the operator did not change."""
     # An operator whose schema did not change in between needs no conversion.
     newest = find_operator(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, function)):
         return None
-    result, reason = (None, "it has a body") if node.bodies else convert(as_function(_whole(node, function), scope), opset)
+    result, reason = (None, "it has a body") if node.bodies else convert_operator(_whole(node, function), function, opset)
     if reason:
         raise ModelError(f"node {node.name!r} ({node.op}) cannot be brought from opset {function.opset()} to {opset}: {reason}")
     return result

@@ -2,7 +2,7 @@
 
 On x86 without VNNI, kernels for uint8 by int8 add two products in 16 bits, where 255 * 127 + 255 * 127 does not fit. Weights of 7
 bits do. Products and convolutions are tried separately, since an engine may support only one of them. A trial takes some 10 ms
-per engine; the cache directory keeps its result for later processes on this machine.
+per engine and process.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.cache import Signature, default_cache
-from xrt.cache.cost_store import CostStore
-from xrt.engines import CompileContext
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.placement.records import make_questions_key
 from xrt.verify.execution import run_alone
 
 if TYPE_CHECKING:
@@ -28,10 +24,8 @@ __all__ = ["needs_reduced_range", "sums_bytes_exactly"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-TRIAL = ("trial", "byte sums 1")
-"""Ingredient of the key of a stored result; to be changed with the trials."""
 _results: dict[str, bool] = {}
-
+"""By the spec of the engine, for this process."""
 CHANNELS = 16
 INNER = 64
 
@@ -47,27 +41,11 @@ def sums_bytes_exactly(engine: GraphCompiler) -> bool:
     An operator that the engine declines is computed elsewhere and does not count. An engine that fails is not trusted.
     """
     if engine.spec not in _results:
-        _results[engine.spec] = _recall_or_try(engine)
+        try:
+            _results[engine.spec] = all(_is_exact(engine, *trial) for trial in (_make_product(), _make_convolution()))
+        except Exception:  # noqa: BLE001  # a library may raise anything
+            _results[engine.spec] = False
     return _results[engine.spec]
-
-
-def _recall_or_try(engine: GraphCompiler) -> bool:
-    key, store = make_questions_key(engine, CompileContext()), CostStore.for_cache(default_cache())
-    if key is None or store is None:
-        return _try(engine) is True
-    signature = Signature((TRIAL, *key.ingredients))
-    result = store.trial(signature)
-    if result is None and (result := _try(engine)) is not None:
-        store.keep_trial(signature, result)
-    return result is True
-
-
-def _try(engine: GraphCompiler) -> bool | None:
-    """Run the trials; None if the engine fails, which may be for lack of memory and is not stored."""
-    try:
-        return all(_is_exact(engine, *trial) for trial in (_make_product(), _make_convolution()))
-    except Exception:  # noqa: BLE001  # a library may raise anything
-        return None
 
 
 def _is_exact(engine: GraphCompiler, function: Function, values: Array, expected: float) -> bool:

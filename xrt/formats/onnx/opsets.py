@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -28,52 +28,26 @@ from xrt.formats.onnx.writing import (
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
 from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
+from xrt.operators import as_function, inline_function
 
 __all__ = [
     "EXTERNAL_BYTES",
     "EXTERNAL_LOCATION",
-    "ConversionScope",
-    "as_function",
-    "check_convertible",
-    "convert",
     "convert_function",
+    "convert_operator",
     "expand",
     "external_weights",
     "externalize_weights",
-    "hoist",
-    "identity_opset",
     "lowest_model",
     "lowest_opset",
-    "normalize",
-    "splice",
     "why_not_downgradable",
 ]
 
 
-# The converter may need the values of axes and shapes: integer constants up to this size.
-SMALL = 64
 # Before this opset, Softmax flattened the tensor from its axis on.
 PER_AXIS_OPSET = 13
 # Since this opset, revisions of If, Loop and Scan only added types.
 _OLDEST_CONTROL = 11
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionScope:
-    """The Functions that enclose a node, innermost first."""
-
-    functions: tuple[Function, ...]
-
-    def inside(self, body: Function) -> ConversionScope:
-        return ConversionScope((body, *self.functions))
-
-    def get_type(self, name: str) -> Type | None:
-        return next((known for function in self.functions if (known := function.get_type(name)) is not None), None)
-
-    def constant(self, name: str) -> Constant | None:
-        """The constant if its value may matter for conversion: a small one of integers."""
-        found = next((function.constants[name] for function in self.functions if name in function.constants), None)
-        return found if found is not None and found.dtype.is_integer and found.array.size <= SMALL else None
 
 
 def convert_function(function: Function, max_opset: int) -> Function:
@@ -84,38 +58,43 @@ def convert_function(function: Function, max_opset: int) -> Function:
     """
     if next(newest_nodes(function, max_opset), None) is None:
         return function
-    return _converted(function, ConversionScope((function,)), max_opset, FreshNames.of(function))
+    return _convert_function(function, function, max_opset)
 
 
-def _converted(function: Function, scope: ConversionScope, max_opset: int, fresh: FreshNames) -> Function:
+def _convert_function(function: Function, scope: Function, max_opset: int) -> Function:
+    """Convert the nodes; ``scope`` is the Function with what it captures."""
     nodes: list[Node] = []
-    constants = dict(function.constants)
+    constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
         older = _convert_node(node, scope, max_opset)
         if older is None:
-            nodes.append(node.map_bodies(lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
+            nodes.append(node.map_bodies(lambda body: _convert_function(body, _add_captures(body, scope), max_opset)))
         else:
-            own = splice(older, node, fresh)
-            nodes += own.nodes
-            constants.update(own.constants)
+            nodes += inline_function(older, node, constants, types)
     opsets = {**function.opsets, "": min(max_opset, function.opset())}
-    return function.replace(nodes=tuple(nodes), constants=constants, opsets=opsets)
+    return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets=opsets)
 
 
-def _convert_node(node: Node, scope: ConversionScope, max_opset: int) -> Function | None:
+def _add_captures(body: Function, scope: Function) -> Function:
+    """Add the types and constants of captured values to a body, so that its nodes can be converted one by one."""
+    types = {name: type_ for name in body.captures if (type_ := scope.get_type(name)) is not None}
+    constants = {name: scope.constants[name] for name in body.captures if name in scope.constants}
+    return body.replace(types={**types, **body.types}, constants={**constants, **body.constants})
+
+
+def _convert_node(node: Node, scope: Function, max_opset: int) -> Function | None:
     """Convert one node to a Function at ``max_opset``; None if the node is already valid there.
 
-    Inputs and outputs correspond to those of the node in order, including omitted ones, but have their own names. Raises
-    ModelError if conversion is impossible.
+    Its inputs and outputs are named as by `as_function`. Raises ModelError if conversion is impossible.
     """
-    since = since_version(node, scope.functions[0])
+    since = since_version(node, scope)
     if node.domain or since is None or since <= max_opset:
         return None
     if node.bodies:
         reason = _why_not_older_control(node, scope, max_opset)
         result = None
     else:
-        result, reason = convert(as_function(node, scope), max_opset)
+        result, reason = convert_operator(node, scope, max_opset)
     if reason:
         raise ModelError(
             f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
@@ -124,15 +103,15 @@ def _convert_node(node: Node, scope: ConversionScope, max_opset: int) -> Functio
     return result
 
 
-def check_convertible(node: Node, scope: ConversionScope, max_opset: int) -> None:
+def _check_convertible(node: Node, scope: Function, max_opset: int) -> None:
     """Raise ModelError if the node, or one in its bodies, cannot be converted to an ai.onnx opset."""
     _convert_node(node, scope, max_opset)
     for body in node.bodies:
         for inner in body.nodes:
-            check_convertible(inner, scope.inside(body), max_opset)
+            _check_convertible(inner, _add_captures(body, scope), max_opset)
 
 
-def _why_not_older_control(node: Node, scope: ConversionScope, max_opset: int) -> str:
+def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
     """Why a node with bodies is not valid at an older opset; empty if it is."""
     operator = find_operator(node.op_type, max_opset)
     if operator is None or operator.since_version < _OLDEST_CONTROL:
@@ -146,31 +125,13 @@ def _why_not_older_control(node: Node, scope: ConversionScope, max_opset: int) -
     return ""
 
 
-def as_function(node: Node, scope: ConversionScope) -> Function:
-    """The node as a Function with position-independent names, so that equal nodes give equal Functions."""
-    names = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
-    constants = {new: constant for old, new in names.items() if (constant := scope.constant(old)) is not None}
-    outputs = {name: f"o{k}" for k, name in enumerate(node.outputs) if name}
-    return Function(
-        inputs=tuple(Value(new, scope.get_type(old)) for old, new in names.items() if new not in constants),
-        outputs=tuple(Value(new, scope.get_type(old)) for old, new in outputs.items()),
-        nodes=(
-            replace(
-                node,
-                inputs=tuple(names.get(n, "") for n in node.inputs),
-                outputs=tuple(outputs.get(n, "") for n in node.outputs),
-                name="node",
-                control=(),
-                device="",
-            ),
-        ),
-        constants=constants,
-        opsets={"": scope.functions[-1].opset()},
-    )
+def convert_operator(node: Node, function: Function, opset: int) -> tuple[Function | None, str]:
+    """Convert a node without bodies to a Function at an opset, named as by `as_function`; or return the reason why not."""
+    return _convert(as_function(node, function).replace(opsets={"": function.opset()}), opset)
 
 
 @lru_cache(maxsize=1024)
-def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
+def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     """Convert a one-node Function, or return the reason why it cannot be converted."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
@@ -201,51 +162,8 @@ def _is_per_axis(function: Function) -> bool:
     return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
 
 
-def splice(older: Function, node: Node, fresh: FreshNames) -> Function:
-    """Rename the converted Function to the names in the enclosing Function."""
-    given = {f"i{k}": name for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
-    names = dict(given)
-    names.update((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
-    for own in older.value_names():
-        if own not in names:
-            names[own] = fresh.number(node.name)
-    return Function(
-        inputs=tuple(Value(names[v.name], v.type) for v in older.inputs),
-        outputs=tuple(Value(names[v.name], v.type) for v in older.outputs),
-        nodes=tuple(
-            replace(
-                part,
-                inputs=tuple(names.get(n, "") for n in part.inputs),
-                outputs=tuple(names.get(n, "") for n in part.outputs),
-                name=node.name if part.op_type == node.op_type else "",
-                control=node.control,
-                device=node.device,
-            )
-            for part in older.nodes
-        ),
-        constants={names[own]: constant for own, constant in older.constants.items() if own not in given},
-        opsets=older.opsets,
-    )
-
-
-def hoist(function: Function, is_large: Callable[[Constant], bool]) -> Function:
-    """Move large constants of bodies and Constant nodes to the constants of the Function.
-
-    Bodies then capture them under new names. Not moved: outputs, and Constant nodes with control edges. Returns the Function
-    unchanged if nothing moves.
-    """
-    hoist = _Hoist(is_large, FreshNames.of(function))
-    nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
-    own = _constant_nodes(function, is_large)
-    if not own and not hoist.found:
-        return function
-    types = {name: type_ for name, type_ in function.types.items() if name not in own}
-    return function.replace(nodes=_others(nodes, own), constants={**function.constants, **own, **hoist.found}, types=types)
-
-
 @dataclass(slots=True)
 class _Hoist:
-    is_large: Callable[[Constant], bool]
     fresh: FreshNames
     found: dict[str, Constant] = field(default_factory=dict)
 
@@ -253,8 +171,8 @@ class _Hoist:
         """Remove the large constants of a body and of its bodies, adding them to `found`."""
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
         given = {value.name for value in function.outputs}
-        large = {name: c for name, c in function.constants.items() if name not in given and self.is_large(c)}
-        large.update(_constant_nodes(function, self.is_large))
+        large = {name: c for name, c in function.constants.items() if name not in given and _is_large(c)}
+        large.update(_constant_nodes(function))
         if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
             return function
         names = {name: self.fresh.number(name) for name in large}
@@ -264,7 +182,7 @@ class _Hoist:
         return rename_function(function.replace(nodes=_others(nodes, large), constants=rest, types=types), names, {})
 
 
-def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) -> dict[str, Constant]:
+def _constant_nodes(function: Function) -> dict[str, Constant]:
     """Large values of Constant nodes that can be moved, by output name."""
     kept = {value.name for value in function.outputs}
     awaited = {name for node in function.nodes for name in node.control}
@@ -272,7 +190,7 @@ def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) ->
     for node in function.nodes:
         if node.op == "Constant" and not node.control and node.name not in awaited and node.outputs[0] not in kept:
             value = node.attr("value")
-            if isinstance(value, Constant) and is_large(value):
+            if isinstance(value, Constant) and _is_large(value):
                 found[node.outputs[0]] = value
     return found
 
@@ -374,7 +292,7 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int | None =
     """
     try:
         if max_opset is not None and lowest_opset(node, function) > max_opset:
-            check_convertible(node, ConversionScope((function,)), max_opset)
+            _check_convertible(node, function, max_opset)
         if max_ir is not None:
             _check_ir(node_ir(node, function), max_ir)
     except ModelError as error:
@@ -396,8 +314,18 @@ def _identities(function: Function) -> int:
 
 
 def externalize_weights(function: Function) -> Function:
-    """Move large constants of bodies and Constant nodes to the main graph."""
-    return hoist(function, _is_large)
+    """Move large constants of bodies and Constant nodes to the constants of the Function.
+
+    Bodies then capture them under new names. Not moved: outputs, and Constant nodes with control edges. Returns the Function
+    unchanged if nothing moves.
+    """
+    hoist = _Hoist(FreshNames.of(function))
+    nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
+    own = _constant_nodes(function)
+    if not own and not hoist.found:
+        return function
+    types = {name: type_ for name, type_ in function.types.items() if name not in own}
+    return function.replace(nodes=_others(nodes, own), constants={**function.constants, **own, **hoist.found}, types=types)
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -34,17 +35,7 @@ from xrt.graph.schemas import domain_title, latest_version, why_unknown
 if TYPE_CHECKING:
     from xrt.formats.onnx.messages import ExternalData
 
-__all__ = [
-    "FusedNormalization",
-    "Key",
-    "OperatorRules",
-    "check_calls",
-    "inline",
-    "is_fused_normalization",
-    "make_call_key",
-    "nodes_inside",
-    "read_function",
-]
+__all__ = ["read_function"]
 
 LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
 LAYER_OPSET, AXES_ARE_INPUT = 17, 18
@@ -118,36 +109,6 @@ class FusedNormalization:
         return output
 
 
-class OperatorRules:
-    """Checks that operators exist at the opsets of a model."""
-
-    def __init__(self, opsets: Mapping[str, int]) -> None:
-        self.opsets = opsets
-        self.known: set[tuple[str, str]] = set()
-        """(domain, operator) pairs already checked."""
-
-    def check(self, domain: str, op_type: str, node: str) -> None:
-        """Raise ModelError if the operator does not exist. Operators of domains unknown to onnx pass.
-
-        ``node`` is used in the error.
-        """
-        check_texts((domain, op_type), f"the operator or domain of node {node}")
-        if not op_type:
-            raise ModelError(f"node {node} names no operator")
-        version = self.opsets.get(domain)
-        if version is None:
-            imported = ", ".join(f"{domain_title(d)} {v}" for d, v in self.opsets.items()) or "none"
-            raise ModelError(
-                f"node {node} is of domain {domain_title(domain)}, whose opset the model does not import (it imports: {imported})"
-            )
-        newest = latest_version(domain)
-        if newest:
-            _check_version(domain_title(domain), version, newest)
-            if find_schema(op_type, version, domain) is None:
-                raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
-        self.known.add((domain, op_type))
-
-
 def _check_version(domain: str, version: int, newest: int) -> None:
     if version > newest:
         raise ModelError(
@@ -171,38 +132,33 @@ def check_calls(model: ModelProto) -> None:
 
     Linear in the size of the model.
     """
-    called = {(f.domain, f.name, f.overload): _Called.of(f.node) for f in model.functions}
-    for called_by in called.values():
-        called_by.keep(called)
-    main = _Called.of(model.graph.node)
-    main.keep(called)
-    held = main.nodes + sum(one.nodes for one in called.values())
-    total = _total(main, _sizes(called))
+    bodies = {_key(function): [*nodes_inside(function.node)] for function in model.functions}
+    calls = {key: Counter(call for call in map(make_call_key, nodes) if call in bodies) for key, nodes in bodies.items()}
+    refusal = "its model-local functions cannot be inlined: "
+    try:
+        order = tuple(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        cycle: list[Key] = error.args[1]
+        raise ModelError(f"{refusal}{_join(cycle[0])} is recursive, by way of {len(cycle) - 1} function(s)") from None
+    sizes: dict[Key, int] = {}
+    depths: dict[Key, int] = {}
+    for key in order:  # callees first
+        sizes[key] = len(bodies[key]) + sum(count * (sizes[call] - 1) for call, count in calls[key].items())
+        depths[key] = 1 + max((depths[call] for call in calls[key]), default=0)
+        if depths[key] > DEEPEST:
+            raise ModelError(f"{refusal}more than {DEEPEST} call one another in a line, from {_join(key)} on")
+    main = [make_call_key(node) for node in nodes_inside(model.graph.node)]
+    total = sum(sizes.get(call, 1) for call in main)
+    held = len(main) + sum(map(len, bodies.values()))
     if total > max(FREE, RATIO * held):
         raise ModelError(
-            f"its model-local functions cannot be inlined: they would make {total} nodes of the {held} that the model holds; "
+            f"{refusal}they would make {total} nodes of the {held} that the model holds; "
             f"at most {RATIO} times as many are allowed"
         )
 
 
-@dataclass(slots=True)
-class _Called:
-    """The size and the calls of a list of nodes."""
-
-    nodes: int = 0
-    calls: Counter[Key] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, nodes: Iterable[NodeProto]) -> _Called:
-        called = cls()
-        for node in nodes_inside(nodes):
-            called.nodes += 1
-            called.calls[make_call_key(node)] += 1
-        return called
-
-    def keep(self, known: Mapping[Key, object]) -> None:
-        """Remove calls of operators that are not functions of the model."""
-        self.calls = Counter({key: count for key, count in self.calls.items() if key in known})
+def _join(key: Key) -> str:
+    return ".".join(filter(None, key))
 
 
 def make_call_key(node: NodeProto) -> Key:
@@ -217,46 +173,6 @@ def nodes_inside(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from nodes_inside(graph.node)
-
-
-def _total(one: _Called, sizes: Mapping[Key, int]) -> int:
-    """Number of nodes after inlining."""
-    return one.nodes + sum(count * (sizes[key] - 1) for key, count in one.calls.items())
-
-
-def _sizes(called: Mapping[Key, _Called]) -> dict[Key, int]:
-    """Number of nodes of each function after inlining."""
-    sizes: dict[Key, int] = {}
-    for key in called:
-        _measure(key, called, sizes)
-    return sizes
-
-
-def _measure(first: Key, called: Mapping[Key, _Called], sizes: dict[Key, int]) -> None:
-    """Add the sizes of a function and its callees, innermost first."""
-    way = [(first, iter(called[first].calls))] if first not in sizes else []
-    open_ = {first}
-    while way:
-        key, rest = way[-1]
-        following = next((other for other in rest if other not in sizes), None)
-        if following is None:
-            sizes[key] = _total(called[key], sizes)
-            open_.discard(key)
-            way.pop()
-            continue
-        _check_way(following, open_)
-        open_.add(following)
-        way.append((following, iter(called[following].calls)))
-
-
-def _check_way(key: Key, open_: set[Key]) -> None:
-    name = ".".join(filter(None, key))
-    if key in open_:
-        raise ModelError(f"its model-local functions cannot be inlined: {name} is recursive, by way of {len(open_)} function(s)")
-    if len(open_) >= DEEPEST:
-        raise ModelError(
-            f"its model-local functions cannot be inlined: more than {DEEPEST} call one another in a line, to {name}"
-        )
 
 
 # The inliner copies the model, so larger initializers are passed to it without data.
@@ -390,7 +306,8 @@ class _Reader:
     def __init__(self, opsets: dict[str, int], external: ExternalData) -> None:
         self.opsets = opsets
         self.external = external
-        self.rules = OperatorRules(opsets)
+        self.operators: set[tuple[str, str]] = set()
+        """(domain, operator) pairs already checked."""
         self.room = DenseLimit()
 
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
@@ -437,31 +354,40 @@ class _Reader:
     def nodes(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
         """Convert a node. A normalization fused by ONNX Runtime's optimizer becomes several nodes and adds constants."""
         domain, opset = "" if proto.domain == "ai.onnx" else proto.domain, self.opsets.get("", 0)
-        if not is_fused_normalization(domain, proto.op_type, opset):
-            return [self.node(proto)]
-        self.rules.known.add((domain, proto.op_type))
-        node = self.node(proto)
-        nodes, added = FusedNormalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph)).expand()
-        constants.update(added)
-        return nodes
-
-    def node(self, proto: NodeProto) -> Node:
-        domain = proto.domain
-        if domain == "ai.onnx":
-            domain = ""
-        if (domain, proto.op_type) not in self.rules.known:
-            self.rules.check(domain, proto.op_type, _name_of(proto))
-        control, device = read_node_metadata(proto) if proto.metadata_props else ((), "")
-        return Node(
+        is_fused = is_fused_normalization(domain, proto.op_type, opset)
+        if not is_fused and (domain, proto.op_type) not in self.operators:
+            self.check_operator(domain, proto)
+        node = Node(
             proto.op_type,
             tuple(proto.input),
             tuple(proto.output),
             self.attributes(proto) if proto.attribute else (),
             domain,
             proto.name,
-            control,
-            device,
+            *(read_node_metadata(proto) if proto.metadata_props else ()),
         )
+        if not is_fused:
+            return [node]
+        nodes, added = FusedNormalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph)).expand()
+        constants.update(added)
+        return nodes
+
+    def check_operator(self, domain: str, proto: NodeProto) -> None:
+        """Raise ModelError if the operator does not exist. Operators of domains unknown to onnx pass."""
+        node, op_type, version = _name_of(proto), proto.op_type, self.opsets.get(domain)
+        check_texts((domain, op_type), f"the operator or domain of node {node}")
+        if not op_type:
+            raise ModelError(f"node {node} names no operator")
+        if version is None:
+            imported = ", ".join(f"{domain_title(d)} {v}" for d, v in self.opsets.items()) or "none"
+            raise ModelError(
+                f"node {node} is of domain {domain_title(domain)}, whose opset the model does not import (it imports: {imported})"
+            )
+        if newest := latest_version(domain):
+            _check_version(domain_title(domain), version, newest)
+            if find_schema(op_type, version, domain) is None:
+                raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
+        self.operators.add((domain, op_type))
 
     def attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
         found: dict[str, Attribute] = {}
