@@ -119,11 +119,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Executa
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
-        context = CompileContext(threads=2, keep=home / "kept")
+        context = CompileContext(threads=2)
         before = dict(os.environ)
         executable = INDUCTOR.compile(region(), context)
         assert dict(os.environ) == before
-    assert [*home.rglob("*")] == [home / "kept"], "a compile leaves nothing behind"
+    assert [*home.rglob("*")] == [], "a compile leaves nothing behind"
     assert list_descendants(os.getpid()) == [], "and no process"
     yield executable, context
     executable.close()

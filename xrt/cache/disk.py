@@ -90,23 +90,6 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return replace(self._statistics, troubles=self.store.troubles)
 
-    def find_learning_directory(self, engine: str) -> Path | None:
-        """The directory, not necessarily existing, for persistent data of an engine.
-
-        None if another user may have written to it.
-        """
-        folder = self.store.kept / engine
-        if not self.store.is_trusted():
-            return None
-        try:
-            self.store.check(folder)
-        except FileNotFoundError:
-            return folder
-        except (OSError, CacheError) as error:
-            self.store.trouble(str(error))
-            return None
-        return folder
-
     def get_or_compile(self, signature: Signature, recipe: CompileRequest, make: Make, *, force: bool = False) -> Executable:
         """Load the signature's executable or make and store it; return it prepared.
 

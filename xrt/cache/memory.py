@@ -151,9 +151,6 @@ class Tier(Protocol):
     def weights(self) -> WeightHashStore | None:
         """The store of weight hashes, if any."""
 
-    def find_learning_directory(self, engine: str) -> Path | None:
-        """The directory for persistent data of an engine, such as tuning results; None if there is none."""
-
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
@@ -254,10 +251,6 @@ class CompileCache:
         except BaseException:
             self._release(entry)
             raise
-
-    def find_learning_directory(self, engine: str) -> Path | None:
-        """The directory for persistent data of an engine; None without a disk tier."""
-        return self.disk.find_learning_directory(engine) if self.disk is not None else None
 
     def _through_disk(
         self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: CompileRequest | None

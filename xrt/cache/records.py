@@ -4,7 +4,6 @@
     <directory>/xrt-cache/plans/....xrt             the compiled programs of a model file
     <directory>/xrt-cache/<kind>/....json           smaller records: costs, decisions, support answers, weight hashes, ...
     <directory>/xrt-cache/locks/abc                 held while a record with this prefix is created
-    <directory>/xrt-cache/kept/tvm                  persistent data of an engine about this machine
     <directory>/xrt-cache/work/PID-....             working folder of a process
 
 A record is JSON text, or a container with a JSON section if it has binary data; never Python code. Files are written in ``work``
@@ -315,7 +314,7 @@ class Records(Generic[T]):
 
 # ---------------------------------------------------------------------- the directory
 
-_NO_RECORDS = ("kept", "locks", "work")
+_NO_RECORDS = ("locks", "work")
 """Folders without records: nothing in them is evicted or counts towards the limit."""
 PATIENCE = 600.0
 """Seconds to wait for another process that makes the same entry; afterwards make it here too."""
@@ -350,8 +349,6 @@ class Store:
         self.directory = directory
         self.limit = limit
         self.root = directory / "xrt-cache"
-        self.kept = self.root / "kept"
-        """Persistent data of engines, one folder each; cleared, but never evicted."""
         self.troubles = 0
         """Files that could not be read or written, and unusable records."""
         self._reason: str | None = None

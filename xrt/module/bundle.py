@@ -78,10 +78,6 @@ class BundleTier:
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self.loaded)
 
-    def find_learning_directory(self, engine: str) -> Path | None:
-        """The directory of the tier behind for persistent data of an engine."""
-        return self.behind.find_learning_directory(engine) if self.behind is not None else None
-
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:

@@ -300,7 +300,7 @@ def _lease(region: RegionToCompile, cache: CompileCache) -> Lease:
         nonlocal outcome
         outcome = "miss"
         is_kept = cache.disk is not None and recipe.is_kept
-        context = replace(region.context, keep=cache.find_learning_directory(region.engine.name), is_kept=is_kept)
+        context = replace(region.context, is_kept=is_kept)
         return _made(region, context)
 
     lease = cache.lease(region.signature, make, recipe=recipe)

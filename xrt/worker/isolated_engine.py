@@ -298,7 +298,6 @@ def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Func
         "device": context.device,
         "plugs": list_device_factories() if context.device != "cpu" else {},
         "threads": context.threads,
-        "keep": str(context.keep or ""),
     }
 
 

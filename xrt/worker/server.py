@@ -6,7 +6,6 @@ import importlib
 import itertools
 import resource
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,8 +67,7 @@ class WorkerServer:
 
     def _asked(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
         message = request.message
-        keep = Path(message["keep"]) if message["keep"] else None
-        context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"], keep=keep)
+        context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
         for kind, origin in message["plugs"].items():
             register_device(kind, origin)
         context = on_device(message["device"], context)

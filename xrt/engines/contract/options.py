@@ -136,8 +136,6 @@ class CompileContext:
     """Thread budget of the executable while it runs."""
     workdir: Path | None = None
     """The only directory that the engine may write to while it compiles; None for none."""
-    keep: Path | None = None
-    """A permanent directory for data about this machine, such as tuning results; None to keep nothing."""
     accelerator: Accelerator | None = None
     """The device, if it is not the CPU."""
     is_kept: bool = field(default=False, compare=False)

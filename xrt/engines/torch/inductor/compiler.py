@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function
 
-__all__ = ["choose_folder", "compile_function", "why_no_compiler"]
+__all__ = ["compile_function", "why_no_compiler"]
 
 
 @cache
@@ -33,18 +33,11 @@ def why_no_compiler() -> str | None:
     return f"mode=inductor compiles C++, and there is no {compiler}: install it, or name another by the variable CXX"
 
 
-def choose_folder(context: CompileContext) -> Path | None:
-    """Return where files are written for a moment: the engine's own folder where it has one; None for the system's."""
-    if context.keep is not None:
-        context.keep.mkdir(parents=True, exist_ok=True)
-    return context.workdir or context.keep
-
-
 def compile_function(function: Function, context: CompileContext) -> memoryview:
     """Return the library that computes a Function, its weights in it; raises CompileRefused with the reason."""
     if reason := why_no_compiler():
         raise CompileRefused(reason)
-    with tempfile.TemporaryDirectory(prefix="inductor-", dir=choose_folder(context)) as folder:
+    with tempfile.TemporaryDirectory(prefix="inductor-", dir=context.workdir) as folder:
         buffer = SharedBuffer()
         request = {"function": put_function(buffer, function), "threads": context.threads, "folder": folder}
         variables = {"TMPDIR": folder, "OMP_NUM_THREADS": str(context.threads)}

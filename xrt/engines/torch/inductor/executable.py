@@ -15,7 +15,6 @@ import torch
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.torch.dtypes import summarize_error
 from xrt.engines.torch.executable import TorchExecutable
-from xrt.engines.torch.inductor.compiler import choose_folder
 from xrt.engines.torch.program import TensorProgram, make_program
 from xrt.errors import RunFailed
 from xrt.graph import TensorType
@@ -112,7 +111,7 @@ class InductorExecutable(TorchExecutable):
 
     def __init__(self, data: memoryview, function: Function, context: CompileContext) -> None:
         """Load the library that the data are."""
-        with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=choose_folder(context)) as file:
+        with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=context.workdir) as file:
             file.write(data)
             file.flush()
             self._library = Library(Path(file.name))
