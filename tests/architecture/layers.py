@@ -72,7 +72,6 @@ LIBRARIES = {
     "jaxlib": ("engines.xla",),
     "jinja2": ("html",),
     "msgspec": ("formats", "serve"),
-    "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.kernels", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
     "openvino": ("engines.openvino",),
@@ -89,7 +88,7 @@ LIBRARIES = {
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "graphlay", "grpc", "jinja2", "networkx", "rich", "click", "hypothesis", "prometheus_client", "pytest", "uvicorn")
+LAZY = ("cupy", "graphlay", "grpc", "jinja2", "rich", "click", "hypothesis", "prometheus_client", "pytest", "uvicorn")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")

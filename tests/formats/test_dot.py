@@ -1,11 +1,10 @@
-"""A Function as DOT and as a networkx graph."""
+"""A Function as DOT."""
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 
-from xrt.formats.dump import to_dot, to_networkx
+from xrt.formats.dump import to_dot
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load_light
 
@@ -72,19 +71,3 @@ def test_a_long_attribute_is_cut_short() -> None:
     assert "0, 1, 2" in shown
     assert "…" in shown
     assert "99" not in shown
-
-
-def test_the_graph_has_one_edge_for_each_reading() -> None:
-    graph = to_networkx(sample())
-    assert graph.number_of_edges(("input", "x"), 'a "quoted" \\ name') == 2
-    kinds = [data["kind"] for _, _, data in graph.edges('a "quoted" \\ name', data=True)]
-    assert sorted(kinds) == ["capture", "control", "value"]
-    assert graph.nodes["add"]["node"].op_type == "Add"
-    assert graph.nodes["output", "y"]["value"] == Value("y", F2)
-    assert nx.is_directed_acyclic_graph(graph)
-
-
-def test_the_graph_holds_nothing_but_the_functions_own() -> None:
-    function = load_light("squeezenet")
-    graph = to_networkx(function)
-    assert set(graph) == {n.name for n in function.nodes} | {("input", "data_0"), ("output", "softmaxout_1")}

@@ -1,41 +1,26 @@
-"""Debugging output of Functions: files with text, ONNX and DOT, and networkx graphs."""
+"""Debugging output of Functions: files with text, ONNX and DOT."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import save
 from xrt.formats.output import replace_file
 from xrt.graph import Attribute, AttrKind, Function, Node, Value
 
-if TYPE_CHECKING:
-    import networkx as nx
-
-__all__ = ["to_dot", "to_networkx", "write"]
+__all__ = ["to_dot", "write"]
 
 _LONGEST = 60  # characters shown of an attribute value
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """A graph edge between keys: a node name, ``("input", name)`` or ``("output", name)``."""
+def _edges(function: Function) -> Iterator[tuple[object, object, str, str]]:
+    """Yield an edge per read of a non-constant value, per control predecessor, and per output.
 
-    source: object
-    target: object
-    value: str
-    """The name of the value; empty for a control edge."""
-    slot: int
-    """Index in `Node.uses` of the target."""
-    kind: Literal["value", "capture", "control"]
-
-
-def _edges(function: Function) -> Iterator[_Edge]:
-    """Yield an edge per read of a non-constant value, per control predecessor, and per output."""
+    An edge is the keys of its ends (a node's name, ``("input", name)`` or ``("output", name)``), the value, and its style.
+    """
     inputs = {value.name for value in function.inputs}
 
     def source(value: str) -> object:
@@ -47,38 +32,12 @@ def _edges(function: Function) -> Iterator[_Edge]:
         own = len(node.uses) - len(node.captures)
         for slot, value in enumerate(node.uses):
             if (origin := source(value)) is not None:
-                yield _Edge(origin, node.name, value, slot, "value" if slot < own else "capture")
-        for slot, before in enumerate(node.control):
-            yield _Edge(before, node.name, "", slot, "control")
-    for slot, output in enumerate(function.outputs):
+                yield origin, node.name, value, "" if slot < own else ", style=dashed"
+        for before in node.control:
+            yield before, node.name, "", ", style=dotted"
+    for output in function.outputs:
         if (origin := source(output.name)) is not None:
-            yield _Edge(origin, ("output", output.name), output.name, slot, "value")
-
-
-# ---------------------------------------------------------------------- networkx
-
-
-def to_networkx(function: Function) -> nx.MultiDiGraph:
-    """Convert to a networkx graph with one edge per read, so a value that a node reads twice has two edges.
-
-    Graph nodes are the names of the Function's nodes (attribute ``node``), ``("input", name)`` and ``("output", name)``
-    (attribute ``value``). Edges have the attributes ``value``, ``slot`` and ``kind``: value, capture or control. Constants are
-    omitted.
-    """
-    import networkx as nx
-
-    graph = nx.MultiDiGraph(name=function.name)
-    graph.add_nodes_from((("input", value.name), {"value": value}) for value in function.inputs)
-    graph.add_nodes_from((node.name, {"node": node}) for node in function.nodes)
-    graph.add_nodes_from((("output", value.name), {"value": value}) for value in function.outputs)
-    for edge in _edges(function):
-        graph.add_edge(edge.source, edge.target, value=edge.value, slot=edge.slot, kind=edge.kind)
-    return graph
-
-
-# ---------------------------------------------------------------------- DOT
-
-_STYLES = {"value": "", "capture": ", style=dashed", "control": ", style=dotted"}
+            yield origin, ("output", output.name), output.name, ""
 
 
 def to_dot(function: Function) -> str:
@@ -101,9 +60,9 @@ def _statements(function: Function) -> Iterator[str]:
     for index, node in enumerate(function.nodes):
         ids[node.name] = f"node{index}"
         yield f"node{index} [label={_quoted(_node_lines(node, function))}]"
-    for edge in _edges(function):
-        label = [edge.value, str(function.get_type(edge.value) or "")] if edge.value else []
-        yield f"{ids[edge.source]} -> {ids[edge.target]} [label={_quoted(label)}{_STYLES[edge.kind]}]"
+    for source, target, value, style in _edges(function):
+        label = [value, str(function.get_type(value) or "")] if value else []
+        yield f"{ids[source]} -> {ids[target]} [label={_quoted(label)}{style}]"
 
 
 def _value_lines(value: Value, function: Function) -> Iterator[str]:

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.forking import renew_after_fork
 from xrt.graph.attributes import FrozenDict
 from xrt.graph.node import FreshNames
 from xrt.graph.types import Type, Value
@@ -85,52 +84,33 @@ def _cycle(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
 LARGE = 50
 
 
-class _Paused:
-    """Counts the threads that pause garbage collection; the last one restores it."""
-
-    lock = renew_after_fork(threading.Lock())
-    count = 0
-    was_on = False
+_pausing: list[int] = []
+"""The threads that pause garbage collection: at most a few, since it is then off for all others."""
 
 
 @contextmanager
 def pause_gc(nodes: int) -> Iterator[None]:
-    """Disable garbage collection in the block if ``nodes`` is at least `LARGE`. Safe to use from several threads."""
-    if nodes < LARGE:
+    """Disable garbage collection in the block if ``nodes`` is at least `LARGE` and it is enabled."""
+    if nodes < LARGE or not gc.isenabled():
         yield
         return
-    _pause()
+    gc.disable()
+    _pausing.append(threading.get_ident())
     try:
         yield
     finally:
-        _resume()
+        _pausing.remove(threading.get_ident())
+        gc.enable()
 
 
-def _pause() -> None:
-    with _Paused.lock:
-        if not _Paused.count:
-            _Paused.was_on = gc.isenabled()
-            gc.disable()
-        _Paused.count += 1
-
-
-def _forget() -> None:
+def _resume_in_child() -> None:
     """Restore garbage collection in a forked child, where the threads that paused it do not exist."""
-    if _Paused.count:
-        _Paused.count = 0
-        if _Paused.was_on:
-            gc.enable()
+    if _pausing and _pausing != [threading.get_ident()]:
+        gc.enable()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-def _resume() -> None:
-    with _Paused.lock:
-        _Paused.count = max(_Paused.count - 1, 0)
-        if _Paused.count <= 0 and _Paused.was_on:
-            gc.enable()
+    os.register_at_fork(after_in_child=_resume_in_child)
 
 
 @dataclass(frozen=True, slots=True)
