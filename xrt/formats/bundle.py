@@ -82,11 +82,20 @@ class BundleFile:
         """Raises BundleError with the path if the file is missing or corrupt."""
         self.path = Path(path)
         try:
-            self._container = Container.open(self.path, KIND)
+            with self._reading():
+                self._container = Container.open(self.path, KIND)
         except FileNotFoundError:
             raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Add the path of the file to errors."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
         except (BundleError, OSError) as error:
-            raise self._unloadable(error) from error
+            raise BundleError(f"cannot load {os.fspath(self.path)!r}: {error}") from error
 
     @property
     def sections(self) -> Collection[str]:
@@ -94,14 +103,12 @@ class BundleFile:
 
     @cached_property
     def record(self) -> ProgramRecord:
-        """The programs; raises BundleError if the record is corrupt or has an unsupported version."""
-        try:
+        """The programs; raises BundleError if the record is corrupt."""
+        with self._reading():
             record = program_record.parse(bytes(self._container.section(_MANIFEST)))
             if not record.facts:
                 raise BundleError("it has no facts of a module")
-        except (BundleError, OSError) as error:
-            raise self._unloadable(error) from error
-        return record
+            return record
 
     def _held(self, name: str) -> memoryview | None:
         return self._container.section(name) if name.startswith(_WEIGHT) else None
@@ -112,10 +119,8 @@ class BundleFile:
 
     def check(self) -> None:
         """Verify the checksum of every section; raises BundleError if one differs."""
-        try:
+        with self._reading():
             self._container.check()
-        except BundleError as error:
-            raise self._unloadable(error) from error
 
     def read_weight(self, digest: str) -> memoryview:
         """The verified bytes of a constant; raises BundleError if they are corrupt or missing."""
@@ -123,31 +128,22 @@ class BundleFile:
 
     def read_compiled(self, section: str) -> memoryview:
         """A verified artifact of an engine; raises BundleError if it is corrupt or missing."""
-        try:
+        with self._reading():
             return self._container.section(section)
-        except BundleError as error:
-            raise self._unloadable(error) from error
 
     def model(self, section: str) -> Function:
         """Read a model; raises BundleError if it is corrupt or missing."""
         from xrt.formats.protobuf import read_model
 
-        try:
+        with self._reading():
             return read_model(bytes(self._container.section(section)), self._held)
-        except BundleError as error:
-            raise self._unloadable(error) from error
 
     def read_plan(self, section: str) -> dict[str, Any]:
         """The values of a Plan message; raises BundleError if it is corrupt or missing."""
         from xrt.formats.protobuf import read_plan
 
-        try:
+        with self._reading():
             return read_plan(bytes(self._container.section(section)), self._held)
-        except BundleError as error:
-            raise self._unloadable(error) from error
-
-    def _unloadable(self, error: Exception) -> BundleError:
-        return BundleError(f"cannot load {os.fspath(self.path)!r}: {error}")
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -176,11 +176,6 @@ class Constant:
             self._digest = _remembered(self)
         return self._digest
 
-    @property
-    def is_hashed(self) -> bool:
-        """Whether `digest` is already computed."""
-        return self._digest is not None
-
     def know_digest(self, digest: bytes) -> None:
         """Set the digest to a value already computed for the same type, shape and content."""
         self._digest = digest

@@ -360,18 +360,10 @@ def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str])
         node,
         inputs=tuple(values.get(n, n) for n in node.inputs),
         outputs=tuple(values.get(n, n) for n in node.outputs),
-        attributes=tuple(_renamed_attribute(a, values, nodes) for a in node.attributes),
+        attributes=tuple(a.map_bodies(lambda body: rename_function(body, values, nodes)) for a in node.attributes),
         name=nodes.get(node.name, node.name),
         control=tuple(nodes.get(n, n) for n in node.control),
     )
-
-
-def _renamed_attribute(attribute: Attribute, values: Mapping[str, str], nodes: Mapping[str, str]) -> Attribute:
-    if attribute.kind is AttrKind.GRAPH:
-        return replace(attribute, value=rename_function(attribute.value, values, nodes))
-    if attribute.kind is AttrKind.GRAPHS:
-        return replace(attribute, value=tuple(rename_function(f, values, nodes) for f in attribute.value))
-    return attribute
 
 
 def rename_function(function: Function, values: Mapping[str, str], nodes: Mapping[str, str]) -> Function:

@@ -27,31 +27,15 @@ from xrt.formats.output import read_file_part
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = [
-    "Buffer",
-    "Field",
-    "MalformedMessage",
-    "Source",
-    "Span",
-    "TruncatedMessage",
-    "Walk",
-    "WeightlessModel",
-    "encode",
-    "extract_weights",
-    "load",
-    "load_file",
-]
-
+__all__ = ["MalformedMessage", "Walk", "encode", "extract_weights", "load", "load_file"]
 
 Buffer: TypeAlias = bytes | mmap.mmap
 """Random-access bytes; slicing copies."""
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
-
-_LONGEST = 5  # bytes of a tag or length that protobuf allows
-_LONGEST_VALUE = 10
-
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
+# Bytes of a tag or length, and of an integer, that protobuf allows.
+_LONGEST, _LONGEST_VALUE = 5, 10
 # Give up after this many fields: protobuf is faster at messages of many small ones.
 MOST_FIELDS = 1 << 22
 
@@ -73,7 +57,7 @@ class MalformedMessage(ValueError):
 
 
 class TruncatedMessage(MalformedMessage):
-    """A field extends beyond the end of its message."""
+    """Field ``number`` extends to ``end``, beyond the end of its message."""
 
     def __init__(self, number: int, end: int) -> None:
         super().__init__(f"field {number} should end at byte {end}")
@@ -96,44 +80,35 @@ class Walk:
         data = self.data
         while at < end:
             tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all tags have one byte
-            holds_bytes = tag & 7 == _BYTES
-            length, content = self.varint(content, end) if holds_bytes else (self._length(tag & 7, content, end), content)
-            if content + length > end:
-                raise TruncatedMessage(tag >> 3, content + length)
-            yield Field(tag >> 3, holds_bytes, at, content, content + length)
-            at = content + length
+            number, kind = tag >> 3, tag & 7
+            if kind == _BYTES:
+                length, content = self.varint(content, end)
+            elif kind == _VARINT:
+                length = self.varint(content, end, _LONGEST_VALUE)[1] - content
+            else:
+                length = _FIXED.get(kind, 0)
             self.left -= 1
-            # A tag below 8 has the field number 0, which is invalid.
-            if self.left < 0 or tag < 8:
-                raise MalformedMessage("a field without a number, or too many fields")
-
-    def _length(self, kind: int, at: int, end: int) -> int:
-        if kind == _VARINT:
-            return self.varint(at, end, _LONGEST_VALUE)[1] - at
-        if kind in _FIXED:
-            return _FIXED[kind]
-        raise MalformedMessage(f"wire type {kind} is none of ONNX's")
+            if self.left < 0 or not number or not (length or kind == _BYTES):
+                raise MalformedMessage("a field without a number, of another kind than ONNX's, or too many fields")
+            if content + length > end:
+                raise TruncatedMessage(number, content + length)
+            yield Field(number, kind == _BYTES, at, content, content + length)
+            at = content + length
 
     def varint(self, at: int, end: int, longest: int = _LONGEST) -> tuple[int, int]:
         """Decode a variable-length integer; also return the offset after it."""
-        value = shift = 0
-        for place in range(at, min(at + longest, end)):
-            byte = self.data[place]
-            value |= (byte & 0x7F) << shift
+        value = 0
+        for count, byte in enumerate(self.data[at : min(at + longest, end)]):
+            value |= (byte & 0x7F) << 7 * count
             if byte < 0x80:
-                return value, place + 1
-            shift += 7
+                return value, at + count + 1
         raise MalformedMessage("an integer without an end")
 
 
 def encode(value: int) -> bytes:
     """Encode a variable-length integer."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    more, low = divmod(value, 0x80)
+    return bytes([low | 0x80]) + encode(more) if more else bytes([low])
 
 
 # Raw data from this size on is left out; smaller messages are not searched.
@@ -152,7 +127,7 @@ _INSIDE = {
 
 _MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
 _WAYS = {
-    message: {f.number: f for name in names if (f := message.DESCRIPTOR.fields_by_name[name])}
+    message: {message.DESCRIPTOR.fields_by_name[name].number: message.DESCRIPTOR.fields_by_name[name] for name in names}
     for message, names in _INSIDE.items()
 }
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER

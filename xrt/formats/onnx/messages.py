@@ -486,11 +486,7 @@ def write_props(values: Mapping[str, str], proto: Any) -> None:
 def read_node_metadata(proto: NodeProto) -> tuple[tuple[str, ...], str]:
     """The control predecessors and the device of a node."""
     props = read_props(proto)
-    if _CONTROL not in props:
-        return (), props.get(_DEVICE, "")
-    names = _parse_metadata(props[_CONTROL], _CONTROL)
-    if not _is_texts(names):
-        raise _malformed(_CONTROL, props[_CONTROL], 'a list of node names, like ["a", "b"]')
+    names = _pop_list(props, _CONTROL, lambda item: isinstance(item, str), 'a list of node names, like ["a", "b"]')
     return tuple(names), props.get(_DEVICE, "")
 
 
@@ -506,10 +502,7 @@ def read_graph_metadata(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], 
     """The name, aliases, and remaining metadata of a graph."""
     props = read_props(proto)
     name = text(props.pop(_NAME, proto.name), "the name of a graph")
-    stored = props.pop(_ALIASES, "[]")
-    pairs = _parse_metadata(stored, _ALIASES)
-    if not isinstance(pairs, list) or not all(_is_texts(pair) and len(pair) == 2 for pair in pairs):
-        raise _malformed(_ALIASES, stored, 'a list of pairs, like [["input", "output"]]')
+    pairs = _pop_list(props, _ALIASES, _is_pair, 'a list of pairs, like [["input", "output"]]')
     return name, tuple((source, target) for source, target in pairs), props
 
 
@@ -537,16 +530,17 @@ def needs_metadata(function: Function) -> bool:
     return False
 
 
-def _parse_metadata(stored: str, key: str) -> Any:
+def _pop_list(props: dict[str, str], key: str, is_item: Callable[[Any], bool], wanted: str) -> list[Any]:
+    """Remove and parse a list in JSON; empty if there is none."""
+    stored = props.pop(key, "[]")
     try:
-        return json.loads(stored)
+        items = json.loads(stored)
     except (ValueError, RecursionError):
-        raise _malformed(key, stored, "JSON") from None
+        items, wanted = None, "JSON"
+    if not isinstance(items, list) or not all(map(is_item, items)):
+        raise ModelError(f"metadata {key!r} is {stored[:80]!r}; it must be {wanted}")
+    return items
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _malformed(key: str, stored: str, wanted: str) -> ModelError:
-    return ModelError(f"metadata {key!r} is {stored[:80]!r}; it must be {wanted}")
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)
