@@ -60,8 +60,8 @@ def _statements(function: Function) -> Iterator[str]:
     for index, node in enumerate(function.nodes):
         ids[node.name] = f"node{index}"
         yield f"node{index} [label={_quoted(_node_lines(node, function))}]"
-    for source, target, value, style in _edges(function):
-        label = [value, str(function.get_type(value) or "")] if value else []
+    for source, target, name, style in _edges(function):
+        label = [name, str(function.get_type(name) or "")] if name else []
         yield f"{ids[source]} -> {ids[target]} [label={_quoted(label)}{style}]"
 
 
