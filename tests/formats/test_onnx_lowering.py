@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError, OptionError
 from xrt.formats.onnx import (
+    expand,
     external_weights,
     externalize_weights,
     load,
@@ -20,8 +21,10 @@ from xrt.formats.onnx import (
     to_model,
     why_not_downgradable,
 )
+from xrt.formats.onnx.opsets import convert_function
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes, since_version
 from xrt.graph.verify import verify
+from xrt.operators import as_function, decompose_nodes
 from xrt.passes import infer_shapes
 from xrt.testing.strategies import Form, functions, make_random_inputs
 
@@ -181,6 +184,17 @@ def test_a_conversion_into_several_nodes_does_not_disturb_other_names() -> None:
     p, q = np.array([1, 2, 3, 4], np.int32), np.array([4, 3, 2, 1], np.int32)
     a, b, n = run(model, p=p, q=q)
     assert (a.tolist(), b.tolist(), n.tolist()) == ((p > q).tolist(), (q > p).tolist(), [0, 1, 2, 3])
+
+
+def test_a_node_that_is_converted_or_decomposed_keeps_its_control_edges() -> None:
+    celu, mish = Node("Celu", ("x",), ("y",), name="c", control=("r",)), Node("Mish", ("x",), ("z",), name="m", control=("r",))
+    outputs = (Value("y", F4), Value("z", F4), Value("a", F4))
+    function = infer_shapes(graph(Node("Relu", ("x",), ("a",), name="r"), celu, mish, outputs=outputs))
+    older = convert_function(function, 26)
+    assert older.opsets == {"": 26} and older.node("c").control == older.node("m").control == ("r",)
+    parts = decompose_nodes(function, lambda node, f: expand(as_function(node, f)) if node.op == "Mish" else None).nodes
+    assert "Mish" not in {node.op for node in parts}
+    assert {node.control for node in parts if node.name not in ("r", "c")} == {("r",)}
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])

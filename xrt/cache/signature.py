@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -149,11 +150,7 @@ def hash_sources(module: str) -> str:
     file, is_packaged = _source(module)
     if file is None or not Path(file).exists():
         return CODE_UNKNOWN
-    own = _stamp_tree(Path(file).parent) if is_packaged else [_stamp(Path(file))]
-    hasher = hashlib.sha256()
-    for line in sorted({*own, *_shared_stamps()}):
-        hasher.update(line.encode("utf-8", "surrogateescape"))
-    return hasher.hexdigest()[:16]
+    return _hash_stamps(_stamp_tree(Path(file).parent) if is_packaged else [_stamp(file, Path(file).stat())])
 
 
 def _source(module: str) -> tuple[str | None, bool]:
@@ -168,13 +165,14 @@ def _source(module: str) -> tuple[str | None, bool]:
 def hash_planner() -> str:
     """Hash path, size and mtime of the source files that determine a plan, without the engines."""
     root = Path(__file__).parents[1]
-    own = [
-        _stamp(path) for name in ("cache", "module", "partition", "placement", "runtime") for path in (root / name).rglob("*.py")
-    ]
-    hasher = hashlib.sha256()
-    for line in sorted({*own, *_shared_stamps()}):
-        hasher.update(line.encode("utf-8", "surrogateescape"))
-    return hasher.hexdigest()[:16]
+    folders = ("cache", "module", "partition", "placement", "runtime")
+    return _hash_stamps(line for name in folders for line in _stamp_tree(root / name))
+
+
+def _hash_stamps(lines: Iterable[str]) -> str:
+    """Hash stamps together with those of the sources that all engines share."""
+    content = "".join(sorted({*lines, *_shared_stamps()}))
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
@@ -190,15 +188,11 @@ def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".py"):
-                found.append(_format_stamp(entry.path, entry.stat()))
+                found.append(_stamp(entry.path, entry.stat()))
             elif levels and entry.name != "__pycache__" and entry.is_dir():
                 found += _stamp_tree(entry.path, levels - 1)
     return found
 
 
-def _stamp(path: Path) -> str:
-    return _format_stamp(path, path.stat())
-
-
-def _format_stamp(path: Path | str, status: os.stat_result) -> str:
+def _stamp(path: str, status: os.stat_result) -> str:
     return f"{path} {status.st_size} {status.st_mtime_ns}\n"
