@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from onnx import ModelProto, TensorProto, parser
 from onnx.reference import ReferenceEvaluator
 
@@ -381,19 +381,16 @@ def test_the_least_that_a_reader_of_graphs_wants_to_know() -> None:
     assert (model.graph.name, model.graph.input[0].type.tensor_type.shape.dim[0].dim_param) == ("g", "N")
 
 
-def _is_served(function: Function) -> bool:
-    """Whether the evaluator of onnx serves the graph: its Softsign raises on what has no dimensions."""
-    return all(node.op_type != "Softsign" for node in function.nodes)
-
-
-# The evaluator also fails on empty tensors and on a Loop without iterations.
 @pytest.mark.slow
-@given(functions(Form(control=False, empty=False, takes=_is_served)))
+@given(functions(Form(control=False, empty=False)))
 @settings(max_examples=25, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
     inputs = dict(zip((value.name for value in function.inputs), make_random_inputs(function, 0), strict=True))
+    try:
+        expected = ReferenceEvaluator(to_model(function)).run(None, inputs)
+    except Exception:  # noqa: BLE001  # among others, onnx's evaluator has no negative or unequal pads
+        reject()
     results = ReferenceEvaluator(lowest_model(function)).run(None, inputs)
-    expected = ReferenceEvaluator(to_model(function)).run(None, inputs)
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)
 
