@@ -14,9 +14,8 @@ Names load on first use, so that importing the package stays cheap.
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xrt import errors as errors, serve as serve, training as training
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     )
     from xrt.errors import XRTError as XRTError, XRTWarning as XRTWarning
     from xrt.formats.calibration_table import CalibrationTable as CalibrationTable
-    from xrt.formats.onnx import load as load_onnx  # noqa: F401  # in _HOMES
+    from xrt.formats.onnx import load as load_onnx  # noqa: F401  # in __all__
     from xrt.frontends.torch import from_torch as from_torch, to_torch as to_torch
     from xrt.graph import DType as DType, Function as Function, Node as Node, Value as Value
     from xrt.module import (
@@ -49,55 +48,13 @@ if TYPE_CHECKING:
     from xrt.precision import ErrorBudget as ErrorBudget
     from xrt.training import TrainModule as TrainModule
 
+from xrt.lazy_names import load_lazily
 from xrt.logging import follow
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Buckets": "xrt.module",
-    "CalibrationTable": "xrt.formats.calibration_table",
-    "ClusteringOptions": "xrt.partition",
-    "CompileContext": "xrt.engines",
-    "DType": "xrt.graph",
-    "ErrorBudget": "xrt.precision",
-    "Executable": "xrt.engines",
-    "ExecutionOptions": "xrt.engines",
-    "Function": "xrt.graph",
-    "Graph": "xrt.builder.tracing",
-    "GraphCompiler": "xrt.engines",
-    "Isolation": "xrt.module",
-    "Node": "xrt.graph",
-    "OpTable": "xrt.engines",
-    "Plan": "xrt.partition",
-    "RunOptions": "xrt.engines",
-    "TrainModule": "xrt.training",
-    "Value": "xrt.graph",
-    "XRTError": "xrt.errors",
-    "XRTModule": "xrt.module",
-    "XRTWarning": "xrt.errors",
-    "calibrate": "xrt.module",
-    "configure": "xrt.module",
-    "from_torch": "xrt.frontends.torch",
-    "gradient": "xrt.passes.gradient",
-    "load": "xrt.module",
-    "load_onnx": "xrt.formats.onnx",
-    "stateful": "xrt.module",
-    "to_torch": "xrt.frontends.torch",
-}
-_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops", "serve": "xrt.serve", "training": "xrt.training"}
-
-__all__ = [*_HOMES, *_MODULES, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _MODULES.get(name) or _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'xrt' has no attribute {name!r}")
-    value: Any = importlib.import_module(home)
-    if name in _HOMES:
-        value = getattr(value, "load" if name == "load_onnx" else name)
-    globals()[name] = value
-    return value
+_names, __getattr__, _ = load_lazily(__name__)
+__all__ = [*_names, "__version__"]
 
 
 def __dir__() -> list[str]:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["list_names", "load_lazily"]
+__all__ = ["load_lazily"]
+
+_IMPORT = re.compile(r"^    from ([\w.]+) import (\(.*?\)|.*?)$", re.DOTALL | re.MULTILINE)
+_NAME = re.compile(r"(\w+) as (\w+)")
 
 
-def list_names(modules: Mapping[str, Sequence[str]]) -> list[str]:
-    """The public names of all modules, sorted: the package's ``__all__``."""
-    return sorted(name for names in modules.values() for name in names)
+def load_lazily(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Create ``__all__``, ``__getattr__`` and ``__dir__`` for a package.
 
-
-def load_lazily(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Create ``__getattr__`` and ``__dir__`` for a package.
-
-    ``names`` maps each public name to the full name of its module, which is imported on first access.
+    Its public names are those that its source imports for type checkers with ``as``, so that each is declared once. A name is
+    imported on first access.
     """
-    homes = {name: module for module, names in modules.items() for name in names}
+    module = sys.modules[package]
+    source: str = module.__loader__.get_source(package)  # type: ignore[union-attr]  # every loader of source files has it
+    block = re.split(r"\n(?=\S)", source.partition("\nif TYPE_CHECKING:\n")[2], maxsplit=1)[0]
+    homes = {alias: (home, name) for home, names in _IMPORT.findall(block) for name, alias in _NAME.findall(names)}
 
-    def load(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name]), name)
+    def load(public: str) -> Any:
+        if public not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {public!r}")
+        home, name = homes[public]
+        owner = import_module(home)
+        is_module = owner is module or not hasattr(owner, name)
+        value = import_module(f"{home}.{name}") if is_module else getattr(owner, name)
         # Cache it, so that further reads do not call __getattr__.
-        setattr(sys.modules[package], name, value)
+        setattr(module, public, value)
         return value
 
-    return load, lambda: sorted({*vars(sys.modules[package]), *homes})
+    return sorted(homes), load, lambda: sorted({*vars(module), *homes})

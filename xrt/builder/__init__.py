@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.builder.builder import DEFAULT_OPSET as DEFAULT_OPSET, Builder as Builder
@@ -24,13 +24,4 @@ if TYPE_CHECKING:
     )
     from xrt.graph.schemas import Inference as Inference
 
-_MODULES = {
-    "xrt.builder.builder": ("Builder", "DEFAULT_OPSET"),
-    "xrt.builder.record_op": ("DTypeLike", "Operand"),
-    "xrt.builder.tensor": ("Tensor",),
-    "xrt.builder.tracing": ("GraphBase", "after", "device", "inline", "scope", "trace"),
-    "xrt.graph.schemas": ("Inference",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.cache.disk import (
@@ -30,12 +30,4 @@ if TYPE_CHECKING:
     from xrt.cache.records import Records as Records, Store as Store
     from xrt.cache.signature import Signature as Signature, make_signature as make_signature
 
-_MODULES = {
-    "xrt.cache.disk": ("CompileRequest", "DiskStatistics", "DiskTier", "find_cache_directory", "open_disk_tier", "parse_size"),
-    "xrt.cache.memory": ("CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"),
-    "xrt.cache.records": ("Records", "Store"),
-    "xrt.cache.signature": ("Signature", "make_signature"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.calibration.collectors import METHODS as METHODS, Observer as Observer, make_collector as make_collector
 
-_MODULES = {
-    "xrt.calibration.collectors": ("METHODS", "Observer", "make_collector"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import (
@@ -43,14 +43,4 @@ if TYPE_CHECKING:
     )
     from xrt.engines.toolkit.blas import blas_limit as blas_limit
 
-_MODULES = {
-    "xrt.engines.contract.graph_compiler": ("Deviation", "Executable", "GraphCompiler", "MemoryUse", "peak_of_values"),
-    "xrt.engines.contract.op_table": ("Kernel", "OpTable", "Predicate"),
-    "xrt.engines.contract.options": ("CompileContext", "ExecutionOptions", "Precision", "RunOptions", "check_options", "option"),
-    "xrt.engines.contract.registry": ("EngineDeclaration", "EngineStatus", "create", "engine_class", "names", "probe"),
-    "xrt.engines.contract.spec": ("build", "format_spec", "parse_spec", "split_specs"),
-    "xrt.engines.toolkit.blas": ("blas_limit",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute as Attribute, AttrKind as AttrKind, FrozenDict as FrozenDict
@@ -35,27 +35,4 @@ if TYPE_CHECKING:
         is_static as is_static,
     )
 
-_MODULES = {
-    "xrt.graph.attributes": ("AttrKind", "Attribute", "FrozenDict"),
-    "xrt.graph.constants": ("Constant",),
-    "xrt.graph.function": ("Function", "Use"),
-    "xrt.graph.hashing": ("fingerprint", "hash_values", "shape_key"),
-    "xrt.graph.node": ("Node", "NodePattern", "read_attributes"),
-    "xrt.graph.schemas": ("find_schema", "latest_opset", "since_version"),
-    "xrt.graph.state": ("State", "declare_states", "list_states"),
-    "xrt.graph.types": (
-        "DType",
-        "Dim",
-        "MapType",
-        "OptionalType",
-        "SequenceType",
-        "Shape",
-        "TensorType",
-        "Type",
-        "Value",
-        "is_static",
-    ),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

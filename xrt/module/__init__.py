@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.module.bundle import load as load
@@ -22,18 +22,4 @@ if TYPE_CHECKING:
     from xrt.module.state import Session as Session, stateful as stateful
     from xrt.module.verification import calibrate as calibrate
 
-_MODULES = {
-    "xrt.module.bundle": ("load",),
-    "xrt.module.dispatch": ("IOBinding",),
-    "xrt.module.explain": ("Explanation", "RegionReport"),
-    "xrt.module.memory": ("Memory", "RegionMemory"),
-    "xrt.module.module": ("XRTModule",),
-    "xrt.module.engines": ("configure", "validate_budget"),
-    "xrt.module.options": ("Isolation", "ModuleOptions"),
-    "xrt.module.sizes": ("Buckets",),
-    "xrt.module.state": ("Session", "stateful"),
-    "xrt.module.verification": ("calibrate",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.operators.decompositions import (
@@ -30,27 +30,4 @@ if TYPE_CHECKING:
         list_shape_operands as list_shape_operands,
     )
 
-_MODULES = {
-    "xrt.operators.decompositions": ("decompose_operators", "is_decomposable"),
-    "xrt.operators.rewriting": (
-        "NodeWriter",
-        "as_function",
-        "decompose_nodes",
-        "find_constant",
-        "find_value",
-        "inline_function",
-        "rewrite_nodes",
-    ),
-    "xrt.operators.traits": (
-        "SHAPE_OPERANDS",
-        "Trait",
-        "has_trait",
-        "is_deterministic",
-        "is_training",
-        "list_operators",
-        "list_shape_operands",
-    ),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

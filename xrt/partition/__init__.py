@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.partition.cost_table import CostTable as CostTable, MeasuredCost as MeasuredCost, RegionCost as RegionCost
@@ -30,14 +30,4 @@ if TYPE_CHECKING:
     from xrt.partition.quotient_graph import DependencyGraph as DependencyGraph
     from xrt.partition.support_matrix import SupportMatrix as SupportMatrix
 
-_MODULES = {
-    "xrt.partition.cost_table": ("CostTable", "MeasuredCost", "RegionCost"),
-    "xrt.partition.options": ("ClusteringOptions", "Pin"),
-    "xrt.partition.partitioner": ("map_nodes_to_engines", "map_nodes_to_regions", "partition", "plan_from_assignment"),
-    "xrt.partition.plan": ("Launch", "Plan", "Reason", "Transfer", "launch_node"),
-    "xrt.partition.quotient_graph": ("DependencyGraph",),
-    "xrt.partition.support_matrix": ("SupportMatrix",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.operators.rewriting import find_constant as find_constant
@@ -21,14 +21,4 @@ if TYPE_CHECKING:
     from xrt.passes.pipeline import Pass as Pass, Pipeline as Pipeline, make_pipeline as make_pipeline
     from xrt.passes.shape_inference import bind_dims as bind_dims, infer_shapes as infer_shapes, specialize as specialize
 
-_MODULES = {
-    "xrt.operators.rewriting": ("find_constant",),
-    "xrt.passes.constant_folding": ("fold_constants",),
-    "xrt.passes.decomposition": ("find_decomposition",),
-    "xrt.passes.inlining": ("drop_dead_nodes", "inline_constant_control_flow"),
-    "xrt.passes.pipeline": ("Pass", "Pipeline", "make_pipeline"),
-    "xrt.passes.shape_inference": ("bind_dims", "infer_shapes", "specialize"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

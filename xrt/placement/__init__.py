@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore as CostStore
@@ -39,25 +39,4 @@ if TYPE_CHECKING:
         ThroughputResult as ThroughputResult,
     )
 
-_MODULES = {
-    "xrt.cache.cost_store": ("CostStore",),
-    "xrt.placement.autotune": ("ProgressCallback", "TuningBudget", "tune"),
-    "xrt.placement.report": ("CostReport",),
-    "xrt.placement.result": ("CandidateComparison", "CandidateResult", "Progress", "TuningResult"),
-    "xrt.placement.search": (
-        "BoundaryCost",
-        "Prediction",
-        "RegionPrediction",
-        "predict_cost",
-        "MissingSupport",
-        "ProfilingRequest",
-        "SearchOptions",
-        "choose_requests",
-        "propose_plans",
-        "rank_missing_support",
-    ),
-    "xrt.placement.throughput": ("ServingCandidate", "ServingConfiguration", "ThroughputResult"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.precision.budget import ErrorBudget as ErrorBudget, PrecisionTerms as PrecisionTerms
     from xrt.precision.lowering import lower_within_budget as lower_within_budget
 
-_MODULES = {
-    "xrt.precision.budget": ("ErrorBudget", "PrecisionTerms"),
-    "xrt.precision.lowering": ("lower_within_budget",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

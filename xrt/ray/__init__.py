@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xrt.integrations.ray.predictor import count_granted_threads
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 from xrt.runtime import set_budget_source
 
 if TYPE_CHECKING:
@@ -21,12 +21,5 @@ if TYPE_CHECKING:
     from xrt.integrations.ray.deployments import deployment as deployment
     from xrt.integrations.ray.predictor import Predictor as Predictor, predict as predict
 
-_MODULES = {
-    "xrt.integrations.ray.cluster_job": ("run_cluster_job",),
-    "xrt.integrations.ray.deployments": ("deployment",),
-    "xrt.integrations.ray.predictor": ("Predictor", "predict"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)
 set_budget_source(count_granted_threads)

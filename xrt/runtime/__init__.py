@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.runtime.call_frame import (
@@ -46,23 +46,4 @@ if TYPE_CHECKING:
         set_default_budget as set_default_budget,
     )
 
-_MODULES = {
-    "xrt.runtime.call_frame": ("OutputInspector", "find_type_mismatch", "list_inplace_updates", "to_run_failed"),
-    "xrt.runtime.compile": ("Refusal", "RegionToCompile", "compile_plan", "list_regions"),
-    "xrt.runtime.devices": ("check_device", "device", "parse_device_kind", "to_host"),
-    "xrt.runtime.devices.registry": ("Streams",),
-    "xrt.runtime.multi_device": ("adapt_to_host", "make_timed_call", "on_device"),
-    "xrt.runtime.profile": ("LaunchTime", "Profile"),
-    "xrt.runtime.program": ("Program",),
-    "xrt.runtime.threads": (
-        "available_cores",
-        "default_budget",
-        "find_granted_threads",
-        "resolve_thread_budget",
-        "set_budget_source",
-        "set_default_budget",
-    ),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

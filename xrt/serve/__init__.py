@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.serve.application import Application as Application, app as app, run_server as run_server
@@ -16,12 +16,4 @@ if TYPE_CHECKING:
     from xrt.serve.served_model import ServingOptions as ServingOptions
     from xrt.serve.triton_repository import export_triton as export_triton
 
-_MODULES = {
-    "xrt.serve.application": ("Application", "app", "run_server"),
-    "xrt.serve.grpc_service": ("start_grpc",),
-    "xrt.serve.served_model": ("ServingOptions",),
-    "xrt.serve.triton_repository": ("export_triton",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

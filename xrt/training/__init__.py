@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.training.module import TrainModule as TrainModule
@@ -27,11 +27,4 @@ if TYPE_CHECKING:
         step as step,
     )
 
-_MODULES = {
-    "xrt.training.module": ("TrainModule",),
-    "xrt.training.optimizers": ("Adagrad", "Adam", "AdamW", "LAMB", "SGD", "update"),
-    "xrt.training.steps": ("CrossEntropy", "MeanSquaredError", "list_parameters", "step"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

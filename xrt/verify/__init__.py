@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.verify.bisection import FailingSubgraph as FailingSubgraph, bisect as bisect, bisect_plan as bisect_plan
@@ -20,12 +20,4 @@ if TYPE_CHECKING:
         verify as verify,
     )
 
-_MODULES = {
-    "xrt.verify.bisection": ("FailingSubgraph", "bisect", "bisect_plan"),
-    "xrt.verify.comparison": ("CheckVerdict", "Verdict", "judge_outputs"),
-    "xrt.verify.execution": ("Run",),
-    "xrt.verify.regions": ("RegionCheck", "ValueCheck", "Verification", "verify"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

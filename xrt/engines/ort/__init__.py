@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from xrt.engines.contract.registry import EngineDeclaration
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.engines.ort.engine import Ort as Ort, TensorRT as TensorRT
@@ -33,9 +33,4 @@ TENSORRT = EngineDeclaration(
 # Telemetry is on unless this is set before the import; `disable_telemetry_events()` is too late.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_MODULES = {
-    "xrt.engines.ort.engine": ("Ort", "TensorRT"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.formats.onnx.files import load as load
@@ -23,18 +23,4 @@ if TYPE_CHECKING:
     )
     from xrt.formats.onnx.writing import save as save, save_case as save_case, to_model as to_model
 
-_MODULES = {
-    "xrt.formats.onnx.files": ("load",),
-    "xrt.formats.onnx.opsets": (
-        "expand",
-        "external_weights",
-        "externalize_weights",
-        "lowest_model",
-        "lowest_opset",
-        "why_not_downgradable",
-    ),
-    "xrt.formats.onnx.writing": ("save", "save_case", "to_model"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

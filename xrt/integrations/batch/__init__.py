@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.integrations.batch.job import BatchJob as BatchJob, JobReport as JobReport, run_job as run_job
     from xrt.integrations.batch.model import RowModel as RowModel, open_model as open_model
 
-_MODULES = {
-    "xrt.integrations.batch.job": ("BatchJob", "JobReport", "run_job"),
-    "xrt.integrations.batch.model": ("RowModel", "open_model"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.passes.gradient.differentiation import (
@@ -17,9 +17,4 @@ if TYPE_CHECKING:
         gradient as gradient,
     )
 
-_MODULES = {
-    "xrt.passes.gradient.differentiation": ("Gradient", "expand_gradient_nodes", "gradient"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.passes.quantize.balancing import (
@@ -33,12 +33,4 @@ if TYPE_CHECKING:
         quantize as quantize,
     )
 
-_MODULES = {
-    "xrt.passes.quantize.balancing": ("balance_channels", "find_channel_factors", "list_balanced_values", "scale_channels"),
-    "xrt.passes.quantize.candidates": ("QuantizationOptions", "list_calibrated_values", "why_not_quantized"),
-    "xrt.passes.quantize.packed": ("pack_weights", "quantize_dynamically", "quantize_weights"),
-    "xrt.passes.quantize.static": ("fold_batch_normalization", "fuse_biases", "quantize"),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

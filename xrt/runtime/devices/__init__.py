@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.runtime.devices.interface import (
@@ -26,18 +26,4 @@ if TYPE_CHECKING:
         use_array_device as use_array_device,
     )
 
-_MODULES = {
-    "xrt.runtime.devices.interface": ("Device", "GraphCapture", "MemoryInfo", "PendingCopy"),
-    "xrt.runtime.devices.registry": (
-        "check_device",
-        "device",
-        "normalize_device",
-        "override_devices",
-        "parse_device_kind",
-        "to_host",
-        "use_array_device",
-    ),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)

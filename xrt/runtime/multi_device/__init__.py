@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.lazy_names import list_names, load_lazily
+from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.runtime.multi_device.host_adapter import (
@@ -18,10 +18,4 @@ if TYPE_CHECKING:
     )
     from xrt.runtime.multi_device.program import MultiDeviceProgram as MultiDeviceProgram
 
-_MODULES = {
-    "xrt.runtime.multi_device.host_adapter": ("adapt_to_host", "make_timed_call", "on_device"),
-    "xrt.runtime.multi_device.program": ("MultiDeviceProgram",),
-}
-
-__all__ = [*list_names(_MODULES)]
-__getattr__, __dir__ = load_lazily(__name__, _MODULES)
+__all__, __getattr__, __dir__ = load_lazily(__name__)
