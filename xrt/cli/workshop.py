@@ -139,10 +139,8 @@ _REPORT_EVERY = 500
     "engines",
     default=lambda: registry.list_by_rank()[0],
     metavar="ENGINES",
-    help="Engines for every graph: tvm,ort [default: the first]",
+    help="Engines to try: tvm,ort [default: the first]",
 )
-@click.option("--rarely", default="", metavar="ENGINES", help="Slow engines, for one graph in --one-in")
-@click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How rarely the engines of --rarely run")
 @click.option(
     "--way",
     "ways",
@@ -166,8 +164,6 @@ def fuzz_command(
     count: int,
     seed: int,
     engines: str,
-    rarely: str,
-    one_in: int,
     ways: tuple[KindOfWay, ...],
     keep: Path | None,
     in_process: bool,
@@ -176,11 +172,11 @@ def fuzz_command(
 
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
     """
-    always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
-    _check_engines(always + seldom)
+    listed = split_specs(engines) if engines else []
+    _check_engines(listed)
     if keep is not None:
         check_folder(keep)
-    fuzzer = Fuzzer(always, seldom, one_in, isolate=not in_process, kinds=ways)
+    fuzzer = Fuzzer(listed, isolate=not in_process, kinds=ways)
     with progress() as bar:
         task = bar.add_task("generated graphs", total=count)
 
@@ -206,10 +202,10 @@ def fuzz_command(
 def _check_engines(engines: list[str]) -> None:
     """Raise OptionError for no engine, an engine that is named twice, and the reference engine."""
     if not engines:
-        raise OptionError("no engine is named; name some to try with --engines, or with --rarely")
+        raise OptionError("no engine is named; name some to try with --engines")
     for engine in engines:
         if engines.count(engine) > 1:
-            raise OptionError(f"engine {engine!r} is named twice; name each once, in --engines or in --rarely")
+            raise OptionError(f"engine {engine!r} is named twice; name each once")
         if registry.create(engine).spec == REFERENCE:
             raise OptionError(f"every engine is compared with {REFERENCE!r}, which cannot be compared with itself; name others")
 

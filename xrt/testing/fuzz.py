@@ -152,9 +152,6 @@ class Fuzzer:
 
     engines: Sequence[GraphCompiler | str] = field(default_factory=lambda: registry.list_by_rank()[:1])
     """Tried on every graph; the first by rank, if none is given."""
-    rarely: Sequence[GraphCompiler | str] = ()
-    """Engines that are slow to compile: tried on one graph in `one_in`."""
-    one_in: int = 50
     bisects: bool = True
     """Whether findings are bisected."""
     isolate: bool = False
@@ -167,8 +164,8 @@ class Fuzzer:
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        open_engines = isolate_engines if self.isolate else list
-        self._always, self._seldom = (open_engines(map(registry.create, e)) for e in (self.engines, self.rarely))
+        engines = map(registry.create, self.engines)
+        self._opened = isolate_engines(engines) if self.isolate else list(engines)
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
         """Run the graphs of the seeds; ``progress`` is called with the number done, and with each finding."""
@@ -192,10 +189,9 @@ class Fuzzer:
 
     def ways(self, seed: int) -> list[ExecutionMode]:
         """Return the ways to run the graph of a seed."""
-        chosen = [*self._always, *(self._seldom if seed % self.one_in == 0 else ())]
-        every = (*chosen, self.reference)
+        every = (*self._opened, self.reference)
         ways: list[ExecutionMode] = []
-        for engine in chosen:
+        for engine in self._opened:
             if "alone" in self.kinds:
                 ways.append(ExecutionMode("alone", (engine,)))
             if "listed" in self.kinds:
@@ -203,7 +199,7 @@ class Fuzzer:
         if "mixed" in self.kinds:
             ways.append(ExecutionMode("mixed", every, seed))
         if "alternating" in self.kinds:
-            ways.append(ExecutionMode("alternating", every, seed % max(len(chosen), 2)))
+            ways.append(ExecutionMode("alternating", every, seed % max(len(self._opened), 2)))
         return ways
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:

@@ -30,7 +30,7 @@ from xrt.errors import CompileRefused, PlanError
 from xrt.formats import onnx
 from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.partition import ClusteringOptions, Pin, Plan, partition
+from xrt.partition import Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.conformance import conform
 from xrt.testing.corpus import CORPUS, find_entry
@@ -160,13 +160,6 @@ def _awkward(value: Any) -> Any:
     view = wide[..., 0]
     view.flags.writeable = False
     return view
-
-
-def _waits(function: Function) -> list[tuple[str, str]]:
-    """Return every (earlier, later) pair of nodes, worked out from the nodes alone."""
-    maker = {name: node.name for node in function.nodes for name in node.defines}
-    by_value = [(maker[name], node.name) for node in function.nodes for name in node.uses if name in maker]
-    return by_value + [(earlier, node.name) for node in function.nodes for earlier in node.control]
 
 
 def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
@@ -501,17 +494,6 @@ class EngineSuite:
         self.same(results, function, 3, f"cut into pieces by {cut}")
 
     @bounded
-    @given(data=st.data(), most=st.none() | st.integers(1, 3))
-    def test_acyclic_law(self, data: st.DataObject, most: int | None) -> None:
-        """Law 2: the regions of its plans can run in the order in which they are listed, and hold every node once."""
-        function = as_planned(data.draw(functions(self.form)))
-        plan = partition(function, self.list_engines(), ClusteringOptions(maximum_nodes=most), strict=True)
-        home = {name: index for index, launch in enumerate(plan.launches) for name in launch.nodes}
-        assert sorted(home) == sorted(node.name for node in function.nodes), f"a node is in no region\n{plan}"
-        late = [(a, b) for a, b in _waits(function) if home[a] > home[b]]
-        assert not late, f"{late[0][1]!r} runs before {late[0][0]!r}, for which it waits\n{plan}"
-
-    @bounded
     @given(data=st.data())
     def test_order_law(self, data: st.DataObject) -> None:
         """Law 3: neither the listing of nodes nor the names of values change what the engine takes, or the signature."""
@@ -577,33 +559,6 @@ class EngineSuite:
         others = [(engine, replace(context, threads=context.threads + 1)), *((other, context) for other in _varied(engine))]
         for other, around in others:
             assert make_signature(function, other, around).key != mine.key, f"{other!r} has the signature of {engine!r}"
-
-    @settings(bounded, max_examples=5)
-    @given(data=st.data(), runs=st.integers(1, 4))
-    def test_once_law(self, data: st.DataObject, runs: int) -> None:
-        """Law 8: prepared once, run as often as it is called."""
-        function = data.draw(functions(replace(self.form, symbolic=False)))
-        recording = RecordingEngine(inner=self.made().spec)
-        with make_module(function, [recording, self.reference]) as module:
-            for seed in range(runs):
-                module(*make_random_inputs(function, seed))
-            regions = [launch for launch in module.plan.launches if launch.engine == recording.spec]
-            distinct = len({launch.function.fingerprint for launch in regions})
-        counts = {word: recording.journal.count(word) for word in ("prepare", "run")}
-        assert counts == {"prepare": distinct, "run": runs * len(regions)}, f"{len(regions)} regions, {runs} runs: {counts}"
-
-    @bounded
-    @given(data=st.data())
-    def test_reason_law(self, data: st.DataObject) -> None:
-        """Law 9: every node that is not on the engine has a reason."""
-        function = data.draw(functions(self.form))
-        engines = self.list_engines()
-        with make_module(function, engines) as module:
-            module(*make_random_inputs(function, 0))
-            elsewhere = {n for launch in module.plan.launches if launch.engine != engines[0].spec for n in launch.nodes}
-            reasons = {reason.node: reason.text for reason in module.plan.reasons if reason.engine == engines[0].spec}
-        assert elsewhere == set(reasons), f"nodes without a reason: {sorted(elsewhere - set(reasons))}"
-        assert all(text.strip() for text in reasons.values())
 
     # ------------------------------------------------------------------ symbolic dims
 
