@@ -10,19 +10,9 @@ from tests.engines.ort_running import F32, SQUARE, compiled, function, node, run
 from xrt.engines.ort import Ort
 from xrt.engines.ort.session import LIBRARY
 from xrt.errors import RunFailed
-from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, read_attributes
+from xrt.graph import DType, Node, OptionalType, SequenceType, TensorType, read_attributes
 
 # ---------------------------------------------------------------------- values in and out
-
-
-@pytest.mark.parametrize("dtype", [d for d in DType if d.is_integer and d.bits >= 8] + [DType.BOOL, DType.FLOAT16, DType.FLOAT64])
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_numpys_own_types_cross_unchanged(dtype: DType, shape: tuple[int, ...]) -> None:
-    x = np.ones(shape, dtype.numpy)
-    (y,) = run(function({"x": TensorType(dtype, shape)}, ["y"], [node("Identity", "x", "y")]), x)
-    assert type(y) is np.ndarray
-    assert (y.dtype, y.shape) == (x.dtype, x.shape)
-    assert np.array_equal(y, x)
 
 
 NARROW = {
@@ -87,18 +77,7 @@ def test_an_absent_optional_is_none() -> None:
     assert has.tolist() is True
 
 
-def test_maps_are_dictionaries() -> None:
-    labels = read_attributes({"classlabels_strings": ["a", "b"]})
-    f = function({"x": TensorType(F32, (1, 2))}, ["y"], [Node("ZipMap", ("x",), ("y",), labels, "ai.onnx.ml")], ai_onnx_ml=1)
-    assert run(f, np.array([[1, 2]], np.float32))[0] == [{"a": 1.0, "b": 2.0}]
-
-
 # ---------------------------------------------------------------------- shapes of regions
-
-
-def test_a_region_without_inputs() -> None:
-    f = function({}, ["y"], [node("Relu", "c", "y")], {"c": SQUARE})
-    assert np.array_equal(run(f)[0], np.maximum(SQUARE, 0))
 
 
 def test_a_region_without_nodes() -> None:
@@ -109,27 +88,6 @@ def test_a_region_without_nodes() -> None:
     assert np.array_equal(constant, SQUARE)
     assert not np.shares_memory(first, second)
     assert not np.shares_memory(first, x)
-
-
-def test_odd_names() -> None:
-    f = function({'a b/ü"\n': TensorType(F32, (2,))}, ["\x00"], [Node("Relu", ('a b/ü"\n',), ("\x00",), name="\n")])
-    assert run(f, np.array([1, -1], np.float32))[0].tolist() == [1, 0]
-
-
-def branch(op: str, read: str) -> Function:
-    return function({}, ["inside"], [node(op, read, "inside")])
-
-
-def test_bodies_capture_values_of_the_region() -> None:
-    f = function(
-        {"flag": TensorType(DType.BOOL, ()), "x": TensorType(F32, (2,))},
-        ["y"],
-        [node("Neg", "x", "n"), node("If", "flag", "y", then_branch=branch("Relu", "n"), else_branch=branch("Abs", "x"))],
-    )
-    executable = compiled(f)
-    x = np.array([-1, 2], np.float32)
-    assert executable.run([np.array(True), x])[0].tolist() == [1, 0]
-    assert executable.run([np.array(False), x])[0].tolist() == [1, 2]
 
 
 def test_an_operator_of_another_domain() -> None:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tvm.tirx import PrimFunc
@@ -129,15 +128,6 @@ def test_bodies_are_declined() -> None:
     assert why(f) == "If has a body, and XRT exports only straight-line code to TVM"
 
 
-@pytest.mark.slow
-def test_a_constant_that_a_node_gives_counts_as_one() -> None:
-    shape = Node("Constant", (), ("s",), read_attributes({"value_ints": [2, 2]}))
-    reshape = Node("Reshape", ("x", "s"), ("y",))
-    f = function(shape, reshape, inputs={"x": tensor(4)}, outputs={"y": tensor(2, 2)}, types={"s": tensor(2, dtype=DType.INT64)})
-    assert [Tvm().why_not(node, f) for node in f.nodes] == [None, None]
-    assert run(f, np.arange(4, dtype=np.float32))[0].tolist() == [[0, 1], [2, 3]]
-
-
 def test_outputs_that_nobody_reads_are_not_asked_for() -> None:
     node = Node("Dropout", ("x",), ("y", "mask"))
     used = function(node, inputs={"x": tensor(2)}, outputs={"y": tensor(2), "mask": tensor(2, dtype=DType.BOOL)})
@@ -196,29 +186,6 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "dtype", ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"]
-)
-def test_types_of_numbers(dtype: str) -> None:
-    x = np.arange(-3, 5).astype(dtype)
-    type_ = tensor(8, dtype=DType.parse(dtype))
-    (y,) = run(one("Add", type_, type_, output=type_), x, x)
-    assert y.dtype == x.dtype and np.array_equal(y, x + x)
-
-
-def test_bfloat16() -> None:
-    x = np.linspace(-2, 2, 9).astype(ml_dtypes.bfloat16)
-    type_ = tensor(9, dtype=DType.BFLOAT16)
-    (y,) = run(one("Relu", type_, output=type_), x)
-    assert y.dtype == ml_dtypes.bfloat16 and np.array_equal(y, np.maximum(x, 0))
-
-
-def test_booleans_and_scalars() -> None:
-    (y,) = run(one("Greater", tensor(), tensor(), output=tensor(dtype=DType.BOOL)), np.float32(2)[...], np.array(1, np.float32))
-    assert isinstance(y, np.ndarray) and y.shape == () and y.dtype == np.bool_ and bool(y)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 4, 16, 36])
 def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
     raw = np.zeros(4096 + 64, np.uint8)
@@ -227,29 +194,6 @@ def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
     x[:] = np.arange(1024) - 512
     assert x.ctypes.data % 64 == offset
     assert np.array_equal(run(one("Relu", tensor(1024), output=tensor(1024)), x)[0], np.maximum(x, 0))
-
-
-@pytest.mark.slow
-def test_no_inputs_and_no_nodes() -> None:
-    made = function(Node("Neg", ("c",), ("y",)), inputs={}, outputs={"y": tensor(3)}, constants={"c": np.ones(3, np.float32)})
-    assert run(made)[0].tolist() == [-1, -1, -1]
-    through = function(inputs={"x": tensor(3)}, outputs={"x": tensor(3)})
-    x = np.ones(3, np.float32)
-    assert run(through, x)[0] is not x and run(through, x)[0].tolist() == [1, 1, 1]
-
-
-def test_odd_names() -> None:
-    f = function(Node("Relu", ("a b.c/0:1",), ("1.y",)), inputs={"a b.c/0:1": tensor(2)}, outputs={"1.y": tensor(2)})
-    assert run(f, np.array([-1, 1], np.float32))[0].tolist() == [0, 1]
-
-
-def test_weights_are_bound_and_not_folded() -> None:
-    w = np.random.default_rng(0).random((64, 32), dtype=np.float32)
-    f = function(
-        Node("MatMul", ("x", "w"), ("y",)), inputs={"x": tensor(3, 64)}, outputs={"y": tensor(3, 32)}, constants={"w": w}
-    )
-    x = np.random.default_rng(1).random((3, 64), dtype=np.float32)
-    assert np.allclose(run(f, x)[0], x @ w, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------- threads

@@ -39,8 +39,6 @@ class Form:
     """Now and then, extents of inputs that are names."""
     control_edges: bool = True
     aliases: bool = True
-    smooth: bool = True
-    """Whether what steps is computed with no further, so that engines can be compared."""
     max_nodes: int = 10
     rank: int = 4
     takes: Callable[[Function], bool] | None = None
@@ -78,7 +76,7 @@ def _is_ever_kept(recipe: Recipe, form: Form) -> bool:
 
 
 def _draft(choose: Chooser, form: Form) -> GraphDraft:
-    return GraphDraft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
+    return GraphDraft(choose, form.dtypes, form.empty, form.rank)
 
 
 def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:

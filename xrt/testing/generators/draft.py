@@ -109,8 +109,6 @@ class GraphDraft:
     rank: int = 4
     """The largest rank of fresh shapes."""
     parent: GraphDraft | None = None
-    smooth: bool = True
-    """Whether what a stepping operator gives is a leaf."""
     nodes: list[Node] = field(default_factory=list)
     inputs: list[DraftValue] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -220,11 +218,11 @@ class GraphDraft:
 
     def out(self, dtype: DType, shape: tuple[int, ...], bound: float, *, steps: bool = False) -> DraftValue:
         """Return a value for `node` to define; ``steps`` says that it jumps where what it is computed from does not."""
-        return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps and self.smooth)
+        return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps)
 
     def body(self) -> GraphDraft:
         """Return a draft for a body, which sees what this one sees now."""
-        return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, smooth=self.smooth, numbers=self.numbers)
+        return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, numbers=self.numbers)
 
     # ------------------------------------------------------------------ a step back
 
