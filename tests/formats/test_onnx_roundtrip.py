@@ -245,18 +245,6 @@ def test_the_ir_version_is_the_lowest_for_the_opset_and_the_content() -> None:
     assert to_model(one(Node("Relu", ("x",), ("y",)), opset=6)).ir_version == 4
     four_bit = {"k": Constant(np.ones(2, ml_dtypes.int4))}
     assert to_model(one(Node("Relu", ("x",), ("y",)), opset=17, constants=four_bit)).ir_version == 10
-    assert to_model(one(Node("Relu", ("x",), ("y",))), ir_version=13).ir_version == 13
-
-
-def test_another_opset_where_the_operators_mean_the_same() -> None:
-    model = to_model(one(Node("Relu", ("x",), ("y",)), opset=28), opset={"": 14})
-    assert [(e.domain, e.version) for e in model.opset_import] == [("", 14)]
-
-
-def test_another_opset_where_one_means_something_else() -> None:
-    with pytest.raises(ModelError) as caught:
-        to_model(one(Node("Relu", ("x",), ("y",), name="n"), opset=28), opset={"": 13})
-    assert str(caught.value) == "node 'n' (Relu) means something else at opset 13 of ai.onnx than at the declared 28"
 
 
 def test_the_producer_is_named() -> None:

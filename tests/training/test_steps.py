@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import xrt
 from xrt import ops, training
+from xrt.engines import peak_of_values
 from xrt.errors import InputError, ModelError
-from xrt.graph.memory_forecast import estimate_peak
 
 DRAW = np.random.default_rng(2)
 X = DRAW.standard_normal((6, 4))
@@ -240,5 +240,5 @@ def test_a_gradient_of_the_last_layer_is_used_before_that_of_the_first_is_known(
     place = {node.name: number for number, node in enumerate(function.nodes)}
     updates = [place[f"w{i:02}/update/sub_1"] for i in range(depth)]
     assert updates == sorted(updates, reverse=True)
-    peak = estimate_peak(function)
+    peak = peak_of_values(function)
     assert peak is not None and peak < (depth + 8) * batch * width * 4

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -332,9 +333,20 @@ def peak_of_values(function: Function) -> int | None:
     A value lives from the node that computes it to its last reader. Outputs, inputs, constants and values inside bodies do not
     count. Linear time.
     """
-    from xrt.graph.memory_forecast import estimate_peak
-
-    return estimate_peak(function, {value.name for value in function.outputs})
+    outputs = {value.name for value in function.outputs}
+    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    # Difference array over the node index: add a size at its definition, subtract it after its last use.
+    change = [0] * (len(function.nodes) + 1)
+    for i, node in enumerate(function.nodes):
+        for name in node.defines:
+            type_ = function.get_type(name)
+            size = type_.nbytes if isinstance(type_, TensorType) else None
+            if size is None:
+                return None
+            if name not in outputs:
+                change[i] += size
+                change[last[name] + 1] -= size
+    return max(accumulate(change), default=0)
 
 
 class Accelerator(abc.ABC):

@@ -52,7 +52,6 @@ from xrt.graph import (
     TensorType,
     Type,
     Value,
-    find_schema,
     since_version,
 )
 from xrt.graph.node import read_attributes
@@ -64,7 +63,6 @@ __all__ = [
     "Style",
     "TensorWriter",
     "add_clip_bounds",
-    "check_same_meaning",
     "find_content_ir",
     "lowest_ir",
     "lowest_opsets",
@@ -98,22 +96,6 @@ _DTYPE_IR = {
     DType.FLOAT6E3M2: 14,
 }
 _OPTIONAL_IR = 8
-
-
-def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
-    """Raise ModelError unless every operator, including bodies, has the same semantics at these opsets."""
-    for holder, node in function.walk():
-        asked = opsets.get(node.domain)
-        if asked == holder.opsets.get(node.domain):
-            continue
-        schema = None if asked is None else find_schema(node.op_type, asked, node.domain)
-        since = since_version(node, holder)
-        if schema is None or schema.since_version != since:
-            domain = node.domain or "ai.onnx"
-            raise ModelError(
-                f"node {node.name!r} ({node.op}) means something else at opset {asked} of {domain} than at the declared "
-                f"{holder.opset(node.domain)}"
-            )
 
 
 def lowest_opsets(function: Function) -> dict[str, int]:
@@ -240,25 +222,19 @@ class Style:
     """Include docs, metadata, and properties without an ONNX equivalent; engines do not need them."""
 
 
-def to_model(function: Function, *, opset: Mapping[str, int] | None = None, ir_version: int | None = None) -> ModelProto:
+def to_model(function: Function) -> ModelProto:
     """Convert to a model that `load` converts back to an equal Function.
 
-    The opsets are those of the Function, overridden by ``opset`` (by domain), at which every operator must have the same
-    semantics: raises ModelError otherwise. The default IR version is the lowest that can represent the contents. Constants are
-    copied into the model; if they exceed 2 GB it cannot be serialized: use `save`.
+    The IR version is the lowest that can represent the contents. Constants are copied into the model; if they exceed 2 GB it
+    cannot be serialized: use `save`.
     """
-    return write_styled_model(function, Style(), opset, ir_version)
+    return write_styled_model(function, Style())
 
 
-def write_styled_model(
-    function: Function, style: Style, opset: Mapping[str, int] | None = None, ir_version: int | None = None
-) -> ModelProto:
+def write_styled_model(function: Function, style: Style) -> ModelProto:
     """Like `to_model`, with the options of ``style``."""
-    opsets = {**function.opsets, **(opset or {})}
-    if opset:
-        check_same_meaning(function, opsets)
     floor = METADATA_IR if needs_metadata(function) else 0
-    return write_model(function, opsets, ir_version or lowest_ir(function, opsets, floor=floor), style)
+    return write_model(function, function.opsets, lowest_ir(function, function.opsets, floor=floor), style)
 
 
 def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
