@@ -12,7 +12,7 @@ import tritonclient.grpc as client
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 SERVER, FOLDER = sys.argv[1], Path(sys.argv[2])
-EXTENSIONS = ["binary_tensor_data", "sequence", "model_configuration", "statistics"]
+EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 
 
 def give(name, array, datatype=None):
@@ -93,6 +93,8 @@ def errors(server):
 
 
 def extensions(server):
+    index = server.get_model_repository_index().models
+    assert [(one.name, one.version, one.state) for one in index] == [(n, "1", "READY") for n in ("all", "double", "net", "total")]
     config = server.get_model_config("double").config
     assert (config.name, config.backend, list(config.input[0].dims)) == ("double", "xrt", [-1, 3])
     assert server.get_model_config("total").config.sequence_batching.max_sequence_idle_microseconds == 300_000_000
@@ -101,6 +103,11 @@ def extensions(server):
     server.infer("double", x)
     after = server.get_inference_statistics("double", "1").model_stats[0]
     assert after.inference_stats.success.count == before + 1 and after.last_inference > 0
+    server.unload_model("double")
+    assert not server.is_model_ready("double")
+    refuse(lambda: server.infer("double", x), "NOT_FOUND", "model 'double' is not served: it was unloaded")
+    server.load_model("double")
+    assert server.infer("double", x).as_numpy("add_1").tolist() == [[2] * 3] * 2
 
 
 def sessions(server):

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 SERVER, FOLDER = sys.argv[1], Path(sys.argv[2])
 DATATYPES = {one["name"]: one["datatype"] for one in client.InferenceServerClient(SERVER).get_model_metadata("all")["inputs"]}
-EXTENSIONS = ["binary_tensor_data", "sequence", "model_configuration", "statistics"]
+EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 
 
 def give(name, array, datatype=None, binary=True):
@@ -92,10 +92,17 @@ def errors(server):
         "400",
         "model 'double' has no output 'z'; it has: add_1",
     )
+    refuse(
+        lambda: server.load_model("double", config="{}"),
+        "400",
+        "parameter 'config': a model is loaded from the files that the operator named, as it was",
+    )
 
 
 def extensions(server):
     models = ["all", "double", "net", "total"]
+    index = [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in models]
+    assert server.get_model_repository_index() == index
     config = server.get_model_config("double")
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("double", "xrt", 0)
     assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 3]}]
@@ -106,6 +113,12 @@ def extensions(server):
     assert after["execution_count"] == before["execution_count"] + 1
     assert after["inference_stats"]["success"]["count"] == before["inference_stats"]["success"]["count"] + 1
     assert [one["name"] for one in server.get_inference_statistics()["model_stats"]] == models
+    server.unload_model("double")
+    assert not server.is_model_ready("double") and server.is_server_ready()
+    assert server.get_model_repository_index()[1] == {**index[1], "state": "UNAVAILABLE", "reason": "it was unloaded"}
+    refuse(lambda: server.infer("double", x), "404", "model 'double' is not served: it was unloaded")
+    server.load_model("double")
+    assert server.is_model_ready("double") and server.infer("double", x).as_numpy("add_1").tolist() == [[2] * 3] * 2
 
 
 def sessions(server):

@@ -25,7 +25,7 @@ FORMS = {
     ("v2", "models", "*", "infer"): "inference_response",
 }
 """The form of a response with status 200, by the path without a version."""
-EXTENSION = re.compile(r"metrics|v2/models|v2/models/stats|v2/models/.+/(config|stats)")
+EXTENSION = re.compile(r"metrics|v2/models|v2/models/stats|v2/models/.+/(config|stats)|v2/repository/.+")
 """Paths that are not the protocol's own."""
 IS_READY = ("ready_server_response", "ready_model_response")
 

@@ -164,23 +164,34 @@ def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
     on_server(app({"double": xrt.XRTModule(double())}, max_queue=1), test)
 
 
+def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
+    async def test(port: int) -> None:
+        await call(port, "RepositoryModelUnload", model_name="double")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(port, "ModelInfer", model_name="double")
+        message = "model 'double' is not served: it was unloaded"
+        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.NOT_FOUND, message)
+
+    on_server(app({"double": xrt.XRTModule(double(), engine="toy")}), test)
+
+
 def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     application = app({"double": xrt.XRTModule(double(), engine="toy")})
     begun = asyncio.Event()
 
-    async def infer(request: Any, session: str) -> None:
+    async def load(name: str) -> None:
         begun.set()
         await asyncio.Event().wait()
 
     async def test(port: int) -> None:
-        monkeypatch.setattr(application.models.find("double", None), "infer", infer)
-        calling = asyncio.ensure_future(call(port, "ModelInfer", model_name="double"))
+        monkeypatch.setattr(application, "load", load)
+        loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
         await begun.wait()
-        calling.cancel()
+        loading.cancel()
         while not caplog.messages:  # until the server has been told
             await asyncio.sleep(0)
         (message,) = caplog.messages
-        assert " 'ModelInfer' 499 " in message
+        assert " 'RepositoryModelLoad' 499 " in message
 
     with caplog.at_level("INFO", ACCESS):
         on_server(application, test)

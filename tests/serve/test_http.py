@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import xrt
 from tests.integrations.models import write_classifier
-from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor
+from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, TensorType, Value
@@ -21,6 +22,7 @@ from xrt.graph.function import Function
 from xrt.serve import app
 from xrt.serve.metrics import ACCESS
 from xrt.serve.protocol import RequestRefusal
+from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
 
@@ -52,7 +54,7 @@ def test_facts_have_both_forms_of_each_path(slash: str) -> None:
         "/v2": {
             "name": "xrt",
             "version": xrt.__version__,
-            "extensions": ["binary_tensor_data", "sequence", "model_configuration", "statistics"],
+            "extensions": ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"],
             "models": {"double": ["1", "2", "10"]},
         },
         "/v2/models": {"models": {"double": ["1", "2", "10"]}},
@@ -217,7 +219,9 @@ def test_paths_methods_and_sizes_that_are_refused() -> None:
             ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
             ("GET", "/", 404, "there is no path ''; the protocol's begin with /v2"),
-            ("POST", "/v2/repository/index", 404, "there is no path 'v2/repository/index'; the protocol's begin with /v2"),
+            ("GET", "/v2/repository/index", 405, "GET is not a method of this path; POST is"),
+            ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
+            ("POST", "/v2/repository/models/double", 404, "there is no path 'v2/repository/models/double'"),
             ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
             ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
         ):
@@ -429,7 +433,7 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
     ("options", "message"),
     [
         ({"batches": 3}, ("xrt.serve has no option 'batches'. Did you mean 'batch'? It has: batch, max_wait, instances, "
-         "max_queue, max_request_bytes, body_timeout, max_sessions, session_idle, explicit_sessions")),
+         "max_queue, max_request_bytes, body_timeout, max_sessions, session_idle, explicit_sessions, model_control")),
         ({"explicit_sessions": 1}, "explicit_sessions must be True or False; got 1"),
         ({"batch": 0}, "batch must be a positive number of rows or a list of such; got 0"),
         ({"max_wait": -1}, "max_wait must be a number of at least 0 or None; got -1"),
@@ -537,6 +541,121 @@ def test_long_names_of_a_client_are_not_told_back_whole() -> None:
     run(application, test)
 
 
+def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
+    path = tmp_path / "total.onnx"
+    onnx.save(total(), path)
+    application = app({"total": path, "double": xrt.XRTModule(double())}, engine="toy")
+
+    async def control(path: str, document: Any = None) -> Any:
+        return await ask(application, "POST", f"/v2/repository/{path}", json.dumps(document or {}).encode())
+
+    async def step(value: float) -> Any:
+        return await infer(application, "total", {"inputs": [tensor("x", [value, 0])], "parameters": {"session_id": "a"}})
+
+    async def test() -> None:
+        assert (await step(1)).status == 200
+        old = application.models.find("total", None)
+        assert (await control("models/total/load")).status == 200
+        assert application.models.find("total", None) is not old and old.why_not_ready == "it is closed"
+        gone = await step(2)
+        assert (gone.status, gone.error) == (
+            410,
+            "session 'a' is gone: the model was loaded again; begin again with session_start",
+        )
+        sound = path.read_bytes()
+        path.write_bytes(b"no model")
+        failed = await control("models/total/load")
+        assert failed.status == 400 and failed.error.startswith("model 'total', version '1', cannot be loaded: ")
+        path.write_bytes(sound)
+        assert application.models.find("total", None).why_not_ready == ""
+        assert 'xrt_model_ready{model="total",version="1"} 1.0' in (await ask(application, "GET", "/metrics")).body.decode()
+        for name in ("total", "double"):
+            assert (await control(f"models/{name}/unload", {"parameters": {"unload_dependents": False}})).status == 200
+        assert (await control("index", {"ready": True})).document == []
+        unloaded = {"version": "1", "state": "UNAVAILABLE", "reason": "it was unloaded"}
+        assert (await control("index")).document == [{"name": name, **unloaded} for name in ("total", "double")]
+        assert (await ask(application, "GET", "/v2")).document["models"] == {}
+        assert (await control("models/double/load")).status == 200  # a module that was handed in is still open
+        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+
+    run(application, test)
+
+
+def test_a_model_may_be_loaded_again_while_a_body_arrives(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="toy")
+    body, sent = json.dumps({"inputs": [tensor("x", X)]}).encode(), []
+
+    async def receive() -> Any:
+        await application.load("double")
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def test() -> None:
+        await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
+        assert sent[0]["status"] == 200, sent[1]["body"]
+
+    run(application, test)
+
+
+def test_a_load_is_completed_when_its_client_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="toy")
+
+    async def test() -> None:
+        old = application.models.find("double", None)
+        loading = asyncio.ensure_future(application.load("double"))
+        for _ in range(3):  # it opens the file
+            await asyncio.sleep(0)
+        loading.cancel()
+        with suppress(asyncio.CancelledError):
+            await loading
+        await application.models.wait_for_changes()
+        assert application.models.find("double", None) is not old and old.why_not_ready == "it is closed"
+        assert 'xrt_model_ready{model="double",version="1"} 1.0' in (await ask(application, "GET", "/metrics")).body.decode()
+
+    run(application, test)
+
+
+def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = {name: tmp_path / f"{name}.onnx" for name in ("bad", "good")}
+    for path in paths.values():
+        onnx.save(double(), path)
+    application = app(paths, engine="toy")
+
+    def open_or_fail(path: Path, options: Any) -> Any:
+        if path == paths["bad"]:
+            raise ValueError("the loader has a defect")
+        return open_module(path, options)
+
+    async def test() -> None:
+        old = {name: application.models.find(name, None) for name in paths}
+        monkeypatch.setattr("xrt.serve.repository.open_module", open_or_fail)
+        await application.reload()
+        assert {name: application.models.find(name, None) is model for name, model in old.items()} == {"bad": True, "good": False}
+        assert [record.getMessage() for record in caplog.records if record.exc_info] == ["model bad cannot be loaded again"]
+
+    run(application, test)
+
+
+def test_model_control_can_be_refused() -> None:
+    application = one_model(model_control=False)
+
+    async def test() -> None:
+        for what in ("load", "unload"):
+            reply = await ask(application, "POST", f"/v2/repository/models/double/{what}")
+            message = "this server loads and unloads no models by requests; send it SIGHUP, or start it again"
+            assert (reply.status, reply.error) == (400, message)
+
+    run(application, test)
+
+
 def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Path) -> None:
     paths = {"good": tmp_path / "good.onnx", "churn": Path(write_classifier(tmp_path)), "none": tmp_path / "none.onnx"}
     onnx.save(double(), paths["good"])
@@ -551,6 +670,7 @@ def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Pa
             "model 'churn' is not served: 'output_probability' of model 'churn' is seq(map(int64,float32[]))"
         )
         assert reply.error.endswith('. skl2onnx writes tensors instead of maps with options={"zipmap": False}')
-        assert (await ask(application, "GET", "/v2/models")).document == {"models": {"good": ["1"]}}
+        index = (await ask(application, "POST", "/v2/repository/index")).document
+        assert [one["state"] for one in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]
 
     run(application, test)

@@ -158,18 +158,37 @@ def test_signals_end_a_server_after_its_requests(bundle: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_served_is_logged_and_others_answer(tmp_path: Path) -> None:
+def test_sighup_serves_what_the_files_hold_now(tmp_path: Path) -> None:
+    """A file that is damaged keeps the old model in service, and one that cannot be served from the start keeps no other out."""
     path, bad = tmp_path / "double.onnx", tmp_path / "bad.onnx"
     onnx.save(double(), path)
     bad.write_bytes(b"no model")
+    document = {"inputs": [tensor("x", [[1, 2, 3]])]}
     with serve(path, bad, "-e", "toy", "--access-log") as process:
         stdout = process.process.stdout
         assert stdout is not None
         assert "ERROR xrt.serve.repository: model bad, version 1, is not served: " in "\n".join(process.lines)
-        answer = ask(process.http, "/v2/models/double/infer", {"inputs": [tensor("x", [[1, 2, 3]])]})
-        assert answer[1]["outputs"][0]["data"] == [2, 4, 6]
+
+        def reload_until(word: str) -> str:
+            process.process.send_signal(signal.SIGHUP)
+            return next(line for line in stdout if word in line)
+
+        for text, expected in ((b"", [2, 4, 6]), (None, [1, 2, 3])):
+            if text is None:
+                onnx.save(identity_of_double(), path)
+            else:
+                path.write_bytes(text)
+            reload_until("model 'bad', version '1', cannot be loaded: ")
+            assert ask(process.http, "/v2/models/double/infer", document)[1]["outputs"][0]["data"] == expected
         line = next(line for line in stdout if "POST /v2/models/double/infer" in line)
         assert " INFO xrt.serve.access: 127.0.0.1 'POST /v2/models/double/infer' 200 " in line
+
+
+def identity_of_double() -> Any:
+    """Return a model of the inputs and outputs of `double` that gives its input back."""
+    function = double()
+    (node,) = function.nodes
+    return function.replace(nodes=(replace(node, op_type="Identity", inputs=node.inputs[:1]),))
 
 
 @pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])

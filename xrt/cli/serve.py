@@ -85,6 +85,15 @@ _add_batching = add_all(
 @derive(ServingOptions, "max_sessions")
 @derive(ServingOptions, "session_idle", kind="time")
 @derive(ServingOptions, "explicit_sessions", default=None)
+@derive(
+    ServingOptions,
+    "model_control",
+    "--no-model-control",
+    "model_control",
+    help="Refuse requests that load or unload models",
+    flag_value=False,
+    default=None,
+)
 @click.option(
     "--drain", default="30s", show_default=True, callback=parse_wait, metavar="TIME", help="Time of open requests at the end"
 )
@@ -96,7 +105,7 @@ _add_batching = add_all(
 @click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
 @isolation_options
 def serve_command(models: tuple[str, ...], **params: Any) -> int:
-    """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM.
+    """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM; SIGHUP loads them again.
 
     Each MODEL is a bundle or an ONNX file under its file's name, NAME=MODEL, or NAME:VERSION=MODEL.
     """

@@ -29,6 +29,8 @@ from xrt.serve.protocol import (
     UNKNOWN,
     WRONG_METHOD,
     RequestRefusal,
+    check_no_files,
+    decode_control,
     encode_document,
     read_request,
     write_response,
@@ -49,7 +51,7 @@ Answer: TypeAlias = tuple[int, Headers, list[Any]]
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
-EXTENSIONS = ("binary_tensor_data", "sequence", "model_configuration", "statistics")
+EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics")
 """Supported protocol extensions, by Triton's names."""
 _JSON = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -57,6 +59,10 @@ LARGE = 1 << 18
 """Requests and responses from this many bytes are converted in a thread, so that the event loop stays responsive."""
 
 _log = logging.getLogger(__name__)
+
+
+CONTROL_BYTES = 1 << 20
+"""Maximum body of a request that loads or unloads a model."""
 
 
 def app(
@@ -128,6 +134,21 @@ class Application:
         for model in self.models:
             await model.prepare()
 
+    async def load(self, name: str) -> None:
+        """Serve the current contents of a model's files; raises RequestRefusal."""
+        await asyncio.shield(self.start())
+        await self.models.load(name)
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service; raises RequestRefusal."""
+        await asyncio.shield(self.start())
+        await self.models.unload(name)
+
+    async def reload(self) -> None:
+        """Reload the files of all models; those that fail to load keep their old version."""
+        await asyncio.shield(self.start())
+        await self.models.reload()
+
     def explain_not_ready(self) -> str:
         """Explain why the server is not ready; empty if it is."""
         if self._is_draining:
@@ -143,6 +164,7 @@ class Application:
         self.begin_drain()
         if self._preparing is not None:
             await self._preparing
+        await self.models.wait_for_changes()
         for model in self.models:
             await model.drain()
         self.models.close()
@@ -208,6 +230,8 @@ class Application:
                 return await self._infer(name, None, scope, receive)
             case ["v2", "models", name, "versions", version, "infer"]:
                 return await self._infer(name, version, scope, receive)
+            case ["v2", "repository", *parts]:
+                return await self._control(parts, scope, receive)
             case parts:
                 return self._inform(parts, scope["method"])
 
@@ -256,13 +280,30 @@ class Application:
         models = [self.models.find(name, one) for one in versions] if name else self.models
         return {"model_stats": [model.metrics.statistics.describe() for model in models]}
 
+    async def _control(self, path: list[str], scope: Scope, receive: Receive) -> Answer:
+        """Handle Triton's model repository extension. Requests cannot name files."""
+        if path != ["index"] and not (len(path) == 3 and path[0] == "models" and path[2] in ("load", "unload")):
+            raise RequestRefusal(f"there is no path {'/'.join(['v2', 'repository', *path])[:200]!r}", UNKNOWN)
+        if scope["method"] != "POST":
+            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
+        body = await self._read_body(receive, dict(scope["headers"]), lambda size: None, limit=CONTROL_BYTES)
+        request = decode_control(body)
+        if path == ["index"]:
+            return _write(self.models.list_index(ready=request.ready))
+        if path[2] == "load":
+            check_no_files(request.parameters)
+            await self.load(path[1])
+        else:
+            await self.unload(path[1])
+        return _write({})
+
     # ------------------------------------------------------------------ inference
 
     async def _infer(self, name: str, version: str | None, scope: Scope, receive: Receive) -> Answer:
         began, status = time.perf_counter(), FAILED
         model = self.models.find(name, version)
         try:
-            answer = await self._run(model, scope, receive)
+            answer = await self._run(model, version, scope, receive)
             status = answer[0]
         except RequestRefusal as refusal:
             status = refusal.status
@@ -271,7 +312,7 @@ class Application:
             model.metrics.note_request("http", status, time.perf_counter() - began)
         return answer
 
-    async def _run(self, model: ServedModel, scope: Scope, receive: Receive) -> Answer:
+    async def _run(self, model: ServedModel, version: str | None, scope: Scope, receive: Receive) -> Answer:
         if scope["method"] != "POST":
             raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
         headers = dict(scope["headers"])
@@ -279,19 +320,26 @@ class Application:
         with model.receive() as count:
             body = await self._read_body(receive, headers, count)
         with model.admit():
-            request = await self.run_if_large(len(body), read_request, body, headers.get(BINARY), self.options.max_request_bytes)
-            response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
-            length, parts = await self.run_if_large(response.bytes, write_response, request, response)
+            return await self._run_admitted(model.name, version, headers, body)
+
+    async def _run_admitted(self, name: str, version: str | None, headers: dict[bytes, bytes], body: bytes) -> Answer:
+        read = (body, headers.get(BINARY), self.options.max_request_bytes)
+        request = await self.run_if_large(len(body), read_request, *read)
+        model = self.models.find(name, version)  # it may have been reloaded meanwhile
+        response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
+        length, parts = await self.run_if_large(response.bytes, write_response, request, response)
         if length is None:
             return 200, _JSON, parts
         return 200, [_BINARY, (BINARY, str(length).encode())], parts
 
-    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None]) -> bytes:
+    async def _read_body(
+        self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None], *, limit: int | None = None
+    ) -> bytes:
         """Read the body; raises RequestRefusal if it takes too long."""
         seconds = self.options.body_timeout
         try:
             async with asyncio.timeout(seconds):
-                return await _read_body(receive, headers, self.options.max_request_bytes, count)
+                return await _read_body(receive, headers, limit or self.options.max_request_bytes, count)
         except TimeoutError:
             raise RequestRefusal(f"the body did not arrive within {seconds:g} s", LATE) from None
 
@@ -366,7 +414,7 @@ def run_server(
     on_start: Callable[[Addresses], None] = lambda addresses: None,
     on_ready: Callable[[str], None] = lambda reason: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds.
+    """Serve until SIGINT or SIGTERM, then finish accepted requests within ``drain`` seconds. SIGHUP reloads the models.
 
     Port 0 chooses a free port. ``on_start`` is called with the addresses; ``on_ready``, once the models are prepared, with the
     reason why the server is not ready, usually empty. A second signal exits at once. Raises OptionError if uvicorn is missing or
@@ -425,6 +473,7 @@ class _Server:
         self._application, self._server, self._drain = application, server, drain
         self._on_start, self._on_ready = on_start, on_ready
         self._ending = asyncio.Event()
+        self._reloading: set[asyncio.Future[None]] = set()
 
     async def serve(self, listener: socket.socket, host: str, grpc_port: int | None) -> None:
         """Listen until a signal."""
@@ -434,6 +483,8 @@ class _Server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._end)
                 stack.callback(loop.remove_signal_handler, number)
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             if grpc_port is not None:
                 from xrt.serve.grpc_service import start_grpc
 
@@ -445,6 +496,12 @@ class _Server:
             if grpc_server is not None:
                 await grpc_server.stop(self._drain)
             await answering
+
+    def _reload(self) -> None:
+        """Reload all models one after another; failures are logged."""
+        task = asyncio.ensure_future(self._application.reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
 
     def _end(self) -> None:
         """Shut down gracefully; the second call shuts down at once."""

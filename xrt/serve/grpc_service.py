@@ -29,6 +29,7 @@ from xrt.serve.protocol import (
     InferRequest,
     InferResponse,
     RequestRefusal,
+    check_no_files,
     check_shape,
     decode_binary,
     encode_binary,
@@ -98,6 +99,9 @@ class _Service:
             "ModelInfer": self._infer,  # called with the size of the request
             "ModelConfig": self._describe_config,
             "ModelStatistics": self._list_statistics,
+            "RepositoryIndex": self._list_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
@@ -186,12 +190,25 @@ class _Service:
     async def _list_statistics(self, request: Any, context: Any) -> Any:
         return messages.ModelStatisticsResponse(**self._application.list_statistics(request.name, request.version))
 
+    async def _list_index(self, request: Any, context: Any) -> Any:
+        return messages.RepositoryIndexResponse(models=self._application.models.list_index(ready=request.ready))
+
+    async def _load(self, request: Any, context: Any) -> Any:
+        check_no_files(request.parameters)
+        await self._application.load(request.model_name)
+        return messages.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Any, context: Any) -> Any:
+        await self._application.unload(request.model_name)
+        return messages.RepositoryModelUnloadResponse()
+
     async def _infer(self, request: Any, size: int, context: Any) -> Any:
         began, status = time.perf_counter(), FAILED
         model = self._application.models.find(request.model_name, request.model_version)
         try:
             limit = self._application.options.max_request_bytes
             inference = await self._application.run_if_large(size, read_message, request, limit)
+            model = self._application.models.find(request.model_name, request.model_version)  # it may have been reloaded
             response = await model.infer(inference, self._find_session(context))
             answer = await self._application.run_if_large(response.bytes, write_message, inference, response)
             status = OK

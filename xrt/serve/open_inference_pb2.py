@@ -62,17 +62,31 @@ SERIALIZED = (
     b'\n\rcompute_infer\x18\x05 \x01(\x0b2\x1c.inference.StatisticDurationR\x0ccomputeInfer\x12C\n\x0ecompute_output\x18\x06 \x01(\x0b2\x1c.inferenc'
     b'e.StatisticDurationR\rcomputeOutput"\x80\x02\n\x14InferBatchStatistics\x12\x1d\n\nbatch_size\x18\x01 \x01(\x04R\tbatchSize\x12A\n\rcomput'
     b'e_input\x18\x02 \x01(\x0b2\x1c.inference.StatisticDurationR\x0ccomputeInput\x12A\n\rcompute_infer\x18\x03 \x01(\x0b2\x1c.inference.Statist'
-    b'icDurationR\x0ccomputeInfer\x12C\n\x0ecompute_output\x18\x04 \x01(\x0b2\x1c.inference.StatisticDurationR\rcomputeOutput*\xfa\x01\n\x08Da'
-    b'taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UI'
-    b'NT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12'
-    b'\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e2\xa8\x05\n\x14GRPCInferenceService\x12K\n\nServerLive\x12\x1c.inference.Se'
-    b'rverLiveRequest\x1a\x1d.inference.ServerLiveResponse"\x00\x12N\n\x0bServerReady\x12\x1d.inference.ServerReadyRequest\x1a\x1e.inf'
-    b'erence.ServerReadyResponse"\x00\x12K\n\nModelReady\x12\x1c.inference.ModelReadyRequest\x1a\x1d.inference.ModelReadyRespo'
-    b'nse"\x00\x12W\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference.ServerMetadataResponse"\x00\x12T\n\rMo'
-    b'delMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadataResponse"\x00\x12K\n\nModelInfer\x12\x1c.inf'
-    b'erence.ModelInferRequest\x1a\x1d.inference.ModelInferResponse"\x00\x12N\n\x0bModelConfig\x12\x1d.inference.ModelConfigRequ'
-    b'est\x1a\x1e.inference.ModelConfigResponse"\x00\x12Z\n\x0fModelStatistics\x12!.inference.ModelStatisticsRequest\x1a".infere'
-    b'nce.ModelStatisticsResponse"\x00b\x06proto3'
+    b'icDurationR\x0ccomputeInfer\x12C\n\x0ecompute_output\x18\x04 \x01(\x0b2\x1c.inference.StatisticDurationR\rcomputeOutput"\xba\x01\n\x18Mo'
+    b'delRepositoryParameter\x12\x1f\n\nbool_param\x18\x01 \x01(\x08H\x00R\tboolParam\x12!\n\x0bint64_param\x18\x02 \x01(\x03H\x00R\nint64Param\x12#\n\x0cstring'
+    b'_param\x18\x03 \x01(\tH\x00R\x0bstringParam\x12!\n\x0bbytes_param\x18\x04 \x01(\x0cH\x00R\nbytesParamB\x12\n\x10parameter_choice"W\n\x16RepositoryInde'
+    b'xRequest\x12\'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready"\xca\x01\n\x17RepositoryIndexResponse\x12'
+    b'E\n\x06models\x18\x01 \x03(\x0b2-.inference.RepositoryIndexResponse.ModelIndexR\x06models\x1ah\n\nModelIndex\x12\x12\n\x04name\x18\x01 \x01(\tR\x04'
+    b'name\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x14\n\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n\x06reason\x18\x04 \x01(\tR\x06reason"\x9f\x02\n\x1aRepositoryModelLoad'
+    b"Request\x12'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x1d\n\nmodel_name\x18\x02 \x01(\tR\tmodelName\x12U\n\nparameters\x18\x03 \x03(\x0b2"
+    b'5.inference.RepositoryModelLoadRequest.ParametersEntryR\nparameters\x1ab\n\x0fParametersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03'
+    b'key\x129\n\x05value\x18\x02 \x01(\x0b2#.inference.ModelRepositoryParameterR\x05value:\x028\x01"\x1d\n\x1bRepositoryModelLoadResponse"\xa3\x02'
+    b"\n\x1cRepositoryModelUnloadRequest\x12'\n\x0frepository_name\x18\x01 \x01(\tR\x0erepositoryName\x12\x1d\n\nmodel_name\x18\x02 \x01(\tR\tmodelNa"
+    b'me\x12W\n\nparameters\x18\x03 \x03(\x0b27.inference.RepositoryModelUnloadRequest.ParametersEntryR\nparameters\x1ab\n\x0fParam'
+    b'etersEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x129\n\x05value\x18\x02 \x01(\x0b2#.inference.ModelRepositoryParameterR\x05value:\x028\x01"\x1f\n\x1dRepos'
+    b'itoryModelUnloadResponse*\xfa\x01\n\x08DataType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT1'
+    b'6\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t'
+    b'\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e2\xda\x07\n\x14GRPCInferenceServi'
+    b'ce\x12K\n\nServerLive\x12\x1c.inference.ServerLiveRequest\x1a\x1d.inference.ServerLiveResponse"\x00\x12N\n\x0bServerReady\x12\x1d.inf'
+    b'erence.ServerReadyRequest\x1a\x1e.inference.ServerReadyResponse"\x00\x12K\n\nModelReady\x12\x1c.inference.ModelReadyRequ'
+    b'est\x1a\x1d.inference.ModelReadyResponse"\x00\x12W\n\x0eServerMetadata\x12 .inference.ServerMetadataRequest\x1a!.inference'
+    b'.ServerMetadataResponse"\x00\x12T\n\rModelMetadata\x12\x1f.inference.ModelMetadataRequest\x1a .inference.ModelMetadat'
+    b'aResponse"\x00\x12K\n\nModelInfer\x12\x1c.inference.ModelInferRequest\x1a\x1d.inference.ModelInferResponse"\x00\x12N\n\x0bModelCon'
+    b'fig\x12\x1d.inference.ModelConfigRequest\x1a\x1e.inference.ModelConfigResponse"\x00\x12Z\n\x0fModelStatistics\x12!.inference.'
+    b'ModelStatisticsRequest\x1a".inference.ModelStatisticsResponse"\x00\x12Z\n\x0fRepositoryIndex\x12!.inference.Reposito'
+    b'ryIndexRequest\x1a".inference.RepositoryIndexResponse"\x00\x12f\n\x13RepositoryModelLoad\x12%.inference.RepositoryMo'
+    b'delLoadRequest\x1a&.inference.RepositoryModelLoadResponse"\x00\x12l\n\x15RepositoryModelUnload\x12\'.inference.Reposi'
+    b'toryModelUnloadRequest\x1a(.inference.RepositoryModelUnloadResponse"\x00b\x06proto3'
 )
 
 _POOL = descriptor_pool.DescriptorPool()
@@ -113,3 +127,10 @@ StatisticDuration = _find("StatisticDuration")
 ModelStatistics = _find("ModelStatistics")
 InferStatistics = _find("InferStatistics")
 InferBatchStatistics = _find("InferBatchStatistics")
+ModelRepositoryParameter = _find("ModelRepositoryParameter")
+RepositoryIndexRequest = _find("RepositoryIndexRequest")
+RepositoryIndexResponse = _find("RepositoryIndexResponse")
+RepositoryModelLoadRequest = _find("RepositoryModelLoadRequest")
+RepositoryModelLoadResponse = _find("RepositoryModelLoadResponse")
+RepositoryModelUnloadRequest = _find("RepositoryModelUnloadRequest")
+RepositoryModelUnloadResponse = _find("RepositoryModelUnloadResponse")

@@ -36,8 +36,10 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "RequestRefusal",
+    "check_no_files",
     "check_shape",
     "decode_binary",
+    "decode_control",
     "decode_json",
     "encode_binary",
     "encode_document",
@@ -492,6 +494,29 @@ def _read_input(tensor: _Input, rest: _Tail, limit: int, parse: Callable[[bytes]
     if data:
         raise RequestRefusal(f"input {tensor.name!r} has both data and the parameter binary_data_size")
     return decode_binary(tensor.name, tensor.datatype, shape, rest.take(tensor.name, size))
+
+
+class ControlRequest(msgspec.Struct):
+    """A request of the model repository extension."""
+
+    ready: bool = False
+    parameters: dict[str, Any] = {}
+
+
+def decode_control(body: bytes) -> ControlRequest:
+    """Decode a request of the model repository extension, which may be empty; raises RequestRefusal."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=ControlRequest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
+
+
+def check_no_files(parameters: Mapping[str, Any]) -> None:
+    """Raise RequestRefusal if a load request contains files or a configuration."""
+    if name := next(iter(parameters), None):
+        raise RequestRefusal(
+            f"parameter {name[:_MAX_SHOWN]!r}: a model is loaded from the files that the operator named, as it was"
+        )
 
 
 # ---------------------------------------------------------------------- responses

@@ -1,11 +1,12 @@
-"""The served models by name and version, opened from modules, bundles or ONNX files."""
+"""The served models by name and version, opened from modules, bundles or ONNX files, and reloaded on request."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule, load
 from xrt.serve.metrics import Metrics
 from xrt.serve.protocol import UNKNOWN, RequestRefusal
-from xrt.serve.served_model import ServedModel, ServingOptions
+from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
 
 __all__ = ["Repository", "open_module"]
 
@@ -59,6 +60,12 @@ class _Entry:
         """Empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
+    def describe(self, name: str, version: str) -> dict[str, str]:
+        """The entry for Triton's repository index."""
+        why = self.why_not_ready
+        state = "LOADING" if why == STARTING else "UNAVAILABLE" if why else "READY"
+        return {"name": name, "version": version, "state": state, "reason": why}
+
 
 class Repository:
     """The served models, each with one or more versions; the highest version is the default.
@@ -71,6 +78,8 @@ class Repository:
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, opening: Mapping[str, Any]) -> None:
         self._options, self._metrics, self._opening = options, metrics, opening
         self._entries: dict[str, dict[str, _Entry]] = {}
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
         for name, version, source in _list_models(models):
             for kind, text in (("name", name), ("version", version)):
                 if not _NAME.fullmatch(text):
@@ -152,6 +161,100 @@ class Repository:
     def list_names(self) -> dict[str, tuple[str, ...]]:
         """The served versions of each model."""
         return {name: versions for name in self._entries if (versions := self.list_versions(name))}
+
+    # ------------------------------------------------------------------ model control
+
+    def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """Triton's index of the repository; with ``ready`` only models in service."""
+        entries = [entry.describe(name, version) for name, version, entry in self._list_entries()]
+        return [one for one in entries if not ready or one["state"] == "READY"]
+
+    async def load(self, name: str) -> None:
+        """Reload a model's files and serve them; raises RequestRefusal if that fails.
+
+        The old model stays in service until the new one passes its self-test, or for good if it fails. A model that was passed as
+        an object is put back into service.
+        """
+        self._check_control(name)
+        await self._complete(self._load(name))
+
+    async def _complete(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change to completion even if the client disconnects, so that each model ends up in service or closed."""
+        task = asyncio.ensure_future(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def wait_for_changes(self) -> None:
+        """Wait for loads and unloads in progress."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _load(self, name: str) -> None:
+        async with self._changing:
+            for _, version, entry in self._list_entries(name):
+                old = entry.served
+                # An object has no files to reload.
+                if old is not None and isinstance(entry.source, XRTModule):
+                    continue
+                try:
+                    entry.served = await self._prepare(name, version, entry.source)
+                except BaseException:
+                    if old is not None:
+                        old.show_metrics()  # the failed model had replaced its gauges
+                    raise
+                if old is not None:
+                    # Sessions of the old model are gone; their clients get 410 with this reason.
+                    entry.served.sessions.inherit(old.sessions, "the model was loaded again")
+                    # New requests go to the new model already.
+                    await old.drain()
+                    old.close()
+
+    async def _prepare(self, name: str, version: str, source: Any) -> ServedModel:
+        try:
+            model = await asyncio.to_thread(self._make, name, version, source)
+        except (XRTError, OSError) as error:
+            raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
+        try:
+            await model.prepare()
+            if reason := model.why_not_ready:
+                raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {reason}")
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    async def unload(self, name: str) -> None:
+        """Take a model out of service and close it after its requests; raises RequestRefusal if unknown."""
+        self._check_control(name)
+        await self._complete(self._unload(name))
+
+    async def _unload(self, name: str) -> None:
+        async with self._changing:
+            for _, _, entry in self._list_entries(name):
+                old, entry.served = entry.served, None
+                if old is not None:
+                    entry.reason = "it was unloaded"
+                    await old.drain()
+                    old.close()
+
+    def _check_control(self, name: str) -> None:
+        self._find_versions(name)
+        if not self._options.model_control:
+            raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
+
+    async def reload(self) -> None:
+        """Reload all models; failures are logged, and the old model stays in service."""
+        await self._complete(self._reload())
+
+    async def _reload(self) -> None:
+        for name in self._entries:
+            try:
+                await self._load(name)
+                _log.info("model %s was loaded again", name)
+            except RequestRefusal as refusal:
+                _log.error("%s", refusal)
+            except Exception:  # noqa: BLE001  # the remaining models are still reloaded
+                _log.exception("model %s cannot be loaded again", name)
 
     def close(self) -> None:
         """Take all models out of service and close the modules that were opened here."""

@@ -38,10 +38,11 @@ from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_ro
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
-__all__ = ["ServedModel", "ServingOptions", "SessionRequest", "SessionTable", "read_session"]
+__all__ = ["STARTING", "ServedModel", "ServingOptions", "SessionRequest", "SessionTable", "read_session"]
 
 _log = logging.getLogger(__name__)
 _NO_MAPS = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""
+STARTING = "it is being prepared"
 
 
 class ServedModel:
@@ -75,13 +76,17 @@ class ServedModel:
         self._is_batch_wanted = is_wanted
         self.options = self._settle_batches(options)
         self._free = self._list_instances()
-        self.why_not_ready = "it is being prepared"
+        self.why_not_ready = STARTING
         """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
         self._scheduler = self._make_scheduler()
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self._arriving = 0
+        self.show_metrics()
+
+    def show_metrics(self) -> None:
+        """Make the gauges report this model."""
         self.metrics.show_sessions(lambda: float(len(self.sessions)))
         self.metrics.show_ready(lambda: float(not self.why_not_ready))
         self.metrics.show_fallbacks(self._count_fallbacks)
@@ -378,6 +383,8 @@ class ServingOptions:
     explicit_sessions: bool = False
     """A session begins with ``session_start`` alone. Other requests with an unknown session get status 404. For several replicas,
     where a request may reach one that does not have its session."""
+    model_control: bool = True
+    """Requests may load and unload models, as Triton's clients do."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -569,6 +576,12 @@ class SessionTable:
         self._forgotten[hash(name)] = why[:_LONGEST_REASON]
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)
+
+    def inherit(self, old: SessionTable, why: str) -> None:
+        """Mark the sessions of the replaced table as gone."""
+        self._forgotten = old._forgotten
+        for name in list(old._entries):
+            self.forget(name, why)
 
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""

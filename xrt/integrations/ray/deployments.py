@@ -55,6 +55,7 @@ def deployment(
     _check_names(of_ray, serve.deployment)
     if sessions:
         of_app.setdefault("explicit_sessions", True)
+    of_app.setdefault("model_control", False)  # a control request would reach only one replica
     ServingOptions.make(of_app)  # report invalid options before a replica starts
     ongoing = max_ongoing_requests or of_app.get("max_queue", USUAL_QUEUE)
     queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
