@@ -33,10 +33,7 @@ __all__ = ["PARTS", "Asked", "measure_live", "measure_qdq", "measure_trained"]
 
 BUDGETS = (0.0, 0.001, 0.01, 0.05)
 ACCURACY_DROP = 0.01
-WEIGHTS = {
-    "weights int8": QuantizationOptions(),
-    "weights int4": QuantizationOptions(weights="int4", symmetric_weights=False),
-}
+WEIGHTS = {"weights int8": QuantizationOptions()}
 MOST_NAMED = 60
 """Nodes in float32 that a record names."""
 COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino}

@@ -36,8 +36,6 @@ NO_FIGURES = {
 """What lies in benchmarks/ and has no section, and why."""
 
 
-
-
 def judgeable(record: Record = RECORD) -> Record:
     """Return the record as if every benchmark had run with the arguments of a full run."""
     entries = {name: replace(entry, arguments=BY_NAME[name].arguments) for name, entry in record.entries.items()}
@@ -100,15 +98,3 @@ def test_every_benchmark_is_judged_and_only_after_a_full_run(benchmark: Benchmar
     quick = RECORD.plus(benchmark.name, replace(RECORD.entries[benchmark.name], arguments=benchmark.quick))
     assert judged(benchmark, quick) == []
     assert f"not judged: {benchmark.name}" in page(quick)
-
-
-
-
-
-
-
-
-
-
-
-

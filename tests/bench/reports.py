@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing
-from xrt.bench.jobs import Start, Timeline
+from xrt.bench.jobs import Start
 from xrt.graph import FrozenDict
-from xrt.html.views import INPUTS, Reading, RegionTimes
+from xrt.html.views import INPUTS, MeanCall, Reading, RegionTimes
 from xrt.measure.statistics import compute_round_ratio
 
 HOSTILE = "</title><script>fetch('https://example.org/')</script><img src=https://example.org/x onerror=alert(1)>\"'&\u202e\x00"
@@ -77,7 +77,7 @@ def row(name: str, seconds: float, plan: Sequence[RegionTimes], best: Timing | N
             timing.median,
             timing.interval,
             compute_round_ratio(timing.seconds, (best or timing).seconds),
-            Timeline(20, seconds, spent),
+            MeanCall(20, seconds, spent),
         ),
         **more,
     )

@@ -9,15 +9,16 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
 from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
-from xrt.bench.jobs import Start, Timeline
+from xrt.bench.jobs import Start
 from xrt.bench.report import answer
 from xrt.engines.toy import Toy
-from xrt.html.views import INPUTS, MOST, Box, RegionTimes, draw_boxes, draw_plan, render_page
+from xrt.html.views import INPUTS, MOST, Box, MeanCall, RegionTimes, draw_boxes, draw_plan, render_page
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition
 from xrt.partition.plan import list_regions
@@ -193,11 +194,11 @@ def test_a_plan_is_reported_as_plain_facts_and_comes_back_from_a_line() -> None:
     assert [reading.source for region in regions for reading in region.reads] == [INPUTS, *range(len(regions) - 1)]
     assert [reading.size for reading in regions[0].reads] == [12]
     assert [region.is_output for region in regions] == [False] * (len(regions) - 1) + [True]
-    assert Start.from_dict(json.loads(json.dumps(started(regions).to_dict()))) == started(regions)
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(started(regions)))), Start) == started(regions)
 
 
 def test_regions_begin_where_the_one_before_ends() -> None:
-    timeline = Timeline(3, 1.0, (0.2, 0.3, 0.4))
+    timeline = MeanCall(3, 1.0, (0.2, 0.3, 0.4))
     assert timeline.starts == pytest.approx((0.0, 0.2, 0.5))
     assert timeline.rest == pytest.approx(0.1)
 

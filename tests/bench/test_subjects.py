@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from xrt.bench import BenchCandidate, BenchTarget
@@ -89,6 +90,6 @@ def test_what_is_no_candidate_is_reported(text: str) -> None:
 
 def test_messages_survive_the_way() -> None:
     job = Job(BenchTarget("mlp", FrozenDict(layers=2), 3), BenchCandidate(("tvm", "ort"), ("Conv=ort",)), 2, 0, 1.0, 0.1)
-    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(job))), Job) == job
     start = Start(("1",), ("ort", "tvm"), 0.1, 0.2, 0.3, 4, True, 0.5, 6, 7)
-    assert Start.from_dict(json.loads(json.dumps(start.to_dict()))) == start
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(start))), Start) == start

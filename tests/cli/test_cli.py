@@ -178,7 +178,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range x>=1."),
         (["run", "model.onnx", "--minimum-nodes", "-2"], "minimum_nodes must be a positive integer; got -2"),
         (["run", "model.onnx", "--pin", "x"], "'x' is not a pin; a pin reads like 'Conv|Gemm=ort' (force)"),
-        (["run", "model.onnx", "--precision", "fp99"], "precision must be one of fp32, fp16, bf16, int8, int4; got 'fp99'"),
+        (["run", "model.onnx", "--precision", "fp99"], "precision must be one of fp32, fp16, bf16, int8; got 'fp99'"),
         (["run", "model.onnx", "--engine", "ort{bogus=1}"], "option 'bogus' of engine 'ort': there is no such option"),
         (["run", "model.onnx", "--output", "nowhere/y.npz"], "cannot write nowhere/y.npz: there is no folder nowhere"),
         (["run", "model.onnx", "--dump", "model.onnx"], "Directory 'model.onnx' is a file."),

@@ -23,7 +23,7 @@ from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionSetup
 from xrt.placement.result import PlacementRequest
 from xrt.precision.budget import read_examples
-from xrt.precision.execution import check_error
+from xrt.precision.search import check_error
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]
 

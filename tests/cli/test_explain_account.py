@@ -19,9 +19,7 @@ explain = importlib.import_module("xrt.cli.run")
 @pytest.fixture
 def told() -> CostReport:
     found = account(table())
-    return CostReport(
-        found.predicted, found.measured, found.parts, found.boundaries, unlocks=(MissingSupport("Cos", "ort", 2, 1.5e-3),)
-    )
+    return CostReport(found.predicted, found.measured, found.parts, unlocks=(MissingSupport("Cos", "ort", 2, 1.5e-3),))
 
 
 def test_no_line_is_wider_than_a_narrow_terminal(told: CostReport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +30,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(told: CostReport, monkeypatch: 
     lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 60
     text = "\n".join(lines)
-    for word in ("predicted 6.324 ms for a call; it took 6.5 ms", "measured", "24 B", "124 us", "1.5 ms"):
+    for word in ("predicted 6.01 ms for a call; it took 6.5 ms", "measured", "1.5 ms"):
         assert word in text
 
 
@@ -41,7 +39,6 @@ def test_a_pipe_gets_a_row_per_line(told: CostReport, capsys: pytest.CaptureFixt
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
     assert rows[0] == ["region", "engine", "nodes", "predicted", "known", "took"]
     assert rows[1] == ["xrt_ort_0", "ort", "2", "1 ms", "measured", "1.1 ms"]
-    assert ["v4", "xrt_toy_1", "xrt_ort_2", "24 B", "200 us"] in rows
     assert rows[-1] == ["Cos", "ort", "2", "1.5 ms"]
 
 

@@ -23,7 +23,7 @@ from xrt.formats.onnx import save
 from xrt.formats.placement_file import read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 from xrt.partition.partitioner import map_nodes_to_engines
-from xrt.placement.profiler import ProfiledRegion
+from xrt.placement import ProfilingRequest
 from xrt.placement.runners import LocalRunner, TrialLimits, WorkerRunner
 from xrt.runtime import on_device
 from xrt.testing.simulated import SimulatedDevice
@@ -73,7 +73,7 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
 def _whole_costs(m: xrt.XRTModule) -> list[Any]:
     assert m.tuned is not None
     whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
-    return [m.tuned.table.region(ProfiledRegion.of(launch).key, launch.engine) for launch in whole]
+    return [m.tuned.table.region(ProfilingRequest.of(launch).key, launch.engine) for launch in whole]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from xrt.errors import PlacementFileError
 from xrt.formats.placement_file import (
     Baseline,
     CandidateRecord,
-    CostRecords,
     DeclinedNodes,
     NodeRange,
     PlacementFile,
@@ -50,10 +49,10 @@ KEY = "0123456789abcdef" * 4
 DECISION = PlacementFile(
     engines={"ort": "1.31"},
     candidates=(CandidateRecord("ort", "won", True, 1e-3, regions=(1e-3,), ranges=RUNS),),
-    search=SearchRecord(20.0, 3.0, 12, 1, True, ("a note",), {"tvm": "it hung"}, (DeclinedNodes("ort", "too new", (3, 4)),)),
+    search=SearchRecord(20.0, 3.0, 12, True, ("a note",), {"tvm": "it hung"}, (DeclinedNodes("ort", "too new", (3, 4)),)),
 )
 RACED = DECISION.candidates[0]
-COSTS = PlacementFile(costs=CostRecords((RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b"))))
+COSTS = PlacementFile(costs=(RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b")))
 
 
 @pytest.mark.parametrize("document", [LOCK, LOCK.replace(values={"x": "../x.npy"}), DECISION, COSTS, PlacementFile()])
@@ -129,16 +128,16 @@ WRONG_LOCKS = [
     (lambda f: f["candidates"][1].update(verdict="\ud800"), "", r"the document: unknown name '\ud800'"),
 ]
 WRONG_COSTS = [
-    (lambda f: f["costs"]["regions"][0].update(region="abc"), "costs.regions[0].region", "expected `str` matching regex"),
-    (lambda f: f["costs"]["regions"][0].update(region=KEY + "\n"), "costs.regions[0].region", "expected `str` matching regex"),
-    (lambda f: f["costs"]["regions"][0].update(engine=""), "costs.regions[0].engine", "expected `str` of length >= 1; it is ''"),
+    (lambda f: f["costs"][0].update(region="abc"), "costs[0].region", "expected `str` matching regex"),
+    (lambda f: f["costs"][0].update(region=KEY + "\n"), "costs[0].region", "expected `str` matching regex"),
+    (lambda f: f["costs"][0].update(engine=""), "costs[0].engine", "expected `str` of length >= 1; it is ''"),
     (
-        lambda f: f["costs"]["regions"][0].update(high=0.0),
-        "costs.regions[0]",
+        lambda f: f["costs"][0].update(high=0.0),
+        "costs[0]",
         "needs low <= seconds <= high, and then no why_not",
     ),
-    (lambda f: f["costs"]["regions"][0].pop("low"), "costs.regions[0]", "needs seconds, low and high, or why_not"),
-    (lambda f: f["costs"]["regions"][0].update(why_not="a"), "costs.regions[0]", "needs low <= seconds <= high, and then no why"),
+    (lambda f: f["costs"][0].pop("low"), "costs[0]", "needs seconds, low and high, or why_not"),
+    (lambda f: f["costs"][0].update(why_not="a"), "costs[0]", "needs low <= seconds <= high, and then no why"),
 ]
 
 

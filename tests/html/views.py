@@ -10,15 +10,15 @@ import numpy as np
 
 from tests.bench.reports import HOSTILE, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
+from xrt.formats.placement_file import ServingCandidate, ServingConfiguration
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.measure.closed_loop import LoadResult
 from xrt.module.explain import Explanation, RegionReport
 from xrt.partition import Plan, Reason
 from xrt.partition.plan import launch_node
 from xrt.placement.report import CostReport
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
 from xrt.placement.search import RegionPrediction
-from xrt.placement.throughput import ServingCandidate, ServingConfiguration, Split, ThroughputResult
+from xrt.placement.throughput import ThroughputResult
 from xrt.runtime import LaunchTime, Profile
 from xrt.runtime.devices.interface import TransferStats
 from xrt.runtime.profile import Moment
@@ -93,12 +93,11 @@ def make_report(name: str = "") -> BenchReport:
 
 def make_throughput(name: str = "") -> ThroughputResult:
     """Return a search for throughput in which one candidate was chosen, one exceeded the bound and one was declined."""
-    loads = (LoadResult(8, 100.0, 200, 0.002, 0.01), LoadResult(16, 200.0, 200, 0.01, 0.5))
-    split, spec = Split(2, 1), name or "ort"
+    spec = name or "ort"
     candidates = (
-        ServingCandidate(4, split, 8, "chosen", spec, loads[0], 1 << 20, name),
-        ServingCandidate(8, split, 16, "over", spec, loads[1], note=name),
-        ServingCandidate(16, split, 32, "declined", spec, note=name),
+        ServingCandidate(4, 2, 1, 8, "chosen", spec, 100.0, 0.002, 0.01, 1 << 20, name),
+        ServingCandidate(8, 2, 1, 16, "over", spec, 200.0, 0.01, 0.5, note=name),
+        ServingCandidate(16, 2, 1, 32, "declined", spec, note=name),
     )
     chosen = ServingConfiguration(4, 2, 1, 8, 100.0, 0.002, 0.01, 0.02, name, (1, 4), (spec, spec), 1 << 20)
     return ThroughputResult(chosen, candidates, 0.02, 60.0, 12.0, (name,))

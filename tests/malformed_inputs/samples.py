@@ -166,7 +166,7 @@ def costs() -> tuple[Files, ...]:
         ("ab" * 32, "toy"): MeasuredCost(2e-3, 1e-3, 3e-3),
         ("cd" * 32, "toy"): "it hung",
     }
-    table = CostTable(regions, {"toy": 1e-5}, {("toy", "ort"): (1e-5, 1e-10)})
+    table = CostTable(regions)
     return ({"costs.json": dumps(table.to_document()).encode()},)
 
 

@@ -95,7 +95,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"minimum_node": 2}, OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
         ({"engin": "ort"}, OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
         ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
-        ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8, int4; got 'fp8'."),
+        ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8; got 'fp8'."),
         ({"precision": "fp16", "engine": "toy"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
         ({"threads": 0}, OptionError, "threads must be a positive integer or None; got 0"),
     ],

@@ -116,14 +116,6 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
             "a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=",
         ),
         (
-            {"precision": "int4", "engine": "ort"},
-            OptionError,
-            (
-                "precision='int4' is for weights alone, within an error budget: pass engine='auto', max_error=0.01 and "
-                "validate=; `xrt quantize --weights-only int4` writes a model with such weights"
-            ),
-        ),
-        (
             {"precision": 16},
             OptionError,
             "precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got 16",
@@ -131,7 +123,7 @@ def compute_error(module: xrt.XRTModule, model: Function = MODEL) -> float:
         (
             {"precision": "bf17"},
             OptionError,
-            "precision must be one of fp32, fp16, bf16, int8, int4; got 'bf17'. Did you mean 'bf16'?",
+            "precision must be one of fp32, fp16, bf16, int8; got 'bf17'. Did you mean 'bf16'?",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from tests.partition.drawn import engine
 from xrt.engines import GraphCompiler
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import CostTable, MeasuredCost, Plan, RegionCost
-from xrt.placement import ProfilingRequest, SearchOptions, choose_requests, propose_plans
+from xrt.placement import ProfilingRequest, choose_requests, propose_plans
 
 OPERATORS = ("Conv", "Gemm", "Relu", "Add", "Softmax", "Transpose")
 SIZES = (64, 4096, 65536, 262144)
@@ -28,8 +28,8 @@ class World:
 
     function: Function
     engines: tuple[GraphCompiler, ...]
-    table: CostTable
-    """Launches and boundaries; no region."""
+    launches: dict[str, float]
+    """Spec to the seconds of a launch."""
     rates: dict[tuple[str, str], float]
     """(spec, operator) to seconds per byte."""
     savings: dict[tuple[str, str, str], float]
@@ -43,12 +43,7 @@ class World:
         chance = random.Random(seed)
         specs = [f"e{i}" for i in range(engines)]
         pairwise = chance.random() < 0.6
-        table = CostTable()
-        for spec in specs:
-            table = table.with_launch(spec, chance.uniform(2e-6, 30e-6))
-        for one in specs:
-            for other in specs:
-                table = table.with_boundary(one, other, chance.uniform(1e-6, 20e-6), chance.choice([0.0, 2e-11, 1e-10]))
+        launches = {spec: chance.uniform(2e-6, 30e-6) for spec in specs}
         rates = {(spec, op): 10 ** chance.uniform(-10.3, -8.9) for spec in specs for op in OPERATORS}
         savings = {
             (spec, a, b): chance.choice([0.0, 0.0, chance.uniform(0, 0.9)]) if pairwise else 0.0
@@ -57,7 +52,7 @@ class World:
             for b in OPERATORS
         }
         gains = {spec: 1.0 if pairwise else chance.uniform(0.5, 1.0) for spec in specs}
-        return cls(_function(chance, nodes), _engines(chance, specs), table, rates, savings, gains)
+        return cls(_function(chance, nodes), _engines(chance, specs), launches, rates, savings, gains)
 
     # ------------------------------------------------------------------ what things cost
 
@@ -71,7 +66,7 @@ class World:
         edges = {(producer.name, node.name) for node in function.nodes for v in node.uses if (producer := function.producer(v))}
         saved = sum(self.saving(spec, function, a, b) for a, b in sorted(edges))
         keeps = self.gains[spec] + (1 - self.gains[spec]) / len(function.nodes)
-        return self.table.launch(spec) + max(sum(cost.values()) * keeps - saved, 1e-9)
+        return self.launches[spec] + max(sum(cost.values()) * keeps - saved, 1e-9)
 
     def node(self, spec: str, node: Node, function: Function) -> float:
         """Return what a node costs alone, without the launch."""
@@ -82,22 +77,6 @@ class World:
         a, b = function.node(earlier), function.node(later)
         cheaper = min(self.node(spec, a, function), self.node(spec, b, function))
         return self.savings[spec, a.op_type, b.op_type] * cheaper / 3
-
-    def total(self, plan: Plan) -> float:
-        """Return what a plan truly costs."""
-        makers = {name: launch.engine for launch in plan.launches for name in launch.outputs}
-        total = 0.0
-        for launch in plan.launches:
-            total += self.region(launch.engine, launch.function)
-            for name in launch.inputs:
-                if name in makers:
-                    total += self.boundary(makers[name], launch.engine, self.function.get_type(name).nbytes)
-        return total
-
-    def boundary(self, source: str, target: str, size: int) -> float:
-        """Return what it costs that a value of that many bytes goes from one engine to another."""
-        fixed, per_byte = self.table.boundary(source, target)
-        return fixed + per_byte * size
 
 
 def _function(chance: random.Random, count: int) -> Function:
@@ -145,15 +124,13 @@ def run_search(
     function: Function,
     engines: Sequence[GraphCompiler],
     measure: Callable[[ProfilingRequest], RegionCost | None],
-    options: SearchOptions = SearchOptions(),
     *,
-    table: CostTable = CostTable(),
     rounds: int = 32,
 ) -> SearchResult:
     """Measure what the planner asks for, round by round, and return what it proposes; None from ``measure`` stops it."""
-    known, count, is_finished = table, 0, False
+    known, count, is_finished = CostTable(), 0, False
     for _ in range(rounds):
-        asked = choose_requests(function, engines, known, options)
+        asked = choose_requests(function, engines, known)
         costs: dict[tuple[str, str], RegionCost] = {}
         for piece in asked:
             if (cost := measure(piece)) is None:
@@ -162,5 +139,5 @@ def run_search(
         known, count, is_finished = known.merge(CostTable(costs)), count + len(costs), not asked
         if len(costs) < len(asked) or is_finished:
             break
-    plans = propose_plans(function, engines, known, limit=options.plans, options=options)
+    plans = propose_plans(function, engines, known)
     return SearchResult(plans, known, count, is_finished)

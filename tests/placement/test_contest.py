@@ -14,7 +14,7 @@ from xrt.measure.statistics import bootstrap, compute_round_ratio, rotate
 from xrt.measure.timing import median_interval, sample_call_times
 from xrt.partition import Plan, partition
 from xrt.partition.partitioner import plan_from_assignment
-from xrt.placement.race import PreparedPlan, RankedPlan, StoppingRule, TimedCandidate, run_interleaved, select_winner
+from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
 
 
@@ -39,9 +39,9 @@ class Clock:
         return call
 
 
-def entrants(clock: Clock, *seconds: Callable[[int], float] | float, simple: int = 1) -> list[TimedCandidate]:
+def entrants(clock: Clock, *seconds: Callable[[int], float] | float, simple: int = 1) -> list[Entrant]:
     """Return entrants ``a``, ``b``, ... of whom so many are simple."""
-    return [TimedCandidate(clock.taking("abcdef"[i], each), i < simple) for i, each in enumerate(seconds)]
+    return [Entrant(PLANS["first"], clock.taking("abcdef"[i], each), i < simple) for i, each in enumerate(seconds)]
 
 
 def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
@@ -138,8 +138,7 @@ def race(others: Sequence[CandidateResult] = (), **rounds: list[float]) -> Candi
     """Return the judgement of plans whose rounds took so long; those of one region are simple."""
     runners = []
     for name, seconds in rounds.items():
-        entrant = TimedCandidate(lambda: None, is_simple=len(PLANS[name].launches) == 1, rounds=seconds)
-        runners.append(RankedPlan(PreparedPlan(PLANS[name]), entrant))
+        runners.append(Entrant(PLANS[name], is_simple=len(PLANS[name].launches) == 1, rounds=seconds))
     return select_winner(runners, others, 10)
 
 

@@ -24,7 +24,6 @@ from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, NativeWarning
 from xrt.formats.placement_file import dumps, loads
 from xrt.module import XRTModule
-from xrt.partition import SupportMatrix
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, records
 from xrt.placement.autotune import load_decision
@@ -39,8 +38,6 @@ SPECS = [engine.spec for engine in ENGINES]
 
 TABLE = CostTable(
     {("ab" * 32, SPECS[0]): MeasuredCost(2e-3, 1e-3, 3e-3), ("cd" * 32, SPECS[0]): "it hung"},
-    {SPECS[0]: 1e-5},
-    {(SPECS[0], SPECS[1]): (1e-5, 1e-10)},
 )
 WON = CandidateResult(mixed(), "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, "a note", (1e-4, 2e-4, 1e-4))
 TUNED = TuningResult(
@@ -50,7 +47,6 @@ TUNED = TuningResult(
     spent=4.0,
     notes=("a note",),
 )
-ANSWERS = SupportMatrix.of(NET, ENGINES, "cpu")
 RIGHT = np.abs(np.cos(-np.exp(np.abs(X))))
 STATUSES = {name: registry.probe(name) for name in ("toy", "ort")}
 
@@ -185,19 +181,6 @@ def test_a_decision_without_engines_is_absent_with_one_line(tmp_path: Path) -> N
     assert found is None and "engines: none of them is of the request" in line
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("damaged", WHOLE, ids=lambda data: repr(data[:10]))
-def test_what_is_kept_next_takes_the_place_of_a_damaged_file(name: str, damaged: bytes, tmp_path: Path) -> None:
-    kind = KINDS[name]
-    kind.keep(tmp_path)
-    only(tmp_path, kind).write_bytes(damaged)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        kind.keep(tmp_path)
-    assert len(told(caught)) <= 1
-    assert recalled(kind, tmp_path) == (whole(kind, tmp_path), [])
-
-
 OBSTACLES: dict[str, Callable[[Path], object]] = {
     "a folder": lambda path: path.mkdir(),
     "a pipe": lambda path: os.mkfifo(path),
@@ -223,39 +206,6 @@ def test_what_is_no_file_is_absent(name: str, what: str, tmp_path: Path) -> None
     assert len(told(caught)) <= 1
     if what != "a folder":  # which is somebody's: no file takes its place
         assert recalled(kind, tmp_path) == (whole(kind, tmp_path), [])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_what_may_not_be_read_is_absent(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = KINDS[name]
-    kind.keep(tmp_path)
-    path, opened = only(tmp_path, kind), Path.open
-
-    def refused(self: Path, *mode: Any, **more: Any) -> Any:
-        if self == path:
-            raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *mode, **more)
-
-    monkeypatch.setattr(Path, "open", refused)
-    found, lines = recalled(kind, tmp_path)
-    assert not found or found == CostTable()
-    assert len(lines) == 1 and "Permission denied" in lines[0]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_file_in_place_of_a_folder_is_in_the_way_of_nobody(name: str, tmp_path: Path) -> None:
-    kind = KINDS[name]
-    kind.keep(tmp_path)
-    path = only(tmp_path, kind)
-    path.unlink()
-    path.parent.rmdir()
-    path.parent.write_text("")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = kind.recall(tmp_path)
-        kind.keep(tmp_path)
-    assert not found or found == CostTable()
-    assert 1 <= len(told(caught)) <= 2
 
 
 WRITER = """
@@ -290,7 +240,6 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
 @pytest.mark.slow
 def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.placement.autotune.choose_runner", lambda engine, limits: LocalRunner(engine))
-    monkeypatch.setattr("xrt.placement.autotune.MOST_SEARCHES", 1)  # what a loaded machine can tell from one round is kept too
 
     def placed() -> tuple[str, list[str]]:
         with warnings.catch_warnings(record=True) as caught:

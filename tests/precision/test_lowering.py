@@ -10,7 +10,7 @@ import pytest
 
 import xrt
 from tests.precision.lossy import Lossy
-from xrt.cache import CompileCache, open_cache
+from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError
@@ -202,23 +202,3 @@ def test_the_prepared_model_computes_the_same() -> None:
 def run(function: Function, batch: dict[str, Any]) -> Any:
     with xrt.XRTModule(function, engine="ort") as module:
         return module(**batch)
-
-
-@pytest.mark.slow
-def test_a_larger_budget_tries_what_a_smaller_one_has_found(tmp_path: Path) -> None:
-    cache = open_cache(tmp_path)
-    request = ask(ORT)
-    loose = lower(make_terms(0.45, allowed=("int8",)), ORT)
-    whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
-    assert whole.high is not None
-    small = LoweringWithinBudget(make_terms(0.9 * whole.high, allowed=("int8",)))
-    store = CostStore.for_cache(cache)
-    found = small.lower(request, place_exactly(request), cache, 120.0, lambda progress: None)
-    assert found.precision is not None and found.precision.forms and found.precision.table is not None
-    small.keep(found, request, store)
-    large = LoweringWithinBudget(make_terms(1.1 * whole.high, allowed=("int8",)))
-    again = large.lower(request, place_exactly(request), cache, 120.0, lambda progress: None)
-    assert again.precision is not None
-    kept = {one.kept for one in found.precision.plans if one.outcome in ("won", "tie", "lost") and one.precision == "int8"}
-    assert kept <= {one.kept for one in again.precision.plans if one.precision == "int8"}
-    assert again.precision.table == found.precision.table

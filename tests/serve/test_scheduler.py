@@ -17,7 +17,7 @@ import xrt
 from tests.serve.serving import HANGS, double, infer, run, tensor
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
-from xrt.formats.placement_file import ServingRecord
+from xrt.formats.placement_file import ServingConfiguration
 from xrt.graph import DType, Function, TensorType
 from xrt.module.tuning import store_serving
 from xrt.serve import app
@@ -233,7 +233,7 @@ def test_a_batch_that_the_shapes_do_not_admit(shape: tuple[Any, ...], reason: st
 
 
 X = np.array([[1, 2, 3]], np.float32)
-TUNED = ServingRecord(batch=4, instances=2, threads=1, concurrency=8, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
+TUNED = ServingConfiguration(batch=4, instances=2, threads=1, concurrency=8, rate=9.0, p50=0.1, p99=0.2, dim="n", sizes=(1, 2, 4))
 """What a module that was tuned for throughput has."""
 
 

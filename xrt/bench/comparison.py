@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 
-from xrt.bench.jobs import Job, JobFailure, Start, Timeline, Turn
+from xrt.bench.jobs import Job, JobFailure, Start
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict, describe
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
@@ -20,11 +21,13 @@ from xrt.engines.contract.registry import find_declaration, names
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.engines.toolkit.shared_values import read_values
 from xrt.graph import FrozenDict
+from xrt.html.views import MeanCall
 from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotate
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
 __all__ = ["BenchOptions", "BenchWorker", "Progress", "compare_engines"]
 
+T = TypeVar("T")
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that limit NumPy's thread pools, which the reference uses. Engines declare those of their libraries."""
 
@@ -46,20 +49,17 @@ class BenchWorker:
 
     def start(self, timeout: float) -> Start | JobFailure:
         """Compile, call and warm up; fails after ``timeout`` seconds."""
-        answer = self._ask({"do": "start", "job": self._job.to_dict()}, timeout)
-        return answer if isinstance(answer, JobFailure) else Start.from_dict(answer)
+        return self._ask({"do": "start", "job": msgspec.to_builtins(self._job)}, Start, timeout)
 
-    def turn(self, timeout: float) -> Turn | JobFailure:
-        """Run one turn."""
-        answer = self._ask({"do": "turn"}, timeout)
-        return answer if isinstance(answer, JobFailure) else Turn.from_dict(answer)
+    def turn(self, timeout: float) -> float | JobFailure:
+        """Run one turn; return its mean seconds per call."""
+        return self._ask({"do": "turn"}, float, timeout)
 
-    def profile(self, timeout: float) -> Timeline | JobFailure:
+    def profile(self, timeout: float) -> MeanCall | JobFailure:
         """Measure the time per region."""
-        answer = self._ask({"do": "profile"}, timeout)
-        return answer if isinstance(answer, JobFailure) else Timeline.from_dict(answer)
+        return self._ask({"do": "profile"}, MeanCall, timeout)
 
-    def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any] | JobFailure:
+    def _ask(self, message: dict[str, Any], kind: type[T], timeout: float) -> T | JobFailure:
         try:
             answer, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
@@ -69,8 +69,8 @@ class BenchWorker:
         except RemoteError as error:
             return JobFailure(str(error.restore()))
         if "results" in answer:
-            self.results = read_values(memory, answer.pop("results"))
-        return answer
+            self.results = read_values(memory, answer["results"])
+        return msgspec.convert(answer["answer"], kind)
 
     def close(self) -> None:
         """End the process, by force if necessary."""
@@ -135,7 +135,7 @@ class _Runner:
     reason: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     rounds: list[float] = field(default_factory=list)
-    timeline: Timeline | None = None
+    timeline: MeanCall | None = None
 
     @property
     def runs(self) -> bool:
@@ -220,8 +220,8 @@ def _turn(runner: _Runner, settings: BenchOptions) -> float:
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
         return settings.limit_seconds
-    runner.rounds.append(answer.seconds)
-    return max(answer.seconds, settings.turn_seconds)
+    runner.rounds.append(answer)
+    return max(answer, settings.turn_seconds)
 
 
 def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[BenchCandidate], None]) -> None:

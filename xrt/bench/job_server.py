@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.bench.jobs import Job, Start, Timeline, Turn
+import msgspec
+
+from xrt.bench.jobs import Job, Start
 from xrt.bench.report import peak_bytes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import Function
-from xrt.html.views import RegionTimes
+from xrt.html.views import MeanCall, RegionTimes
 from xrt.measure.timing import Call, Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -43,10 +45,10 @@ def main(handle: str) -> None:
     def answer(request: Request) -> Message:
         nonlocal ready
         if request.message["do"] == "start":
-            ready, start, results = _start(Job.from_dict(request.message["job"]))
-            return {**start.to_dict(), "results": put_values(request.buffer, results)}
+            ready, start, results = _start(msgspec.convert(request.message["job"], Job))
+            return {"answer": msgspec.to_builtins(start), "results": put_values(request.buffer, results)}
         assert ready is not None
-        return (ready.profile() if request.message["do"] == "profile" else ready.turn()).to_dict()
+        return {"answer": msgspec.to_builtins(ready.profile() if request.message["do"] == "profile" else ready.turn())}
 
     serve(handle, answer)
 
@@ -63,16 +65,17 @@ class _Ready:
     def call(self) -> Any:
         return self.module(*self.values)
 
-    def turn(self) -> Turn:
-        turn = Turn(seconds_per_call(self.call, self.repeats))
+    def turn(self) -> float:
+        turn = seconds_per_call(self.call, self.repeats)
         wait_until_idle()  # spinning threads would slow down the next process's turn
         return turn
 
-    def profile(self) -> Timeline:
+    def profile(self) -> MeanCall:
         """Record as many calls as in a turn, within bounds."""
         calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
         _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
-        return Timeline.of_profile(self.module.profile(), calls, seconds)
+        launches = self.module.profile().launches
+        return MeanCall(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in launches))
 
 
 def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:

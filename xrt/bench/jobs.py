@@ -1,30 +1,13 @@
-"""Messages between the comparison and its worker processes."""
+"""Messages between the comparison and its worker processes, which msgspec converts to plain data and back."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
 
 from xrt.bench.targets import BenchCandidate, BenchTarget
-from xrt.html.views import CallTimes, RegionTimes
-from xrt.runtime import Profile
+from xrt.html.views import RegionTimes
 
-__all__ = ["Job", "JobAnswer", "JobFailure", "Start", "Timeline", "Turn"]
-
-
-@dataclass(frozen=True, slots=True)
-class JobAnswer:
-    """An answer of a worker."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Parse the output of `to_dict`."""
-        # JSON turns tuples into lists.
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+__all__ = ["Job", "JobFailure", "Start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +25,9 @@ class Job:
     budget_seconds: float = 20.0
     """Maximum search time of ``auto``."""
 
-    def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
-        data["subject"]["sizes"] = dict(self.subject.sizes)
-        return data
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Parse the output of `to_dict`."""
-        candidate = BenchCandidate(tuple(data["candidate"]["engines"]), tuple(data["candidate"]["pins"]))
-        return cls(**{**data, "subject": BenchTarget(**data["subject"]), "candidate": candidate})
-
 
 @dataclass(frozen=True, slots=True)
-class Start(JobAnswer):
+class Start:
     """Costs up to the first steady call, with no other candidate running."""
 
     versions: tuple[str, ...]
@@ -80,35 +52,6 @@ class Start(JobAnswer):
     """Specs of the engines, for ``auto`` those that it selected."""
     placement: tuple[str, ...] = ()
     """How ``auto`` chose the plan, line by line; empty for other candidates."""
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Parse the output of `to_dict`."""
-        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-        return cls(**{**plain, "plan": tuple(RegionTimes.of(region) for region in data.get("plan", ()))})
-
-
-@dataclass(frozen=True, slots=True)
-class Turn(JobAnswer):
-    """Mean seconds per call of one turn."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline(CallTimes, JobAnswer):
-    """Time per region: means over separate calls, recorded after all turns."""
-
-    calls: int
-    seconds: float
-    """A whole call, recording included."""
-    regions: tuple[float, ...]
-    """Each region in execution order."""
-
-    @classmethod
-    def of_profile(cls, profile: Profile, calls: int, seconds: float) -> Self:
-        """Average a profile of ``calls`` calls that took ``seconds`` together."""
-        return cls(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches))
 
 
 @dataclass(frozen=True, slots=True)

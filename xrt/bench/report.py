@@ -19,8 +19,8 @@ from xrt.graph import FrozenDict
 from xrt.runtime import available_cores
 
 if TYPE_CHECKING:
-    from xrt.bench.jobs import Start, Timeline
-    from xrt.html.views import Bar
+    from xrt.bench.jobs import Start
+    from xrt.html.views import Bar, MeanCall
     from xrt.measure.statistics import Interval, RatioInterval
 
 __all__ = [
@@ -77,7 +77,7 @@ class ReportRow:
     """95 % interval of the median in seconds."""
     ratio: RatioInterval | None = None
     """Ratio of its median to the fastest one's over common rounds, with 95 % interval."""
-    timeline: Timeline | None = None
+    timeline: MeanCall | None = None
     """Time per region of a call."""
 
 

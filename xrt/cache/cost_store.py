@@ -1,11 +1,11 @@
-"""Measurements on disk: region costs, placement decisions, support answers and engine statuses."""
+"""Measurements on disk: region costs, placement decisions and engine statuses."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     from xrt.cache.memory import CompileCache
     from xrt.engines import CompileContext, GraphCompiler
 
-__all__ = ["ANSWERS", "STATUSES", "CostStore"]
-
-MOST_ANSWERS = 20_000
-"""Limit on stored answers per engine."""
-
-
-def _parse_answers(answers: Any) -> dict[str, str | None]:
-    if not isinstance(answers, dict) or not all(one is None or (isinstance(one, str) and one) for one in answers.values()):
-        raise ValueError("an answer is a reason or null")
-    return answers
+__all__ = ["STATUSES", "CostStore"]
 
 
 def _parse_statuses(rows: Any) -> dict[str, EngineStatus]:
@@ -56,8 +47,6 @@ COSTS: Schema[CostTable] = text_schema(
     is_json=False,
 )
 DECISIONS: Schema[PlacementFile] = text_schema("decisions", "decision", dumps, loads, is_json=False)
-ANSWERS = text_schema("questions", "answers of an engine", dict, _parse_answers)
-"""Answers of one engine in one version, by the keys of `QuestionKeys`."""
 STATUSES = text_schema(
     "engines",
     "statuses of engines",
@@ -73,7 +62,7 @@ class CostStore:
     def __init__(self, directory: Path | Store) -> None:
         """No file is touched before the first use."""
         self._store = store = directory if isinstance(directory, Store) else Store(directory)
-        self._costs, self._decisions, self._answers = Records(store, COSTS), Records(store, DECISIONS), Records(store, ANSWERS)
+        self._costs, self._decisions = Records(store, COSTS), Records(store, DECISIONS)
         self._statuses = Records(store, STATUSES)
 
     @classmethod
@@ -97,8 +86,8 @@ class CostStore:
     def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
         """Merge the costs of these engines into the stored ones."""
         for spec, key in _list_keys(engines, context):
-            part = _select(table, spec)
-            if part != CostTable():
+            part = CostTable({subject: cost for subject, cost in table.regions.items() if subject[1] == spec})
+            if part.regions:
                 self._costs.update(key, partial(_merge, part))
 
     def decision(self, asked: Signature) -> PlacementFile | None:
@@ -108,16 +97,6 @@ class CostStore:
     def store_decision(self, asked: Signature, document: PlacementFile) -> None:
         """Store or replace a decision."""
         self._decisions.keep(asked.key, document)
-
-    # ------------------------------------------------------------------ answers
-
-    def answers(self, asked: Signature) -> dict[str, str | None]:
-        """Stored answers of an engine, by the keys of `QuestionKeys`."""
-        return self._answers.find(asked.key) or {}
-
-    def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
-        """Add answers; beyond `MOST_ANSWERS` the oldest are removed."""
-        self._answers.update(asked.key, lambda stored: dict(list({**(stored or {}), **found}.items())[-MOST_ANSWERS:]))
 
     # ------------------------------------------------------------------ engines
 
@@ -144,12 +123,3 @@ def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> lis
 
 def _merge(table: CostTable, stored: CostTable | None) -> CostTable:
     return table if stored is None else stored.merge(table)
-
-
-def _select(table: CostTable, spec: str) -> CostTable:
-    """The part of a table about one engine; a boundary belongs to the engine that produces the value."""
-    return CostTable(
-        {subject: cost for subject, cost in table.regions.items() if subject[1] == spec},
-        {one: seconds for one, seconds in table.launches.items() if one == spec},
-        {pair: cost for pair, cost in table.boundaries.items() if pair[0] == spec},
-    )

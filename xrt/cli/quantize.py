@@ -10,7 +10,6 @@ import click
 
 from xrt import passes
 from xrt.cache import CompileCache
-from xrt.calibration import METHODS
 from xrt.cli.inputs import load_with_sizes, read_batches
 from xrt.cli.options import add_dims, add_engines, check_writable
 from xrt.cli.screen import WorkStatus, human_bytes, print_lines
@@ -27,6 +26,7 @@ from xrt.passes.quantize.form import prepare_for_quantization
 from xrt.passes.quantize.packed import why_not_stored
 from xrt.placement.result import format_count
 from xrt.precision import ErrorBudget, byte_sums
+from xrt.precision.collectors import METHODS
 
 __all__ = ["quantize_command"]
 
@@ -44,7 +44,7 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False), required=True, help="The quantized model, as ONNX")
 @click.option("--data", type=click.Path(exists=True), help="Examples: FILE.npz, FILE.npy, or a folder of such files")
 @click.option("--method", default="minmax", show_default=True, type=click.Choice([*METHODS]), help="How ranges are chosen")
-@click.option("--weights-only", type=click.Choice(["int8", "int4"]), help="Store weights so, and compute in floating point")
+@click.option("--weights-only", type=click.Choice(["int8"]), help="Store weights so, and compute in floating point")
 @click.option(
     "--include", multiple=True, metavar="PATTERN", help="Quantize these nodes: 'Conv|Gemm', 'name:/layer1/*'; repeatable"
 )
@@ -52,7 +52,6 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 @click.option("--activations", default="uint8", show_default=True, type=click.Choice(["uint8", "int8"]), help="Type of values")
 @click.option("--per-tensor", is_flag=True, help="One scale for each weight, not one per channel")
 @click.option("--portable", is_flag=True, help="Weights of 7 bits: a file for all processors, x86 without VNNI too")
-@click.option("--block-size", default=32, show_default=True, type=int, help="With int4: rows that share a scale")
 @click.option("--table", "table_file", type=click.Path(dir_okay=False), help="Ranges from this calibration table")
 @click.option("--save-table", type=click.Path(dir_okay=False), help="Write the calibration table")
 @add_engines("Engines that calibrate and measure, first choice first: tvm,ort")
@@ -108,11 +107,8 @@ def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:
         **patterns,
         exclude=params["exclude"],
         activations=params["activations"],
-        weights=params["weights_only"] or "int8",
-        symmetric_weights=params["weights_only"] != "int4",
         per_channel=not params["per_tensor"],
         reduce_range=not params["weights_only"] and (params["portable"] or not _sums_bytes_exactly()),
-        block_size=params["block_size"],
     )
 
 

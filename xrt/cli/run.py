@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import EngineError, InputError, OptionError, PlanError
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.output import replace_file
+from xrt.formats.placement_file import ServingConfiguration
 from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify
 from xrt.measure.timing import seconds_per_call, time_call
@@ -62,7 +62,6 @@ from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
 from xrt.placement.report import describe_prediction, format_seconds
 from xrt.placement.result import describe_plan, format_count
-from xrt.placement.throughput import ServingConfiguration
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
@@ -271,7 +270,7 @@ def _read_bundle(file: BundleFile) -> dict[str, Any]:
         "self_test": SELF_TEST_SECTION in file.sections,
         "programs": [_read_program(program, file) for program in record.programs],
         "bytes": file.sizes,
-        **({} if serving is None else {"serving": ServingConfiguration.from_record(serving).to_dict()}),
+        **({} if serving is None else {"serving": serving.replace(rows=()).to_dict()}),
     }
 
 
@@ -302,8 +301,7 @@ def _show_bundle(facts: Mapping[str, Any]) -> None:
     ]
     show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
     if "serving" in facts:
-        serving = {**facts["serving"], "bound": facts["serving"]["bound"] or math.inf}
-        print_lines(f"tuned for throughput: {ServingConfiguration(**serving)}")
+        print_lines(f"tuned for throughput: {ServingConfiguration(**facts['serving'])}")
 
 
 # ---------------------------------------------------------------------- explain
@@ -331,7 +329,7 @@ def explain_command(
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
     The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
-    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions and boundaries, the plans that
+    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions, the plans that
     lost, and the operators whose support would save most.
     """
     if html is not None:
@@ -358,7 +356,7 @@ def explain_command(
 
 
 def show_costs(report: CostReport) -> None:
-    """Print the costs of regions and boundaries, and the savings of missing operators."""
+    """Print the costs of regions, and the savings of missing operators."""
     if report.parts:
         print_lines(describe_prediction(report))
         regions = [
@@ -366,9 +364,6 @@ def show_costs(report: CostReport) -> None:
         ]
         columns = ("region", "engine", "nodes", "predicted", "known", "took")
         show_table(columns, regions, numbers=("nodes", "predicted", "took"), whole=("region", "known"))
-    if report.boundaries:
-        crossing = [(x.value, x.source, x.target, human_bytes(x.bytes), format_seconds(x.seconds)) for x in report.boundaries]
-        show_table(("value", "from", "to", "size", "costs"), crossing, numbers=("size", "costs"))
     if report.unlocks:
         print_lines("what would unlock the graph, by the prediction:")
         savings = [(x.operator, x.engine, x.nodes, format_seconds(x.seconds)) for x in report.unlocks]

@@ -59,7 +59,7 @@ from xrt.passes import specialize
 from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
 from xrt.placement.report import describe_precision, format_error, list_pareto_plans
 from xrt.placement.result import VERDICTS, format_count
-from xrt.placement.throughput import COLUMNS, format_latency, format_rate, render_throughput_page
+from xrt.placement.throughput import COLUMNS, list_cells, render_throughput_page
 from xrt.runtime.inputs import infer_type
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement import CandidateResult, TuningResult
     from xrt.placement.regression_check import RegressionResult
-    from xrt.placement.throughput import ServingCandidate, ThroughputResult
+    from xrt.placement.throughput import ThroughputResult
 
 __all__ = ["check_command", "lock_command", "tune_command"]
 
@@ -290,17 +290,9 @@ def _tune_throughput(
 
 
 def _show_points(result: ThroughputResult) -> None:
-    show_table(COLUMNS, [_describe_point(one) for one in result.candidates], numbers=POINT_NUMBERS, whole=("verdict",))
+    show_table(COLUMNS, [list_cells(one, human_bytes) for one in result.candidates], numbers=POINT_NUMBERS, whole=("verdict",))
     spent = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
     print_lines(result.headline, spent, *result.notes)
-
-
-def _describe_point(one: ServingCandidate) -> tuple[str, ...]:
-    load = one.load
-    figures = (format_rate(load.rate), format_latency(load.p50), format_latency(load.p99)) if load else ("", "", "")
-    memory = human_bytes(one.memory) if one.memory is not None else ""
-    sizes = (str(one.batch), str(one.split.instances), str(one.split.threads), str(one.concurrency))
-    return one.verdict, *sizes, one.plan, *figures, memory, one.note
 
 
 # ---------------------------------------------------------------------- lockfiles

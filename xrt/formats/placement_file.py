@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -23,16 +24,13 @@ __all__ = [
     "MOST_TEXT",
     "BalancedValue",
     "Baseline",
-    "BoundaryRecord",
     "CandidateRecord",
-    "CostRecords",
     "Count",
     "DeclinedNodes",
     "Facts",
     "FormKind",
     "KeptNodeRecord",
     "Key",
-    "LaunchRecord",
     "LoweredOutcome",
     "LoweredPlanRecord",
     "NodeRange",
@@ -44,12 +42,14 @@ __all__ = [
     "RegionRecord",
     "SearchRecord",
     "SelectionOutcome",
-    "ServingRecord",
-    "ServingRow",
+    "ServingCandidate",
+    "ServingConfiguration",
+    "Split",
     "Text",
-    "TriedForm",
     "Word",
     "dumps",
+    "format_latency",
+    "format_rate",
     "loads",
     "parse_serving",
     "read_placement",
@@ -83,7 +83,7 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 LoweredOutcome: TypeAlias = Literal["won", "tie", "lost", "over", "wrong", "failed"]
 """Like `SelectionOutcome`; ``over``: the error exceeds the budget, so the plan was not timed."""
-FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "packed4", "stored8", "stored4"]
+FormKind: TypeAlias = Literal["static", "dynamic", "packed8", "stored8"]
 """How a model is quantized: static or dynamic ranges for values, or weights only (as MatMulNBits, or dequantized)."""
 
 
@@ -127,29 +127,12 @@ class LoweredPlanRecord(Record, frozen=True):
     note: Text = ""
 
 
-class TriedForm(Record, frozen=True):
-    """A quantized form that met a budget; a search with a larger budget tries it again."""
-
-    precision: Text
-    engine: Text
-    kept: tuple[Count, ...]
-    """Positions in the prepared model of nodes that remain in float32."""
-    bound: Number
-    """The error, which met the budget."""
-    form: FormKind = "static"
-    is_balanced: bool = False
-
-
 class RegionPrecision(Record, frozen=True):
     """One region of the chosen plan."""
 
     region: Text
     engine: Text
     precision: Text
-    share: Number = 0.0
-    """Share of the squared error, assuming that errors of regions are independent."""
-    gained: float | None = None
-    """Seconds saved compared to the exact plan; None if unknown."""
 
 
 class PrecisionRecord(Record, frozen=True, kw_only=True):
@@ -160,7 +143,7 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     limit: Number
     """The largest allowed error."""
     precision: Text
-    """Precision of the chosen plan: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``, ``int4 weights``."""
+    """Precision of the chosen plan: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``."""
     data: Text
     """Hash of the examples for calibration and validation."""
     validation: Text = ""
@@ -176,20 +159,16 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """Whether the chosen plan uses a quantized form of the model."""
     form: FormKind = "static"
     """The kind of that form."""
-    is_balanced: bool = False
-    """Whether its channels are balanced."""
     reduce_range: bool = False
     """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
     balance: tuple[BalancedValue, ...] = ()
-    """Values with balanced channels in any form."""
+    """Values with balanced channels in that form."""
     kept: tuple[KeptNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[LoweredPlanRecord, ...] = ()
-    forms: tuple[TriedForm, ...] = ()
-    """Quantized forms that met the budget."""
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
-    """The ranges that plans were quantized with."""
+    """The ranges of that form."""
 
 
 MOST_CANDIDATES = 64
@@ -265,7 +244,6 @@ class SearchRecord(Record, frozen=True):
     budget: Number
     spent: Number
     rounds: Count
-    searches: Count
     is_provisional: bool = False
     notes: tuple[Text, ...] = ()
     unmeasured: Facts = {}
@@ -292,74 +270,6 @@ class RegionRecord(Record, frozen=True):
                 raise ValueError("needs seconds, low and high, or why_not")
         elif self.why_not or not self.low <= self.seconds <= self.high:
             raise ValueError("needs low <= seconds <= high, and then no why_not")
-
-
-class LaunchRecord(Record, frozen=True):
-    """Cost of an empty launch on an engine."""
-
-    engine: Word
-    seconds: Number
-
-
-class BoundaryRecord(Record, frozen=True):
-    """Cost of passing a value from one engine to another."""
-
-    source: Word
-    target: Word
-    seconds: Number
-    per_byte: Number
-
-
-class CostRecords(Record, frozen=True):
-    """A cost table."""
-
-    regions: tuple[RegionRecord, ...] = ()
-    launches: tuple[LaunchRecord, ...] = ()
-    boundaries: tuple[BoundaryRecord, ...] = ()
-
-
-Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
-PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
-Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
-
-
-class ServingRow(Record, frozen=True):
-    """One point of the sweep; `xrt.placement.throughput.ServingCandidate` documents the fields."""
-
-    batch: PositiveCount
-    instances: PositiveCount
-    threads: PositiveCount
-    concurrency: PositiveCount
-    verdict: Text
-    plan: Text = ""
-    rate: Quantity | None = None
-    p50: Quantity | None = None
-    p99: Quantity | None = None
-    memory: Bytes | None = None
-    note: Text = ""
-
-
-class ServingRecord(Record, frozen=True):
-    """A serving configuration and its sweep; `xrt.placement.throughput` documents the fields."""
-
-    batch: PositiveCount
-    instances: PositiveCount
-    threads: PositiveCount
-    concurrency: PositiveCount
-    rate: Quantity
-    p50: Quantity
-    p99: Quantity
-    bound: Quantity | None = None
-    """None if latency was not limited."""
-    dim: Text = ""
-    sizes: tuple[PositiveCount, ...] = ()
-    plans: tuple[Text, ...] = ()
-    memory: Bytes = 0
-    rows: Annotated[tuple[ServingRow, ...], Meta(max_length=512)] = ()
-
-    def __post_init__(self) -> None:
-        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
-            raise ValueError("needs sizes that ascend from 1 to the batch")
 
 
 class PlacementFile(Record, frozen=True, kw_only=True):
@@ -393,8 +303,8 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     precision: PrecisionRecord | None = None
     """Precision and error of a plan within an error budget; None without a budget."""
     search: SearchRecord | None = None
-    costs: CostRecords | None = None
-    serving: ServingRecord | None = None
+    costs: tuple[RegionRecord, ...] | None = None
+    serving: ServingConfiguration | None = None
     """Serving configuration, if it was tuned."""
 
 
@@ -443,16 +353,124 @@ def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
         raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
 
 
-def spell_serving(record: ServingRecord | None) -> str:
+Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """How the thread budget is divided."""
+
+    instances: int
+    threads: int
+    """Of each instance."""
+
+    def __str__(self) -> str:
+        """Format it in words.
+
+        >>> str(Split(2, 1)), str(Split(1, 4))
+        ('2 instances of 1 thread', '1 instance of 4 threads')
+        """
+        return f"{self.instances} instance{'s' * (self.instances != 1)} of {self.threads} thread{'s' * (self.threads != 1)}"
+
+
+class ServingCandidate(Record, frozen=True):
+    """A point of the sweep, and its measurement."""
+
+    batch: PositiveCount
+    instances: PositiveCount
+    threads: PositiveCount
+    concurrency: PositiveCount
+    """Requests in flight."""
+    verdict: Literal["chosen", "within", "over", "declined"] = "declined"
+    """``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
+    plan: Text = ""
+    """The engines of the plan at the batch size."""
+    rate: Quantity | None = None
+    """Requests per second."""
+    p50: Quantity | None = None
+    p99: Quantity | None = None
+    """Seconds from a request to its result."""
+    memory: Bytes | None = None
+    note: Text = ""
+
+    @property
+    def split(self) -> Split:
+        return Split(self.instances, self.threads)
+
+
+class ServingConfiguration(Record, frozen=True):
+    """How to serve a model: what a server is started with, and what it was measured to do then."""
+
+    batch: PositiveCount
+    """Requests of one call, at most."""
+    instances: PositiveCount
+    """Simultaneous calls, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
+    threads: PositiveCount
+    concurrency: PositiveCount
+    """Requests in flight when the figures below were measured."""
+    rate: Quantity
+    """Requests per second."""
+    p50: Quantity
+    p99: Quantity
+    """Seconds from a request to its result."""
+    bound: Quantity | None = None
+    """Seconds that the 99th percentile may take; None if latency was not limited."""
+    dim: Text = ""
+    """The symbolic dim that counts requests; empty if each call is one request."""
+    sizes: tuple[PositiveCount, ...] = ()
+    """Rows that a call may have, ascending: fewer requests are filled up with a repeated row. Empty: any up to ``batch``."""
+    plans: tuple[Text, ...] = ()
+    """The engines of the plan at each of the ``sizes``; without these, at the batch size."""
+    memory: Bytes = 0
+    """Bytes that all instances hold, as far as engines report them."""
+    rows: Annotated[tuple[ServingCandidate, ...], Meta(max_length=512)] = ()
+    """The sweep; in files only."""
+
+    def __post_init__(self) -> None:
+        if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):
+            raise ValueError("needs sizes that ascend from 1 to the batch")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as plain data, without the sweep."""
+        return {name: value for name, value in super().to_dict().items() if name != "rows"}
+
+    def __str__(self) -> str:
+        batch = f"batches of up to {self.batch}" if self.batch > 1 else "no batching"
+        figures = f"p50 {format_latency(self.p50)}, p99 {format_latency(self.p99)}"
+        flight = f"{self.concurrency} in flight"
+        return f"{batch}, {Split(self.instances, self.threads)}, {flight}: {format_rate(self.rate)}, {figures}"
+
+
+def format_rate(rate: float) -> str:
+    """Format requests per second.
+
+    >>> format_rate(1234.5), format_rate(3.456)
+    ('1234/s', '3.46/s')
+    """
+    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
+
+
+def format_latency(seconds: float) -> str:
+    """Format a latency.
+
+    >>> format_latency(0.0123), format_latency(2.0)
+    ('12.3 ms', '2 s')
+    """
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def spell_serving(record: ServingConfiguration | None) -> str:
     """Serialize a record; None becomes the empty string."""
     return "" if record is None else msgspec.json.encode(record).decode()
 
 
-def parse_serving(text: Any) -> ServingRecord | None:
+def parse_serving(text: Any) -> ServingConfiguration | None:
     """Parse a record; None for the empty string. Raises BundleError if it is invalid."""
     if not text:
         return None
     try:
-        return msgspec.json.decode(text, type=ServingRecord)
+        return msgspec.json.decode(text, type=ServingConfiguration)
     except (msgspec.MsgspecError, UnicodeEncodeError, TypeError, RecursionError) as error:
         raise BundleError(f"its serving configuration cannot be read: {error}") from None

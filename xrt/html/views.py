@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from unicodedata import category
 
 from xrt.measure.statistics import Interval, RatioInterval
@@ -30,7 +30,6 @@ __all__ = [
     "SELECTOR",
     "Bar",
     "Box",
-    "CallTimes",
     "Edge",
     "MeanCall",
     "Reading",
@@ -265,17 +264,11 @@ class RegionTimes:
     is_output: bool
     """Whether the model gives a value of it away."""
 
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> Self:
-        """Return the region that plain data holds."""
-        operators = tuple((op, count) for op, count in data["operators"])
-        return cls(**{**data, "operators": operators, "reads": tuple(Reading(**reading) for reading in data["reads"])})
 
+@dataclass(frozen=True, slots=True)
+class MeanCall:
+    """Where the time of a call goes: means over some calls."""
 
-class CallTimes:
-    """Where the time of a call goes: means over some calls. Derive from it, and have the three figures as fields."""
-
-    __slots__ = ()
     calls: int
     seconds: float
     """A whole call."""
@@ -291,15 +284,6 @@ class CallTimes:
     def starts(self) -> tuple[float, ...]:
         """When each region begins: where the one before ends."""
         return tuple(sum(self.regions[:index]) for index in range(len(self.regions)))
-
-
-@dataclass(frozen=True, slots=True)
-class MeanCall(CallTimes):
-    """`CallTimes` from the figures."""
-
-    calls: int
-    seconds: float
-    regions: tuple[float, ...]
 
 
 LONGEST = 4
@@ -358,7 +342,7 @@ class Strip:
 
     name: str
     plan: Sequence[RegionTimes]
-    timeline: CallTimes
+    timeline: MeanCall
 
 
 def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
@@ -386,7 +370,7 @@ def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str,
     return {"name": one.name, "spans": spans, "figure": figure}
 
 
-def _find_spans(plan: Sequence[RegionTimes], timeline: CallTimes, most: float) -> Iterator[tuple[str, str, float, float]]:
+def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, most: float) -> Iterator[tuple[str, str, float, float]]:
     """Yield engine, name, start and seconds of what is drawn as one: a region, or neighbors on one engine that are too thin."""
     timed = list(zip(plan, timeline.starts, timeline.regions, strict=False))
     for (engine, thin), group in groupby(timed, lambda one: (one[0].engine, one[2] < THIN * most)):
@@ -397,7 +381,7 @@ def _find_spans(plan: Sequence[RegionTimes], timeline: CallTimes, most: float) -
             yield from ((engine, region.name, start, length) for region, start, length in members)
 
 
-def list_region_times(plan: Sequence[RegionTimes], timeline: CallTimes, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
+def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
     """Return the regions of a plan in the order in which they run, of many only those that take longest; and XRT's own work."""
     longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:SHOWN])
     rows: list[tuple[Any, ...]] = []
@@ -418,7 +402,7 @@ def list_region_times(plan: Sequence[RegionTimes], timeline: CallTimes, colors: 
     return [*rows, ("outside of the regions", "", "", *_measure(timeline.rest, timeline), "")]
 
 
-def _measure(length: float, timeline: CallTimes) -> tuple[str, str]:
+def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
     return seconds(length), percent(length / timeline.seconds if timeline.seconds else 0.0)
 
 
@@ -463,14 +447,14 @@ class Box:
     """The full text, shown when the reader points at the box."""
 
 
-def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: CallTimes | None, colors: Mapping[str, str]) -> dict[str, Any]:
+def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
     """Return the drawing of a plan, with a description in words."""
     groups = split_in_boxes(len(plan))
     inner = [_make_box([plan[i] for i in group], _sum_seconds(group, timeline), timeline, colors) for group in groups]
     return draw_boxes(inner, _find_flows(plan, groups), _describe(name, plan, groups))
 
 
-def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: CallTimes | None, colors: Mapping[str, str]) -> dict[str, Any]:
+def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
     """Return what the templates show of a plan: the drawing, a caption, and the times of its regions where these are known."""
     several = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
     used = format_list(sorted({region.engine for region in plan}))
@@ -603,11 +587,11 @@ def split_in_boxes(things: int) -> list[range]:
     return [range(low, high) for low, high in pairwise(bounds)]
 
 
-def _sum_seconds(group: range, timeline: CallTimes | None) -> float | None:
+def _sum_seconds(group: range, timeline: MeanCall | None) -> float | None:
     return None if timeline is None else sum(timeline.regions[index] for index in group)
 
 
-def _make_box(regions: Sequence[RegionTimes], taken: float | None, timeline: CallTimes | None, colors: Mapping[str, str]) -> Box:
+def _make_box(regions: Sequence[RegionTimes], taken: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
     color = colors[engines.most_common(1)[0][0]]

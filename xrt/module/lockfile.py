@@ -30,7 +30,7 @@ from xrt.placement.regression_check import RegressionResult, RegressionSetup, ch
 from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
 from xrt.placement.sizes import Sizes, list_open_axes
-from xrt.precision.execution import check_error
+from xrt.precision.search import check_error
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:

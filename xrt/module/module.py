@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler, RunOptions
     from xrt.formats.bundle import BundleFile
     from xrt.formats.calibration_table import CalibrationTable
-    from xrt.formats.placement_file import ServingRecord
+    from xrt.formats.placement_file import ServingConfiguration
     from xrt.graph import Value
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.auto import Placer
-    from xrt.placement.throughput import ServingConfiguration
     from xrt.precision import ErrorBudget
     from xrt.runtime import Profile, Program
     from xrt.verify import FailingSubgraph, Verification
@@ -98,7 +97,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
         """The bundle that the module was loaded from."""
-        self.serving_record: ServingRecord | None = None
+        self.serving_record: ServingConfiguration | None = None
 
     # ------------------------------------------------------------------ what it is
 
@@ -278,10 +277,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         cache keeps for this model, engines and thread budget.
         """
         from xrt.module.tuning import find_serving_record
-        from xrt.placement.throughput import ServingConfiguration
 
         record = find_serving_record(self)
-        return None if record is None else ServingConfiguration.from_record(record)
+        return None if record is None else record.replace(rows=())
 
     def tune(
         self,

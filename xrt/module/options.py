@@ -46,16 +46,12 @@ __all__ = [
     "parse_options",
 ]
 
-ModulePrecision: TypeAlias = Precision | Literal["int4"]
-"""Within an error budget, weights alone may have 4 bits."""
-WITHIN_BUDGET: tuple[ModulePrecision, ...] = (*LOWER_PRECISIONS, "int4")
-
 
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
     """The precisions that a module allows, and where."""
 
-    names: tuple[ModulePrecision, ...] = ()
+    names: tuple[Precision, ...] = ()
     """The lower precisions; empty where none was named."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""
@@ -286,7 +282,7 @@ def _parse_precision(value: Any) -> PrecisionChoice:
 
 
 def _check_name(name: str) -> None:
-    known = (*get_args(Precision), "int4")
+    known = get_args(Precision)
     if name not in known:
         raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
 
@@ -304,7 +300,7 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
         del out["calibrate"]
         choice = replace(choice, table=table)
     if has_budget:
-        return out, replace(choice, names=choice.names or WITHIN_BUDGET)
+        return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
     _check_without_budget(choice, out)
     if not choice.is_quantized and choice.names and not choice.exact_nodes:
         out["precision"] = choice.names[0]
@@ -312,11 +308,6 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -> None:
-    if "int4" in choice.names:
-        raise OptionError(
-            "precision='int4' is for weights alone, within an error budget: pass engine='auto', max_error=0.01 and validate=; "
-            "`xrt quantize --weights-only int4` writes a model with such weights"
-        )
     if len(choice.names) > 1:
         raise OptionError(
             f"precision={list(choice.names)!r} leaves a choice, which is made by measurement within an error budget: pass "
@@ -388,7 +379,7 @@ def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, val
         max_error=settings.max_error if max_error is None else _read_error_budget(max_error),
         calibrate=settings.calibrate if calibrate is None or table is not None else calibrate,
         validate=settings.validate if validate is None else validate,
-        choice=replace(settings.choice, names=settings.choice.names or WITHIN_BUDGET, table=table or settings.choice.table),
+        choice=replace(settings.choice, names=settings.choice.names or LOWER_PRECISIONS, table=table or settings.choice.table),
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
-from xrt.engines.contract.options import Precision
 from xrt.errors import CalibrationError, OptionError
 from xrt.partition.options import Pin
 from xrt.passes.quantize.form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
@@ -88,7 +87,7 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
         raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
     if engine is None:
         raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
-    name, listed = cast("Precision", settings.choice.names[0]), engine if isinstance(engine, list | tuple) else [engine]
+    name, listed = settings.choice.names[0], engine if isinstance(engine, list | tuple) else [engine]
     engines = [registry.create(one) for one in listed]
     lowered = {one.spec: one.lower_precision(name) for one in engines}
     if not any(lowered.values()):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xrt.cache import Signature
     from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
-    from xrt.formats.placement_file import ServingRecord
+    from xrt.formats.placement_file import ServingConfiguration
     from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
@@ -94,7 +94,7 @@ def tune(
     return build.tuned
 
 
-def find_serving_record(module: XRTModule) -> ServingRecord | None:
+def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
     """The serving configuration of a module: tuned by itself, or of its lock, its bundle, or the cache; None without one."""
     if module.serving_record is None and module.programs.settings.lock is not None:
         module.serving_record = module.programs.settings.lock.lock.serving
@@ -124,7 +124,7 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     return store, Signature((*key.ingredients, *terms, ("objective", "throughput")))
 
 
-def load_serving(module: XRTModule) -> ServingRecord | None:
+def load_serving(module: XRTModule) -> ServingConfiguration | None:
     """Return what an earlier search has chosen; None where none is known."""
     try:
         place = _find_place(module, module.programs.lowering)
@@ -134,7 +134,7 @@ def load_serving(module: XRTModule) -> ServingRecord | None:
     return None if document is None else document.serving
 
 
-def store_serving(module: XRTModule, record: ServingRecord, lower: LoweringWithinBudget | None = None) -> None:
+def store_serving(module: XRTModule, record: ServingConfiguration, lower: LoweringWithinBudget | None = None) -> None:
     """Keep a choice for modules with these engines, this thread budget and this error budget."""
     from xrt.formats.placement_file import PlacementFile
 
@@ -142,7 +142,7 @@ def store_serving(module: XRTModule, record: ServingRecord, lower: LoweringWithi
         place[0].store_decision(place[1], PlacementFile(serving=record))
 
 
-def read_serving(file: BundleFile) -> ServingRecord | None:
+def read_serving(file: BundleFile) -> ServingConfiguration | None:
     """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
     from xrt.formats.placement_file import parse_serving
 

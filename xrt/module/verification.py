@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.calibration.collectors import Observer, group_by_bytes
 from xrt.errors import CalibrationError, OptionError
 from xrt.graph import hash_values
 from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import OPTIONS, prepare_for_quantization
+from xrt.precision.collectors import Observer, group_by_bytes
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable

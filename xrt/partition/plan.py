@@ -12,7 +12,7 @@ from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
 from xrt.partition.options import ClusteringOptions
 
 if TYPE_CHECKING:
-    from xrt.html.views import CallTimes, Reading, RegionTimes
+    from xrt.html.views import MeanCall, Reading, RegionTimes
 
 __all__ = [
     "LAUNCH",
@@ -336,7 +336,7 @@ def render_plan(plan: Plan) -> str:
     return render_cell("plan.html", title=title, facts=facts, **describe_plan(plan, plan.reasons))
 
 
-def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: CallTimes | None = None) -> dict[str, Any]:
+def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall | None = None) -> dict[str, Any]:
     """Data for the macros of ``plans.html``: the diagram, launches, and reasons with equal ones in one row."""
     from xrt.html.views import picture_plan
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 from xrt.graph import Attribute, AttrKind, Function, Node
 from xrt.graph.constants import Constant
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["QuestionKeys", "with_names", "without_names"]
+__all__ = ["QuestionKeys"]
 
 
 # Keys include the content of constants up to this many elements; larger ones are weights, of which only the type matters.
@@ -74,28 +70,3 @@ def _attribute(attribute: Attribute) -> str | None:
     if all(isinstance(one, Constant) for one in tensors):
         return f"{attribute.name} {[one.digest.hex() for one in tensors]}"
     return f"{attribute.name} {attribute.kind} {value!r}"
-
-
-# ------------------------------------------------------------------ reasons
-
-
-def without_names(reason: str, node: Node) -> str:
-    """Replace names of the node's values in a reason by placeholders, so that it applies to all nodes with the key."""
-    for place, name in enumerate(_names(node)):
-        # Names appear in reasons as their repr.
-        reason = reason.replace(repr(name), _MARK.format(place)) if name else reason
-    return reason
-
-
-def with_names(reason: str, node: Node) -> str:
-    """Replace the placeholders by the names of this node."""
-    for place, name in enumerate(_names(node)):
-        reason = reason.replace(_MARK.format(place), repr(name))
-    return reason
-
-
-_MARK = "\0{}\0"
-
-
-def _names(node: Node) -> tuple[str, ...]:
-    return (node.name, *node.inputs, *node.outputs)

@@ -13,6 +13,7 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore as CostStore
+    from xrt.formats.placement_file import ServingCandidate as ServingCandidate, ServingConfiguration as ServingConfiguration
     from xrt.placement.autotune import ProgressCallback as ProgressCallback, TuningBudget as TuningBudget, tune as tune
     from xrt.placement.report import CostReport as CostReport
     from xrt.placement.result import (
@@ -22,21 +23,15 @@ if TYPE_CHECKING:
         TuningResult as TuningResult,
     )
     from xrt.placement.search import (
-        BoundaryCost as BoundaryCost,
         MissingSupport as MissingSupport,
         Prediction as Prediction,
         ProfilingRequest as ProfilingRequest,
         RegionPrediction as RegionPrediction,
-        SearchOptions as SearchOptions,
         choose_requests as choose_requests,
         predict_cost as predict_cost,
         propose_plans as propose_plans,
         rank_missing_support as rank_missing_support,
     )
-    from xrt.placement.throughput import (
-        ServingCandidate as ServingCandidate,
-        ServingConfiguration as ServingConfiguration,
-        ThroughputResult as ThroughputResult,
-    )
+    from xrt.placement.throughput import ThroughputResult as ThroughputResult
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -18,7 +18,7 @@ from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
-from xrt.placement.autotune import BOUNDS, ProgressCallback, is_final, load_cost_table, load_decision, plan_by_priority
+from xrt.placement.autotune import BOUNDS, ProgressCallback, load_cost_table, load_decision, plan_by_priority
 from xrt.placement.records import make_decision_key
 from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
@@ -211,7 +211,7 @@ class AutoPlacement:
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
         known = self._find_stored(function, store)
-        if known is not None and is_final(known):
+        if known is not None:
             return SizedPlacement(sizes, known)
         key = make_decision_key(self.make_request(model.get_declared()))
         document = store.decision(key) if key is not None else None

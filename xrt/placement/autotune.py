@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,13 +20,11 @@ from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWar
 from xrt.graph import FrozenDict, Function
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
-from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
 from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
-from xrt.placement import SearchOptions, choose_requests, predict_cost, propose_plans, records
+from xrt.placement import choose_requests, predict_cost, propose_plans, records
 from xrt.placement.profiler import (
-    ProfiledRegion,
-    ProfilingTarget,
     RegionProfiler,
     Truth,
     compute_truth,
@@ -37,20 +35,16 @@ from xrt.placement.profiler import (
 from xrt.placement.race import (
     PROFILED,
     Candidates,
-    PreparedPlan,
-    RankedPlan,
+    Entrant,
     StoppingRule,
-    TimedCandidate,
     alone,
     make_partition_key,
     pick_winner_from_profile,
     prepare_plan,
     run_interleaved,
     select_winner,
-    sum_costs,
 )
 from xrt.placement.result import (
-    MOST_SEARCHES,
     NOT_MEASURED,
     CandidateComparison,
     CandidateResult,
@@ -64,8 +58,8 @@ from xrt.placement.result import (
     unwrap,
     with_reasons,
 )
-from xrt.placement.runners import Calibration, Inquiry, LocalRunner, Runner, WorkerRunner, choose_runner
-from xrt.placement.search import GAIN
+from xrt.placement.runners import Inquiry, LocalRunner, Runner, WorkerRunner, choose_runner
+from xrt.placement.search import GAIN, ProfilingRequest
 from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -84,7 +78,6 @@ __all__ = [
     "TuningBudget",
     "check_budget",
     "ignore_progress",
-    "is_final",
     "load_cost_table",
     "load_decision",
     "plan_by_priority",
@@ -140,8 +133,10 @@ class TuningBudget:
 
 
 BOUNDS = TuningBudget()
-FEW_PIECES = SearchOptions(pieces=6, plans=4)
-"""A few parts are requested at a time: their costs decide which to request next."""
+REQUESTS = 6
+"""Parts that are requested at a time: their costs decide which to request next."""
+PROPOSALS = 4
+"""Mixtures that may race."""
 
 
 def tune(
@@ -174,18 +169,16 @@ def tune(
     request = replace(request, context=on_device(request.context.device, request.context))
     if not request.function.nodes:
         return plan_by_priority(request, "the model has no nodes to measure")
-    known = load_decision(request, store) if store is not None else None
-    if known is not None and not request.retune and is_final(known):
+    known = load_decision(request, store) if store is not None and not request.retune else None
+    if known is not None:
         return known
     values, reason = _make_values(request.function, inputs)
     if values is None:
         return plan_by_priority(request, reason)
-    search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock, store)
+    search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock)
     if store is not None:
         search.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
-    if known is not None and (tuned.is_provisional or not tuned.is_checked):
-        tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
         _store(tuned, request, store)
     warn_unmeasured(tuned, request.function)
@@ -285,8 +278,8 @@ def _race_unproved(search: Search) -> None:
         search.compile(plan, max(search.left / 2, LEAST))
         search.race()
         for entrant in search.entrants:
-            if not entrant.entrant.rounds and not entrant.entrant.failure:
-                entrant.entrant.rounds, search.rounds = [entrant.ready.seconds], 1  # no time for a round: the first call is one
+            if not entrant.rounds and not entrant.failure:
+                entrant.rounds, search.rounds = [entrant.first_call], 1  # no time for a round: the first call is one
         if search.has_measured:
             return
 
@@ -300,18 +293,18 @@ def profile_regions(search: Search) -> Sequence[Plan]:
     if best is None or profiler is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
         return ()
     until = min(search.clock() + search.bounds.regions * search.request.budget, search.end)
-    device, to_beat = search.request.device_map, predict_cost(best, search.table).seconds
-    if not search.calibrate([engine.spec for engine in engines], until, to_beat):
+    device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
+    if (1 - GAIN) * to_beat < 2 * LAUNCH:
         return ()
     try:
         while True:
-            ask = partial(choose_requests, search.function, engines, search.table, FEW_PIECES, device=device, to_beat=to_beat)
+            ask = partial(choose_requests, search.function, engines, search.table, limit=REQUESTS, device=device, to_beat=to_beat)
             asked = within(search.left, ask)
             fresh = [piece for piece in asked if not profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
-        propose = partial(propose_plans, search.function, engines, search.table, limit=FEW_PIECES.plans, options=FEW_PIECES)
+        propose = partial(propose_plans, search.function, engines, search.table, limit=PROPOSALS)
         plans = within(search.left, partial(propose, device=device, to_beat=to_beat))
     except OutOfTime:
         search.notes.append("the budget ended while the planner was looking for mixtures")
@@ -326,11 +319,10 @@ def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
     search.settle()
     until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
     leader = search.find_best_plan()
-    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(leader, search.table).seconds
+    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
     for plan in proposals:
-        if search.is_promising(plan, limit, until):
-            search.prepare(plan, until)
-    if not all(one.entrant.is_simple for one in search.entrants):
+        search.prepare(plan, until, limit)
+    if not all(one.is_simple for one in search.entrants):
         search.race()
 
 
@@ -348,17 +340,13 @@ class Search:
     bounds: TuningBudget
     report: ProgressCallback
     clock: Clock = time.perf_counter
-    store: CostStore | None = None
-    """Where answers of engines are kept."""
     table: CostTable = CostTable()
     notes: list[str] = field(default_factory=list)
     truth: Truth = field(default_factory=Truth)
-    entrants: list[RankedPlan] = field(default_factory=list)
+    entrants: list[Entrant] = field(default_factory=list)
     """The plans of the current race."""
     excluded: list[CandidateResult] = field(default_factory=list)
     """Plans that are not in the current race, each with its verdict."""
-    late: list[Plan] = field(default_factory=list)
-    """Plans for which no time was left."""
     baselines: set[Any] = field(default_factory=set)
     """Partition keys of the plans that mixtures must beat."""
     rounds: int = 0
@@ -374,7 +362,7 @@ class Search:
             return choose_runner(engine, limits) if self.bounds.apart else LocalRunner.of(engine)
 
         # Raises DeviceError where a device is unavailable, before anything is started.
-        self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner, self.store)
+        self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner)
         self.profiler: RegionProfiler | None = None
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
@@ -397,7 +385,7 @@ class Search:
         """End the workers and release the programs."""
         self.inquiry.close()
         for entrant in self.entrants:
-            entrant.ready.close()
+            entrant.close()
 
     # ------------------------------------------------------------------ what the engines answered
 
@@ -440,12 +428,12 @@ class Search:
 
     # ------------------------------------------------------------------ measured costs
 
-    def measure(self, regions: Sequence[ProfilingTarget], until: float) -> bool:
+    def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
         """Measure regions in workers, in order; return whether all costs are known."""
         assert self.profiler is not None  # it is made with the expected values
         self.profiler.runners = self.inquiry.runners
 
-        def report(region: ProfilingTarget) -> None:
+        def report(region: ProfilingRequest) -> None:
             assert self.profiler is not None
             self.table = self.profiler.table
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
@@ -455,31 +443,11 @@ class Search:
         finally:
             self.table = self.profiler.table
 
-    def calibrate(self, specs: Sequence[str], until: float, to_beat: float) -> bool:
-        """Measure the launches and boundaries of the leading engines, for at most a third of the time.
-
-        Returns False where two launches alone take too long to beat a plan: boundaries are not measured then.
-        """
-        assert self.profiler is not None
-        runners = self.inquiry.runners
-        engines = {engine.spec: load_engine(engine) for engine in self.request.engines if engine.spec in runners}
-        calibration = Calibration(
-            *(engines, runners, self.request.contexts, self.request.context, self.request.device_map),
-            *(min(self.request.budget * self.bounds.limit, max(self.left, LEAST)), self.clock, self.report_stage),
-        )
-        end = self.clock() + (until - self.clock()) / 3
-        self.table = self.profiler.table = calibration.measure_launches(self.table, specs, end)
-        least = sorted(self.table.launches[spec] for spec in specs if spec in self.table.launches)[:2]
-        if len(least) == len(specs[:2]) and sum(least) > (1 - GAIN) * to_beat:
-            return False
-        self.table = self.profiler.table = calibration.measure_boundaries(self.table, specs, end)
-        return True
-
-    def list_fresh_wholes(self) -> list[ProfiledRegion]:
+    def list_fresh_wholes(self) -> list[ProfilingRequest]:
         """The whole model on each engine that is ready and was not measured on it."""
         assert self.profiler is not None
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
-        regions = [ProfiledRegion.of(plan.launches[0]) for plan in wholes]
+        regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
         return [one for one in regions if one.spec in self.inquiry.runners and not self.profiler.is_known(one)]
 
     def list_leading_wholes(self) -> list[Plan]:
@@ -523,51 +491,40 @@ class Search:
         best = self.get_candidates().best_alone(self.table)
         return winner.plan if winner is not None else best[0] if best is not None else None
 
-    def prepare(self, plan: Plan, until: float) -> None:
-        """Let a plan race once its regions were right in a worker, and it is compiled and right here; else exclude it."""
-        needed = self.bounds.rules.seconds(self._predict(one) for one in (plan, *(x.ready.plan for x in self.entrants)))
+    def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
+        """Let a plan race once its regions were right in a worker and take no longer than ``limit``, and it is compiled and right
+        here; else exclude it.
+        """
+        needed = self.bounds.rules.seconds(self._predict(one) for one in (plan, *(x.plan for x in self.entrants)))
         if self.entrants and self.clock() >= min(until, self.end - needed):
-            self.late.append(plan)
+            self.exclude_late(plan)
             return
-        regions = [ProfiledRegion.of(launch) for launch in plan.launches]
+        regions = [ProfilingRequest.of(launch) for launch in plan.launches]
         self.measure(regions, self.end)
         costs = [self.table.region(region.key, region.spec) for region in regions]
         if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
             self.excluded.append(_refuse(plan, reason))
         elif None in costs:
-            self.late.append(plan)
+            self.exclude_late(plan)
+        elif (seconds := self._predict(plan)) > limit:
+            note = "its regions were measured one by one, and not compared with the others"
+            self.excluded.append(CandidateResult(plan, "lost", seconds, note=note))
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
             self.compile(plan, max(self.left, LEAST))
 
-    def is_promising(self, plan: Plan, limit: float, until: float) -> bool:
-        """Measure the regions of a mixture as long as it is predicted to take less than ``limit``; exclude it otherwise."""
-        found = predict_cost(plan, self.table)
-        total = found.seconds
-        by_name = {launch.name: launch for launch in plan.launches}
-        estimates = {one.name: one.predicted for one in found.regions if one.source == "estimated" and one.predicted is not None}
-        for name in sorted(estimates, key=lambda name: -estimates[name]):
-            if total > limit:
-                break
-            region = ProfiledRegion.of(by_name[name])
-            self.measure([region], until)
-            cost = self.table.region(region.key, region.spec)
-            if isinstance(cost, str):
-                self.excluded.append(_refuse(plan, cost))
-                return False
-            if cost is None:
-                self.late.append(plan)
-                return False
-            total += cost.seconds - estimates[name]
-        if total <= limit:
-            return True
-        note = "its regions were measured one by one, and not compared with the others"
-        self.excluded.append(CandidateResult(plan, "lost", total if math.isfinite(total) else None, note=note))
-        return False
+    def exclude_late(self, plan: Plan) -> None:
+        """Exclude a plan for which no time was left, with what it was measured to take alone."""
+        note = "the budget ended before it was made ready"
+        if isinstance(cost := alone(plan, self.table), MeasuredCost):
+            result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=f"measured alone; {note}")
+        else:
+            result = CandidateResult(plan, "failed", note=note)
+        self.excluded.append(result)
 
     def _predict(self, plan: Plan) -> float:
-        cost, best = sum_costs(plan, self.table), self.get_candidates().best_alone(self.table)
-        return cost.seconds if cost is not None else best[1].seconds if best is not None else 0.0
+        seconds, best = predict_cost(self.function, plan, self.table).seconds, self.get_candidates().best_alone(self.table)
+        return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process and compare its results; a plan that takes longer than ``seconds`` is late."""
@@ -591,62 +548,51 @@ class Search:
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference)
         try:
             with self.inquiry.quiet():
-                made = within_or_stopped(seconds, work, late=PreparedPlan.close)
+                made = within_or_stopped(seconds, work, late=_release)
         except OutOfTime:
-            note = f"it was not ready to be called within {seconds:.3g} s"
-            self.excluded.append(CandidateResult(plan, "failed", note=note))
+            made = CandidateResult(plan, "failed", note=f"it was not ready to be called within {seconds:.3g} s")
+        if isinstance(made, CandidateResult):
+            self.excluded.append(made)
             return
-        if not made.may_run:
-            made.close()
-            self.excluded.append(
-                CandidateResult(plan, "wrong" if made.found.wrong else "failed", note=made.found.wrong or made.failure)
-            )
-            return
-        is_baseline = make_partition_key(plan) in self.baselines
-        self.entrants.append(RankedPlan(made, TimedCandidate(made.call, is_baseline, expected=self._predict(plan))))
+        made.is_simple, made.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
+        self.entrants.append(made)
 
     def race(self) -> None:
         """Let the plans that are ready take turns, until nothing left can win or the budget ends."""
-        candidates = [one.entrant for one in self.entrants]
         with self.inquiry.quiet():
             self.rounds = 0
             self.rounds = run_interleaved(
-                candidates, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
+                self.entrants, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
             )
         for one in self.entrants:
-            if one.has_run and not one.entrant.is_out and self.left > PROFILED * one.entrant.median:
-                one.regions = one.ready.profile(self.inputs)
+            if one.has_run and not one.is_out and self.left > PROFILED * one.median:
+                one.profile(self.inputs)
 
-    def _watch(self, turn: int, best: TimedCandidate) -> None:
+    def _watch(self, turn: int, best: Entrant) -> None:
         self.rounds = turn
-        plan = next(one.ready.plan for one in self.entrants if one.entrant is best)
         stage = f"timing {format_count(len(self.entrants), 'plan')} in turn, round {turn}"
-        self.report_stage(stage, (describe_plan(plan), best.median))
+        self.report_stage(stage, (describe_plan(best.plan), best.median))
 
     def settle(self) -> None:
         """End a race: its winner and its baseline stay for the next one, and the others leave with their verdicts."""
-        others = [*self.excluded, *self._list_late_results()]
-        self.settled = found = select_winner(self.entrants, others, self.rounds, self.bounds.rules.least)
+        self.settled = found = select_winner(self.entrants, self.excluded, self.rounds, self.bounds.rules.least)
         baseline = found.contenders[found.baseline].plan if found.baseline is not None else None
-        staying = [
-            one for one in self.entrants if one.ready.plan is baseline or (found.winner and one.ready.plan is found.winner.plan)
-        ]
+        plans = [baseline, found.winner and found.winner.plan]
+        staying = [one for one in self.entrants if any(one.plan is plan for plan in plans)]
         for one in self.entrants:
             if one not in staying:
-                one.ready.close()
-        plans = {id(one.ready.plan) for one in staying}
-        self.excluded = [one for one in found.contenders if id(one.plan) not in plans]
+                one.close()
+        self.excluded = [one for one in found.contenders if not any(one.plan is entrant.plan for entrant in staying)]
         for one in staying:
-            one.entrant.rounds.clear()
+            one.rounds.clear()
         self.entrants, self.rounds = staying, 0
-        self.late.clear()
 
     # ------------------------------------------------------------------ the result
 
     def make_result(self, how: Origin) -> TuningResult:
         """The best by what is known now: the winner, else the engine that was fastest alone, else the order of the list."""
         least = self.bounds.rules.least
-        race = select_winner(self.entrants, [*self.excluded, *self._list_late_results()], self.rounds, least)
+        race = select_winner(self.entrants, self.excluded, self.rounds, least)
         if self.settled is not None and (race.winner is None or race.rounds < least):  # the last race has hardly begun
             race = self.settled
         spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
@@ -667,26 +613,12 @@ class Search:
             self.request.budget,
             spent,
             self.profiler.count if self.profiler is not None else 0,
-            (*self.notes, *self._list_late_notes()),
+            tuple(self.notes),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < least,
             is_checked=how != "priority" and self.truth.reference is self.reference,
             asked=tuple(self.inquiry.engines()),
         )
-
-    def _list_late_results(self) -> Iterator[CandidateResult]:
-        """The plans of one engine for which no time was left, with what they were measured to take alone."""
-        for plan in self.late:
-            if isinstance(cost := alone(plan, self.table), MeasuredCost):
-                note = "measured alone; the budget ended before it was made ready"
-                yield CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
-
-    def _list_late_notes(self) -> list[str]:
-        """Remarks on the mixtures for which no time was left."""
-        titles = [describe_plan(plan) for plan in self.late if alone(plan, self.table) is None]
-        if len(titles) <= 1:
-            return [f"the budget ended before {title} was made ready" for title in titles]
-        return [f"the budget ended before {len(titles)} plans were made ready, the first {titles[0]}"]
 
     def _find_participants(self, race: CandidateComparison) -> Candidates:
         """The current candidates, with the implicit engine if a contender needs it."""
@@ -733,6 +665,11 @@ class Search:
         return f"it does not take {count} of {of} node{'s' * (of != 1)}, first {node.name!r} ({node.op}): {reason}"
 
 
+def _release(made: Entrant | CandidateResult) -> None:
+    if isinstance(made, Entrant):
+        made.close()
+
+
 def _refuse(plan: Plan, reason: str) -> CandidateResult:
     return CandidateResult(plan, "wrong" if reason.startswith("wrong") else "failed", note=reason)
 
@@ -754,18 +691,11 @@ def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult |
     return known if known.is_explicit or known.budget >= request.budget else None
 
 
-def is_final(known: TuningResult) -> bool:
-    """Whether no further search continues a decision: it has enough rounds, or searches, or the caller asked for just this."""
-    is_settled = (known.is_explicit or not known.is_provisional) and known.is_checked
-    return is_settled or known.searches >= MOST_SEARCHES
-
-
 def _store(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:
     """Keep all costs, and the decision if there is a winner and the search was not interrupted."""
     homes = request.device_map
-    table = _within_devices(tuned.table, homes)
     for engine in unwrap(request.engines):
-        store.keep(table, [engine], on_device(homes.of(engine.spec), request.context))
+        store.keep(tuned.table, [engine], on_device(homes.of(engine.spec), request.context))
     if tuned.how == "measured" and tuned.race.winner is not None:
         key = records.make_decision_key(request)
         if key is not None:
@@ -779,13 +709,7 @@ def load_cost_table(
     homes, table = DeviceMap(context.device, devices), CostTable()
     for engine in unwrap(engines):
         table = table.merge(store.table([engine], on_device(homes.of(engine.spec), context)))
-    return _within_devices(table, homes)
-
-
-def _within_devices(table: CostTable, homes: DeviceMap) -> CostTable:
-    """Return the table without boundaries between devices: it names engines, and each may be on another device elsewhere."""
-    within = {pair: cost for pair, cost in table.boundaries.items() if homes.of(pair[0]) == homes.of(pair[1])}
-    return replace(table, boundaries=FrozenDict(within))
+    return table
 
 
 def warn_unmeasured(tuned: TuningResult, function: Function) -> None:

@@ -6,11 +6,11 @@ import logging
 import math
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import load_engine
@@ -29,14 +29,12 @@ from xrt.verify.execution import Stopped, copy_values
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
-    from xrt.partition import Launch, Plan
+    from xrt.partition import Plan
     from xrt.placement.race import Candidates
     from xrt.placement.result import PlacementRequest
+    from xrt.placement.search import ProfilingRequest
 
 __all__ = [
-    "CheckResult",
-    "ProfiledRegion",
-    "ProfilingTarget",
     "Reference",
     "RegionProfiler",
     "Truth",
@@ -51,16 +49,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What came of it."""
-
-    wrong: str = ""
-    """What differs, as a sentence; empty where nothing does."""
-    note: str = ""
-    """A remark on correct results: the error of a lowered precision."""
-
-
 def check_against_reference(
     function: Function,
     inputs: Sequence[Any],
@@ -69,17 +57,16 @@ def check_against_reference(
     reference: Reference,
     options: ExecutionOptions,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> CheckResult:
-    """Return the verdict on results. If the caller allows a lower precision, its tolerance applies, and the error is noted.
+) -> tuple[str, str]:
+    """What is wrong with results, and a remark on correct ones; both empty if they agree.
 
-    Raises Stopped where it ``is_stopped`` before there is one.
+    If the caller allows a lower precision, its tolerance applies, and the error is the remark. Raises Stopped if it
+    ``is_stopped`` before there is a verdict.
     """
-    if len(results) != len(expected):
-        return CheckResult(f"there are {len(results)} outputs; {len(expected)} were expected")
-    if is_lowered(options.precision):
-        return CheckResult(*compare_at_precision(function, results, expected, options.precision))
+    if is_lowered(options.precision) or len(results) != len(expected):
+        return compare_at_precision(function, results, expected, options.precision)
     found = OutputJudge(function.replace(aliases=()), inputs, reference, is_stopped).judge(results, expected)
-    return CheckResult(found.message if found.verdict is Verdict.DISAGREES else "")
+    return found.message if found.verdict is Verdict.DISAGREES else "", ""
 
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
@@ -96,63 +83,37 @@ def capture_activations(
     reference: Reference,
     most: int = MOST_BYTES,
     *,
-    is_stopped: Callable[[], bool] | None = None,
+    stretch: int = STRETCH,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Return inputs, constants and what the nodes compute, by name, from one run of the reference.
+    """Inputs, constants and what the nodes compute, by name, from one run of the reference.
 
-    Outputs are always there, inner values in their order as long as they take no more than so many bytes. With
-    ``is_stopped`` the reference runs in stretches of `STRETCH` nodes, and Stopped is raised between two of them once it is true.
+    Outputs are always included, inner values in their order as long as they take no more than ``most`` bytes. The reference runs
+    in stretches of so many nodes; Stopped is raised between two of them once it ``is_stopped``.
     """
-    names = _within(function, most)
+    whole, count = function.replace(aliases=()), len(function.nodes)
+    names = {value.name for value in function.outputs}
+    taken = 0
+    for name in (name for node in function.nodes for name in node.outputs if name):
+        type_ = function.get_type(name)
+        taken += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
+        names |= {name} if taken <= most else set()
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
-    if is_stopped is not None and len(function.nodes) > STRETCH:
-        return _in_stretches(function, values, frozenset(names), reference, is_stopped)
-    open_ = function.replace(outputs=tuple(Value(name, function.get_type(name)) for name in names), aliases=())
-    results = reference(open_, list(inputs)) if names else ()
-    return values | dict(zip(names, results, strict=True))
-
-
-def _in_stretches(
-    function: Function, values: dict[str, Any], names: frozenset[str], reference: Reference, is_stopped: Callable[[], bool]
-) -> dict[str, Any]:
-    """Compute the function in stretches of nodes; values outside ``names`` are kept only while a later stretch reads them."""
-    whole, count = function.replace(aliases=()), len(function.nodes)
-    last = {name: place for place, node in enumerate(function.nodes) for name in node.uses}
+    last = {name: at for at, node in enumerate(function.nodes) for name in node.uses}
     kept = names | set(values)
-    for start in range(0, count, STRETCH):
+    for start in range(0, count, stretch):
         if is_stopped():
             raise Stopped(f"after {start} of {count} nodes")
-        end = min(start + STRETCH, count)
+        end = min(start + stretch, count)
         part = extract_subgraph(whole, range(start, end))
         made = [name for node in part.nodes for name in node.outputs if name and (name in names or last.get(name, -1) >= end)]
-        open_ = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in made))
-        results = reference(open_, [values[value.name] for value in part.inputs]) if made else ()
+        exposed = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in made))
+        results = reference(exposed, [values[value.name] for value in part.inputs]) if made else ()
         values.update(zip(made, results, strict=True))
         for name in [name for name in values if name not in kept and last.get(name, -1) < end]:
             del values[name]
     return values
-
-
-def _within(function: Function, most: int) -> list[str]:
-    made = [name for node in function.nodes for name in node.outputs if name]
-    ends = {value.name for value in function.outputs}
-    taken, names = 0, []
-    for name in made:
-        taken += _bytes(function, name)
-        if name in ends or taken <= most:
-            names.append(name)
-    return names
-
-
-def _bytes(function: Function, name: str) -> int:
-    type_ = function.get_type(name)
-    if not isinstance(type_, TensorType) or not type_.is_static or type_.shape is None:
-        return 0
-    size = int(type_.dtype.numpy.itemsize)
-    for extent in type_.shape:
-        size *= int(extent or 0)
-    return size
 
 
 def select_values(names: Sequence[str], values: Mapping[str, Any]) -> list[Any] | None:
@@ -177,36 +138,7 @@ LEAST = 0.05
 """Seconds of the budget with which nothing more is begun."""
 LONGER = 8.0
 """A compile that did not end in time is tried again by a search that gives it so many times as long."""
-_SLOW = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
-
-
-class ProfilingTarget(Protocol):
-    """What is measured: a piece of the model on an engine."""
-
-    @property
-    def key(self) -> str:
-        """The shape key of the Function."""
-
-    @property
-    def spec(self) -> str:
-        """Of the engine."""
-
-    @property
-    def function(self) -> Function:
-        """The piece; its values are named as in the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProfiledRegion:
-    """A region of a plan, to be measured."""
-
-    key: str
-    spec: str
-    function: Function
-
-    @classmethod
-    def of(cls, launch: Launch) -> ProfiledRegion:
-        return cls(launch.function.shape_key, launch.engine, launch.function)
+_TIMED_OUT = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
 
 
 class RegionProfiler:
@@ -246,17 +178,18 @@ class RegionProfiler:
         self._slice = slice_
         self._clock, self._end = clock, end
         self._skipped: set[tuple[str, str]] = set()
-        self._tried: Counter[tuple[str, str]] = Counter()
+        self._tried: set[tuple[str, str]] = set()
         self._hung: dict[str, list[int]] = {}
         """By engine the sizes, in nodes, of what it did not end in time."""
 
-    def is_known(self, subject: ProfilingTarget) -> bool:
+    def is_known(self, subject: ProfilingRequest) -> bool:
         """Whether there is nothing more to be learnt about a piece."""
-        cost, piece = self.table.region(subject.key, subject.spec), (subject.key, subject.spec)
-        is_old = isinstance(cost, str) and not self._tried[piece] and _needs_longer(cost, self._limit)
-        return (cost is not None and not is_old) or piece in self._skipped
+        piece = subject.key, subject.spec
+        cost = self.table.region(*piece)
+        match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._tried else None
+        return piece in self._skipped or (cost is not None and not (match and self._limit >= LONGER * float(match[1])))
 
-    def measure(self, subjects: Sequence[ProfilingTarget], until: float, report: Callable[[ProfilingTarget], object]) -> bool:
+    def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
 
         ``report`` is called with each subject before it is measured.
@@ -270,7 +203,7 @@ class RegionProfiler:
             self._measure(subject, until)
         return True
 
-    def _measure(self, subject: ProfilingTarget, until: float) -> None:
+    def _measure(self, subject: ProfilingRequest, until: float) -> None:
         function = subject.function  # with its updates in place, as in a plan
         given = select_values([value.name for value in function.inputs], self._values)
         expected = select_values([value.name for value in function.outputs], self._values)
@@ -280,9 +213,9 @@ class RegionProfiler:
         if self._is_hopeless(subject):
             self._skip(subject, "the engine did not end with what is no larger")
             return
+        self._tried.add((subject.key, subject.spec))
         left = until - self._clock()
         limit = max(min(self._limit, left), LEAST)
-        self._tried[subject.key, subject.spec] += 1
         try:
             context = self._request.contexts.get(subject.spec, self._request.context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
@@ -309,22 +242,22 @@ class RegionProfiler:
             self._skip(subject, said)
             self.cut_off[subject.key, subject.spec] = said
 
-    def _is_hopeless(self, subject: ProfilingTarget) -> bool:
+    def _is_hopeless(self, subject: ProfilingRequest) -> bool:
         """Whether the engine has hung on what is no larger, or too often."""
         sizes = self._hung.get(subject.spec, [])
         return len(sizes) >= MOST_HANGS or any(size <= len(subject.function.nodes) for size in sizes)
 
-    def _patience(self, subject: ProfilingTarget) -> float:
+    def _patience(self, subject: ProfilingRequest) -> float:
         """Return for how many seconds a run of a piece is awaited: who is far slower than another has lost."""
         best = self._find_best(subject)
         return float("inf") if best is None else GRACE + FAR * best
 
-    def _find_best(self, subject: ProfilingTarget) -> float | None:
+    def _find_best(self, subject: ProfilingRequest) -> float | None:
         """Return what a piece takes on the quickest engine; None where it was measured on none."""
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
         return min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
 
-    def _failed(self, subject: ProfilingTarget, error: EngineError | InputError, *, by_budget: bool) -> None:
+    def _failed(self, subject: ProfilingRequest, error: EngineError | InputError, *, by_budget: bool) -> None:
         """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
         self.count += 1
         if by_budget and isinstance(error.__cause__, TimeoutError):
@@ -345,25 +278,20 @@ class RegionProfiler:
         """
         if not find_first_random_node(function):
             terms = self._reference, self._request.context.options
-            found = within_or_stopped(limit, partial(check_against_reference, function, given, trial.results, expected, *terms))
-            if found.wrong:
-                return f"wrong: {found.wrong}"
+            check = partial(check_against_reference, function, given, trial.results, expected, *terms)
+            wrong, _ = within_or_stopped(limit, check)
+            if wrong:
+                return f"wrong: {wrong}"
         return MeasuredCost(*median_interval(trial.samples))
 
-    def _learn(self, subject: ProfilingTarget, cost: RegionCost, *, counted: bool = True) -> None:
+    def _learn(self, subject: ProfilingRequest, cost: RegionCost, *, counted: bool = True) -> None:
         self.count += counted
         self.table = self.table.with_region(subject.key, subject.spec, cost)
         _log.debug("%s: %d nodes: %s", subject.spec, len(subject.function.nodes), cost)
 
-    def _skip(self, subject: ProfilingTarget, reason: str) -> None:
+    def _skip(self, subject: ProfilingRequest, reason: str) -> None:
         self._skipped.add((subject.key, subject.spec))
         _log.debug("%s: %d nodes not measured: %s", subject.spec, len(subject.function.nodes), reason)
-
-
-def _needs_longer(cost: str, limit: float) -> bool:
-    """Whether a compile did not end in time in an earlier search, and may now take so much longer that it is worth a try."""
-    match = _SLOW.search(cost)
-    return match is not None and limit >= LONGER * float(match[1])
 
 
 def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
@@ -373,8 +301,8 @@ def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
 
 def is_refuted(plan: Plan, table: CostTable) -> bool:
     """Whether a region of the plan is known to fail or to be wrong."""
-    regions = (ProfiledRegion.of(launch) for launch in plan.launches)
-    return any(isinstance(table.region(region.key, region.spec), str) for region in regions)
+    costs = (table.region(launch.function.shape_key, launch.engine) for launch in plan.launches)
+    return any(isinstance(cost, str) for cost in costs)
 
 
 SHARE = 0.7
@@ -435,15 +363,11 @@ def compute_truth(
 
 def _stood_in(function: Function, inputs: Sequence[Any], stand_in: Reference, seconds: float) -> dict[str, Any]:
     """Return the stand-in's values: of all nodes, or of the outputs alone; none where it fails as well."""
-    attempts: list[Callable[[], dict[str, Any]]] = [
-        partial(capture_activations, function, inputs, stand_in),
-        partial(capture_activations, function, inputs, stand_in, 0),
-    ]
-    for attempt in attempts:
-        try:
-            return within(seconds / len(attempts), attempt)
-        except Exception:  # noqa: BLE001  # the next one, or none
-            continue
+    for most in (MOST_BYTES, 0):
+        with suppress(Exception):  # then with fewer values, or none
+            return within(
+                seconds / 2, partial(capture_activations, function, inputs, stand_in, most, stretch=len(function.nodes))
+            )
     return {}
 
 

@@ -50,7 +50,6 @@ __all__ = [
     "list_node_ranges",
     "make_decision",
     "make_decision_key",
-    "make_questions_key",
     "plan_from_ranges",
     "read_decision",
     "read_lock",
@@ -309,19 +308,6 @@ def make_decision_key(request: PlacementRequest) -> Signature | None:
     return Signature((*own, *terms, *make_context_key(context), *places))
 
 
-def make_questions_key(engine: GraphCompiler, context: CompileContext) -> Signature | None:
-    """Return what an engine's answers about nodes rest on.
-
-    Its version and code, and the machine. None as for `make_decision_key`.
-    """
-    code = _code(engine)
-    if code == CODE_UNKNOWN:
-        return None
-    machine = [(name, value) for name, value in make_context_key(context) if name in ("device", "machine")]
-    named = (("questions", f"1 of xrt {__version__}"), ("engine", f"{engine.spec} {_version(engine)}"), ("code", code))
-    return Signature((*named, *machine))
-
-
 def _code(engine: GraphCompiler) -> str:
     """Return a hash of an engine's code, without importing the code of an engine that is still unused."""
     return hash_sources(
@@ -344,7 +330,6 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
         tuned.budget,
         tuned.spent,
         tuned.race.rounds,
-        tuned.searches,
         tuned.is_provisional,
         tuple(note[:MOST_TEXT] for note in tuned.notes),
         {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
@@ -405,7 +390,6 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         is_provisional=search.is_provisional,
         is_explicit=search.is_explicit,
         is_checked=search.is_checked,
-        searches=search.searches,
         asked=asked,
     )
 

@@ -18,7 +18,7 @@ from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift, take_turns
 from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_turn
-from xrt.placement.race import PreparedPlan, StoppingRule, make_partition_key, prepare_plan
+from xrt.placement.race import Entrant, StoppingRule, make_partition_key, prepare_plan
 from xrt.placement.records import list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
 
@@ -57,29 +57,22 @@ class RegressionSetup:
     """A plan within an error budget: how much it differs is measured on other examples."""
 
     @contextmanager
-    def ready(self, *plans: Plan) -> Iterator[list[PreparedPlan]]:
+    def ready(self, *plans: Plan) -> Iterator[list[Entrant]]:
         """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
         expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
-        made: list[PreparedPlan] = []
+        made: list[Entrant] = []
         try:
             for plan in plans:
-                made.append(self._one(plan, expected))
-                _check(made[-1])
+                known = None if plan is self.lowered else expected
+                entrant = prepare_plan(plan, self.request, self.cache, self.inputs, known, self.reference)
+                if isinstance(entrant, CandidateResult):
+                    what = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
+                    raise LockError(f"the plan {describe_plan(plan)} {what}: {entrant.note}")
+                made.append(entrant)
             yield made
         finally:
             for one in made:
                 one.close()
-
-    def _one(self, plan: Plan, expected: Sequence[Any]) -> PreparedPlan:
-        known = None if plan is self.lowered else expected
-        return prepare_plan(plan, self.request, self.cache, self.inputs, known, self.reference)
-
-
-def _check(made: PreparedPlan) -> None:
-    if made.failure:
-        raise LockError(f"the plan {describe_plan(made.plan)} does not run: {made.failure}")
-    if made.found.wrong:
-        raise LockError(f"the plan {describe_plan(made.plan)} computes wrongly: {made.found.wrong}")
 
 
 # ---------------------------------------------------------------------- two plans in turns
@@ -108,7 +101,7 @@ def compare_plans(
     return compute_round_ratio_with_drift(*taken.values(), parts=SPELLS), len(taken["plan"])
 
 
-def _take_turn(made: PreparedPlan, repeats: int, clock: Clock) -> float:
+def _take_turn(made: Entrant, repeats: int, clock: Clock) -> float:
     try:
         return seconds_per_turn(made.call, repeats, clock)
     except Exception as error:  # whatever an engine raises

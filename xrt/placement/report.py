@@ -1,4 +1,4 @@
-"""The account of a chosen plan: what each region and each boundary costs, who came next, and what would unlock the graph."""
+"""The account of a chosen plan: what each region costs, who came next, and what would unlock the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xrt.partition.cost_table import CostTable
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.result import CandidateResult, TuningResult
-    from xrt.placement.search import BoundaryCost, RegionPrediction
+    from xrt.placement.search import RegionPrediction
 
 __all__ = [
     "MEASURES",
@@ -47,11 +47,10 @@ class CostReport:
     """What a chosen plan costs, part by part. Prints as text."""
 
     predicted: float | None
-    """Seconds of a call, boundaries included; None where nothing was measured to predict it by."""
+    """Seconds of a call; None where nothing was measured to predict it by."""
     measured: float | None
     """Seconds of a call as it was raced; None where it was not."""
     parts: tuple[RegionPrediction, ...] = ()
-    boundaries: tuple[BoundaryCost, ...] = ()
     standings: tuple[CandidateRecord, ...] = ()
     """The contenders, best first."""
     unlocks: tuple[MissingSupport, ...] = ()
@@ -79,14 +78,13 @@ def make_report(
     seconds = tuned.race.winner.seconds if tuned.race.winner else None
     if not table.regions:
         return CostReport(None, seconds, standings=standings)
-    cost = predict_cost(plan, table)
+    cost = predict_cost(function, plan, table)
     took = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
     times = _took(took, seconds, len(cost.regions))
     parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
     total = cost.seconds if math.isfinite(cost.seconds) else None
-    return CostReport(
-        total, seconds, parts, cost.boundaries, standings, rank_missing_support(function, engines, table, device=device)
-    )
+    unlocks = rank_missing_support(function, engines, table, device=device)
+    return CostReport(total, seconds, parts, standings, unlocks)
 
 
 def _took(regions: Sequence[float], seconds: float | None, count: int) -> Sequence[float | None]:
@@ -111,7 +109,6 @@ def _lines(account: CostReport) -> Iterator[str]:
     if account.predicted is not None:
         yield f"{describe_prediction(account)}:"
     yield from _some([f"  {part}" for part in account.parts], "regions")
-    yield from _some([f"  {boundary}" for boundary in account.boundaries], "boundaries")
     if account.unlocks:
         yield "what would unlock the graph, by the prediction:"
     yield from _some([f"  {describe_missing_support(one)}" for one in account.unlocks], "operators")
@@ -166,9 +163,7 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     else:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
     for region in record.regions:
-        gained = "" if region.gained is None else f", {1e3 * region.gained:.4g} ms less than in fp32"
-        share = f", {region.share:.0%} of the error" if region.share else ""
-        yield f"  {region.region} on {region.engine} in {region.precision}{share}{gained}"
+        yield f"  {region.region} on {region.engine} in {region.precision}"
     for one in record.kept[:PLANS_SHOWN]:
         error = f", {format_error(one.error, 'relative')} alone" if one.error is not None else ""
         yield f"  {one.name} ({one.op}) stays in fp32: {one.why}{error}"
@@ -342,31 +337,18 @@ def _find_times(tuned: TuningResult) -> MeanCall | None:
 
 
 def describe_costs(account: CostReport | None) -> dict[str, Any]:
-    """Return what the parts of a chosen plan cost as tables, as predicted and as measured, and what would save time."""
+    """What a view shows of the costs of a chosen plan: a table of its regions, and what would save time."""
     from xrt.html.views import seconds
+
+    def show(value: float | None) -> str:
+        return "unknown" if value is None else seconds(value)
 
     if account is None:
         return {"costs": [], "savings": []}
-    took = "" if account.measured is None else f"; it took {seconds(account.measured)}"
-    head = f"Predicted {_known(account.predicted)} for a call{took}"
-    parts = [(x.name, x.engine, x.nodes, _known(x.predicted), x.source, _known(x.measured)) for x in account.parts]
+    caption = f"Predicted {show(account.predicted)} for a call"
+    caption += "" if account.measured is None else f"; it took {seconds(account.measured)}"
+    caption += f" (the first {MOST_COSTS} of {len(account.parts)})" if len(account.parts) > MOST_COSTS else ""
+    rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in account.parts[:MOST_COSTS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
-    boundaries = [(x.value, x.source, x.target, _known(x.seconds)) for x in account.boundaries]
-    crossing = {"value": "", "from": "", "to": "", "costs": "number"}
-    tables = [_bound(head, columns, parts), _bound("Boundaries", crossing, boundaries)]
     savings = [describe_missing_support(one) for one in account.unlocks[:MOST_COSTS]]
-    return {"costs": [table for table in tables if table[2]], "savings": savings}
-
-
-def _known(value: float | None) -> str:
-    from xrt.html.views import seconds
-
-    return "unknown" if value is None else seconds(value)
-
-
-def _bound(caption: str, columns: dict[str, str], rows: Sequence[tuple[object, ...]]) -> tuple[str, dict[str, str], Any]:
-    return (
-        f"{caption} (the first {MOST_COSTS} of {len(rows)})" if len(rows) > MOST_COSTS else caption,
-        columns,
-        rows[:MOST_COSTS],
-    )
+    return {"costs": [(caption, columns, rows)] if rows else [], "savings": savings}

@@ -41,8 +41,6 @@ __all__ = [
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
 ``locked`` by a file; ``priority`` is the order of the list, for want of measurements."""
-MOST_SEARCHES = 3
-"""Searches after which a provisional decision is kept as it is."""
 NOT_MEASURED = "not measured: "
 """How the reason of a node begins that is not on an engine of which nothing is known."""
 VERDICTS = {"won": "chosen", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
@@ -146,13 +144,11 @@ class TuningResult:
     unmeasured: Mapping[str, str] = FrozenDict()
     """By spec why the whole model was not measured on an engine."""
     is_provisional: bool = False
-    """Whether it was decided by fewer rounds than it takes: the next search goes on with it."""
+    """Whether it was decided by too few rounds to tell plans apart."""
     is_explicit: bool = False
     """Whether the caller asked for the search: modules use its decision whatever their budget."""
     is_checked: bool = True
     """Whether the results of the plan were compared with the reference; if not, a module compares its first call."""
-    searches: int = 1
-    """How many searches have led to it, the earlier ones provisionally."""
     asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines with their answers; empty if none was queried."""
     precision: PrecisionRecord | None = None
@@ -172,11 +168,13 @@ class TuningResult:
         missing = [f"{LATE} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
         missing += [] if self.is_checked else ["no result was compared with the reference by the search; the first call is"]
-        return (*([_next(self)] if self.is_provisional else []), *missing, *self.notes)
+        rounds, more = format_count(self.race.rounds, "round"), f"give more time, such as budget={more_than(self.budget):g}"
+        provisional = [f"provisional: {rounds} cannot tell plans apart; {more}"] if self.is_provisional else []
+        return (*provisional, *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was chosen as plain data."""
-        names = ("how", "budget", "spent", "measurements", "notes", "is_provisional", "searches")
+        names = ("how", "budget", "spent", "measurements", "notes", "is_provisional")
         facts = {name: getattr(self, name) for name in names} | {"unmeasured": dict(self.unmeasured)}
         race = {
             "rounds": self.race.rounds,
@@ -227,17 +225,6 @@ def format_count(number: int, what: str) -> str:
     ('1 round', '2 rounds')
     """
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _next(tuned: TuningResult) -> str:
-    """Return what becomes of a provisional decision."""
-    known = f"provisional: {format_count(tuned.race.rounds, 'round')} cannot tell plans apart"
-    advice = f"give more time, such as budget={more_than(tuned.budget):g}"
-    if tuned.is_explicit:
-        return f"{known}; it is kept until you tune again; {advice}"
-    if tuned.searches < MOST_SEARCHES:
-        return f"{known}; the next search goes on with it, or {advice}"
-    return f"{known}; it is kept after {tuned.searches} searches, unless you {advice}"
 
 
 def more_than(budget: float) -> float:

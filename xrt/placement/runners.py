@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import permutations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from xrt.cache import CompileCache
 from xrt.engines.contract.proxy import RecordedSupportEngine, load_engine
-from xrt.errors import EngineError, OptionError, OutOfDeviceMemory, PlanError, RunFailed
-from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.measure.statistics import take_turns
-from xrt.measure.timing import (
-    Clock,
-    choose_calls_per_turn,
-    median_interval,
-    sample_call_times,
-    seconds_per_call,
-    seconds_per_turn,
-)
-from xrt.partition.device_map import DeviceMap
-from xrt.partition.partitioner import plan_from_assignment
-from xrt.partition.questions import QuestionKeys, with_names, without_names
-from xrt.partition.support_matrix import SupportMatrix, ask_engine, number_questions
-from xrt.placement.records import make_questions_key
+from xrt.errors import EngineError, OptionError, OutOfDeviceMemory, RunFailed
+from xrt.measure.timing import sample_call_times
+from xrt.partition.support_matrix import ask_engine, number_questions
 from xrt.placement.result import NOT_MEASURED
 from xrt.processes.background import OutOfTime, begin, within
-from xrt.runtime import Program, adapt_to_host, compile_plan, make_timed_call
+from xrt.runtime import adapt_to_host, make_timed_call
 from xrt.verify.execution import copy_values
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
 if TYPE_CHECKING:
-    from xrt.cache import Signature
-    from xrt.cache.cost_store import CostStore
     from xrt.engines import CompileContext, Executable, GraphCompiler
-    from xrt.partition.cost_table import CostTable
+    from xrt.graph import Function
 
 __all__ = [
-    "Calibration",
     "Inquiry",
     "LocalRunner",
     "NotStarted",
@@ -55,9 +33,6 @@ __all__ = [
     "TrialResult",
     "WorkerRunner",
     "choose_runner",
-    "find_light_operator",
-    "measure_launch_overhead",
-    "measure_transfer",
 ]
 
 MOMENT = 0.02
@@ -226,189 +201,11 @@ def _inner(engine: GraphCompiler) -> GraphCompiler:
     return load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
 
 
-OPERATORS = ("Neg", "Abs", "Relu", "Sqrt", "Exp", "Identity")
-"""Operators for an almost empty region: the first that an engine supports is used."""
-SIZES = (16, 1 << 20)
-"""Elements of float32: a value that costs its launch alone, and one that leaves the nearer caches."""
-ROUNDS = 9
-TURN = 0.003
-OPSET = 20
-LEAST = 0.1
-"""Seconds of the samples of one launch."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Measures launches and boundaries of engines that are ready."""
-
-    engines: Mapping[str, GraphCompiler]
-    runners: Mapping[str, Runner]
-    contexts: Mapping[str, CompileContext]
-    """By spec."""
-    context: CompileContext
-    """Where values come in and go out."""
-    homes: DeviceMap
-    limit: float
-    """Seconds that each may take."""
-    clock: Clock
-    report: Callable[[str], object]
-    """Hears of each before it is begun."""
-
-    def measure_launches(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
-        """Return the table with the launches that it lacks of those engines, as far as time allows."""
-        for spec in specs:
-            if spec not in table.launches and self.clock() < until:
-                self.report(f"measuring what a launch costs on {spec}")
-                given = self.engines[spec], self.runners[spec], self.contexts[spec], LEAST, self.limit
-                with suppress(EngineError, OutOfDeviceMemory):
-                    if (seconds := measure_launch_overhead(*given)) is not None:
-                        table = table.with_launch(spec, seconds)
-        return table
-
-    def measure_boundaries(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
-        """Return the table with the boundaries that it lacks between those engines, as far as time allows."""
-        for source, target in permutations([spec for spec in specs if spec in table.launches], 2):
-            if (source, target) not in table.boundaries and self.clock() < until:
-                self.report(f"measuring what a boundary costs from {source} to {target}")
-                if (found := self._crossing(source, target)) is not None:
-                    table = table.with_boundary(source, target, *found)
-        return table
-
-    def _crossing(self, source: str, target: str) -> tuple[float, float] | None:
-        fronts = self.runners[source].compiler, self.runners[target].compiler
-        try:
-            return within(self.limit, partial(measure_transfer, *fronts, self.context, self.clock, self.homes.by_engine))
-        except OutOfTime:
-            return None
-
-
-def find_light_operator(engine: GraphCompiler, device: str = "cpu") -> str | None:
-    """Return an operator that costs next to nothing and that the engine takes there; None where it takes none of these."""
-    chains = ((op, _chain([op], 16)) for op in OPERATORS)
-    return next((op for op, chain in chains if SupportMatrix.of(chain, [engine], device).reason(0, 0) is None), None)
-
-
-def measure_launch_overhead(
-    engine: GraphCompiler, runner: Runner, context: CompileContext, seconds: float, limit: float | None
-) -> float | None:
-    """Return the seconds of one launch with next to nothing in it; None where the engine takes nothing so light.
-
-    Raises EngineError.
-    """
-    op = find_light_operator(engine, context.device)
-    if op is None:
-        return None
-    trial = runner.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], TrialLimits(seconds, limit, limit))
-    return median_interval(trial.samples)[0]
-
-
-def measure_transfer(
-    source: GraphCompiler,
-    target: GraphCompiler,
-    context: CompileContext,
-    clock: Clock,
-    devices: Mapping[str, str] = FrozenDict(),
-) -> tuple[float, float] | None:
-    """Return the seconds, and the seconds per byte, by which two regions in a row cost more than each alone.
-
-    The three take turns, and what counts is the difference within a round. ``devices`` are as in `tune`: between two devices
-    a copy is part of it. None where an engine takes nothing so light, or fails.
-    """
-    homes = DeviceMap(context.device, devices)
-    ops = [find_light_operator(one, homes.of(one.spec)) for one in (source, target)]
-    try:
-        small, large = (
-            _excess(source, target, [op for op in ops if op is not None], size, context, clock, homes) for size in SIZES
-        )
-    except (EngineError, PlanError, ValueError):
-        return None
-    return small, max(0.0, large - small) / (4 * (SIZES[1] - SIZES[0]))
-
-
-def _excess(
-    source: GraphCompiler,
-    target: GraphCompiler,
-    ops: Sequence[str],
-    size: int,
-    context: CompileContext,
-    clock: Clock,
-    homes: DeviceMap,
-) -> float:
-    first, second = ops
-    engines = {engine.spec: engine for engine in (source, target)}
-    cache = CompileCache()
-    made = [
-        _program(_chain([first, second], size), [source, target], engines, context, cache, homes),
-        _program(_chain([first], size), [source], engines, context, cache, DeviceMap(homes.of(source.spec))),
-        _program(_chain([second], size), [target], engines, context, cache, DeviceMap(homes.of(target.spec))),
-    ]
-    try:
-        calls = [
-            made[0].make_timed_call([_values(size)]),
-            _before_another(made[1], size),
-            made[2].make_timed_call([_values(size)]),
-        ]
-        both, one, other = _interleaved(calls, clock)
-        excess = max(0.0, statistics.median(b - x - y for b, x, y in zip(both, one, other, strict=True)))
-        is_across = homes.of(source.spec) != homes.of(target.spec)
-        return excess / 2 if is_across else excess  # the way back, or the way there, was measured with it
-    finally:
-        for program in made:
-            program.close()
-
-
-def _program(
-    function: Function,
-    homes: Sequence[GraphCompiler],
-    engines: Mapping[str, GraphCompiler],
-    context: CompileContext,
-    cache: CompileCache,
-    where: DeviceMap,
-) -> Program:
-    placed = {node.name: engine.spec for node, engine in zip(function.nodes, homes, strict=True)}
-    groups = {node.name: number for number, node in enumerate(function.nodes)}
-    plan = plan_from_assignment(function, list(engines.values()), placed, groups=groups, device=where)
-    made = compile_plan(plan, engines, context, cache)
-    if not isinstance(made, Program):
-        raise made[0].error
-    return made
-
-
-def _before_another(program: Program, size: int) -> Callable[[], object]:
-    """Return the call of one launch as others read its result: in memory that is there, if the engine can compute into that."""
-    if type(program) is Program and all(executable.supports_io_binding() for executable in program.executables):
-        return program.bind([_values(size)], [np.empty(size, np.float32)])
-    return program.make_timed_call([_values(size)])
-
-
-def _interleaved(calls: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
-    repeats = [choose_calls_per_turn(min(seconds_per_call(call, 1, clock) for _ in range(3)), TURN) for call in calls]
-    pairs = zip(calls, repeats, strict=True)
-    turns = {str(number): partial(seconds_per_turn, *pair, clock, idle=0.0) for number, pair in enumerate(pairs)}
-    return list(take_turns(turns, ROUNDS).values())
-
-
-def _chain(ops: Sequence[str], size: int) -> Function:
-    """Return operators in a row on so many numbers."""
-    type_ = TensorType(DType.FLOAT32, (size,))
-    names = ["x", *(f"v{number}" for number in range(1, len(ops))), "y"]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"n{i}") for i, op in enumerate(ops))
-    inner = dict.fromkeys(names[1:-1], type_)
-    return Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": OPSET}, types=inner, name="calibration")
-
-
-def _values(size: int) -> Any:
-    return np.full(size, 0.5, np.float32)
-
-
-_log = logging.getLogger(__name__)
 PATIENCE = 3.0
 """Seconds after which the next engine is begun although the one before has not answered: the slowest library, TVM, is imported in
 2.3 s."""
 END_PATIENCE = 0.2
 """Seconds for which the end of a search waits for a worker to end."""
-LONGEST_REASON = 2000
-"""Characters of a reason that is remembered."""
 
 
 @dataclass(eq=False)
@@ -417,9 +214,6 @@ class _QueriedEngine:
 
     engine: GraphCompiler
     home: str
-    signature: Signature | None = None
-    known: Mapping[str, str | None] = field(default_factory=dict)
-    """Answers of earlier searches, by the keys of questions."""
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
     """By the numbers of questions."""
@@ -441,40 +235,27 @@ class Inquiry:
         engines: Sequence[GraphCompiler],
         contexts: Mapping[str, CompileContext],
         open_runner: Callable[[GraphCompiler], Runner],
-        store: CostStore | None = None,
     ) -> None:
         self.function = function
         self._open_runner = open_runner
-        self._store = store
         self._is_over = False
         self._changed = threading.Condition()
         self._may_ask = threading.Event()
         self._may_ask.set()
         self._numbers, self._firsts = number_questions(function)
-        self._keys = self._make_keys(function)
         self._queried = {one.spec: _QueriedEngine(one, contexts[one.spec].device) for one in engines}
-        for spec, one in self._queried.items():
-            if store is not None and (signature := make_questions_key(one.engine, contexts[spec])) is not None:
-                one.signature, one.known = signature, store.answers(signature)
-
-    def _make_keys(self, function: Function) -> list[str | None]:
-        keys = QuestionKeys(function)
-        by_node = [keys.key(node) for node in function.nodes]
-        first = {number: place for place, number in reversed(list(enumerate(self._numbers)))}
-        return [by_node[first[number]] for number in range(len(self._firsts))]
 
     # ------------------------------------------------------------------ waiting
 
     def start(self) -> None:
-        """Begin to query the engines, those first of which most answers are stored.
+        """Begin to query the engines.
 
         The next engine is begun when the one before has answered, or after `PATIENCE`: engines that import their libraries at
         once slow each other.
         """
-        order = sorted(self._queried.values(), key=lambda one: sum(key not in one.known for key in self._keys))
 
         def start_all() -> None:
-            for one in order:
+            for one in self._queried.values():
                 self._may_ask.wait()
                 if self._is_over:
                     return
@@ -534,12 +315,7 @@ class Inquiry:
             self._may_ask.wait()
             if self._is_over:
                 return
-            key = self._keys[number]
-            if key is not None and key in one.known:
-                reason = one.known[key]
-                one.answers[number] = None if reason is None else with_names(reason, node)
-            else:
-                one.answers[number] = ask_engine(one.engine, one.home, node, self.function)
+            one.answers[number] = ask_engine(one.engine, one.home, node, self.function)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -588,24 +364,12 @@ class Inquiry:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Store the new answers and close the runners; one that is still starting is closed as soon as it has started."""
+        """Close the runners; one that is still starting is closed as soon as it has started."""
         self._is_over = True
         self._may_ask.set()
         with self._changed:
             self._changed.notify_all()
         for one in self._queried.values():
-            self._store_answers(one)
             if one.is_ready and one.runner is not None:
                 with suppress(OutOfTime):
                     within(END_PATIENCE, one.runner.close)
-
-    def _store_answers(self, one: _QueriedEngine) -> None:
-        if self._store is None or one.signature is None:
-            return
-        answers: dict[str, str | None] = {}
-        for number, reason in list(one.answers.items()):
-            key, node = self._keys[number], self._firsts[number]
-            if key is not None and key not in one.known and (reason is None or len(reason) <= LONGEST_REASON):
-                answers[key] = None if reason is None else without_names(reason, node)
-        if answers:
-            self._store.keep_answers(one.signature, answers)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from xrt.errors import OptionError, XRTError, did_you_mean
-from xrt.formats.placement_file import ServingRecord, ServingRow
+from xrt.formats.placement_file import ServingCandidate, ServingConfiguration, Split, format_latency, format_rate
 from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
 from xrt.measure.timing import Clock
@@ -21,15 +21,13 @@ __all__ = [
     "ServingBench",
     "ServingCandidate",
     "ServingConfiguration",
-    "ServingVerdict",
     "Split",
     "Tell",
     "ThroughputRequest",
     "ThroughputResult",
     "ThroughputSweep",
     "find_batch_dim",
-    "format_latency",
-    "format_rate",
+    "list_cells",
     "list_splits",
     "parse_batches",
     "parse_bound",
@@ -40,23 +38,6 @@ __all__ = [
 BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_SIZES = 16
 LARGEST = 1 << 16
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Split:
-    """How the thread budget is divided."""
-
-    instances: int
-    threads: int
-    """Of each instance."""
-
-    def __str__(self) -> str:
-        """Return it in words.
-
-        >>> str(Split(2, 1)), str(Split(1, 4))
-        ('2 instances of 1 thread', '1 instance of 4 threads')
-        """
-        return f"{self.instances} instance{'s' * (self.instances != 1)} of {self.threads} thread{'s' * (self.threads != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,104 +96,6 @@ def parse_bound(asked: Any) -> float:
     return float(asked)
 
 
-ServingVerdict: TypeAlias = Literal["chosen", "within", "over", "declined"]
-"""``chosen``; ``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServingConfiguration:
-    """How to serve a model: what to give a server, and what it was measured to do then."""
-
-    batch: int
-    """Requests of one call, at most."""
-    instances: int
-    """Calls that run at a time, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
-    threads: int
-    concurrency: int
-    """Requests in flight when the figures below were measured."""
-    rate: float
-    """Requests per second."""
-    p50: float
-    p99: float
-    """Seconds from a request to its result."""
-    bound: float = math.inf
-    """Seconds that the 99th percentile may take."""
-    dim: str = ""
-    """The symbolic dim that counts requests; empty where each call is one request."""
-    sizes: tuple[int, ...] = ()
-    """Rows that a call may have, ascending: fewer requests are filled up with a repeated row. Empty: any up to ``batch``."""
-    plans: tuple[str, ...] = ()
-    """The engines of the plan at each of the ``sizes``; where these are empty, at the batch size."""
-    memory: int = 0
-    """Bytes that all instances hold, as far as engines report them."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data; a bound that is infinite is None."""
-        return {**asdict(self), "bound": _finite(self.bound)}
-
-    def round(self) -> ServingConfiguration:
-        """Return it with six digits of each measured number, as files hold it."""
-        return replace(self, **{name: _round(getattr(self, name)) for name in ("rate", "p50", "p99")})
-
-    def to_record(self, rows: tuple[ServingRow, ...] = ()) -> ServingRecord:
-        """Return what files hold of it."""
-        return ServingRecord(**self.to_dict(), rows=rows)
-
-    @classmethod
-    def from_record(cls, record: ServingRecord) -> ServingConfiguration:
-        """Return the configuration in a file."""
-        fields = {name: getattr(record, name) for name in cls.__dataclass_fields__}
-        return cls(**{**fields, "bound": math.inf if record.bound is None else record.bound})
-
-    def __str__(self) -> str:
-        batch = f"batches of up to {self.batch}" if self.batch > 1 else "no batching"
-        figures = f"p50 {format_latency(self.p50)}, p99 {format_latency(self.p99)}"
-        flight = f"{self.concurrency} in flight"
-        return f"{batch}, {Split(self.instances, self.threads)}, {flight}: {format_rate(self.rate)}, {figures}"
-
-
-@dataclass(frozen=True, slots=True)
-class ServingCandidate:
-    """A point of the sweep, and its measurement."""
-
-    batch: int
-    split: Split
-    concurrency: int
-    """Requests in flight."""
-    verdict: ServingVerdict = "declined"
-    plan: str = ""
-    """The engines of the plan at the batch size."""
-    load: LoadResult | None = None
-    memory: int | None = None
-    note: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Requests per second; 0 if it was not measured."""
-        return self.load.rate if self.load else 0.0
-
-    def to_row(self) -> ServingRow:
-        """The form that files hold."""
-        rate, p50, p99 = (self.load.rate, self.load.p50, self.load.p99) if self.load else (None, None, None)
-        return ServingRow(
-            self.batch,
-            self.split.instances,
-            self.split.threads,
-            self.concurrency,
-            self.verdict,
-            self.plan[:4000],
-            _round(rate),
-            _round(p50),
-            _round(p99),
-            self.memory,
-            self.note[:4000],
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The point as plain data."""
-        return self.to_row().to_dict()
-
-
 @dataclass(frozen=True, slots=True)
 class ThroughputResult:
     """The outcome of a search. Prints as text."""
@@ -227,17 +110,15 @@ class ThroughputResult:
     notes: tuple[str, ...] = ()
     is_interrupted: bool = False
 
-    def to_record(self) -> ServingRecord | None:
-        """Return what files hold of it; None where nothing was chosen."""
-        if self.configuration is None:
-            return None
-        return self.configuration.to_record(tuple(one.to_row() for one in self.candidates))
+    def to_record(self) -> ServingConfiguration | None:
+        """The configuration with the sweep, for files; None if nothing was chosen."""
+        return None if self.configuration is None else self.configuration.replace(rows=self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
         chosen = None if self.configuration is None else self.configuration.to_dict()
         facts: Mapping[str, Any] = {
-            "bound": _finite(self.bound),
+            "bound": None if math.isinf(self.bound) else self.bound,
             "budget": self.budget,
             "spent": self.spent,
             "notes": list(self.notes),
@@ -255,7 +136,7 @@ class ThroughputResult:
         within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
             return f"most requests per second{within}: {self.configuration}"
-        quickest = min((one.load.p50 for one in self.candidates if one.load is not None), default=None)
+        quickest = min((one.p50 for one in self.candidates if one.p50 is not None), default=None)
         took = "" if quickest is None else f"; the fastest request takes {format_latency(quickest)}"
         return f"nothing serves requests{within}{took}"
 
@@ -279,41 +160,16 @@ def _describe(one: ServingCandidate) -> str:
     parts = [f"{one.verdict}: batch {one.batch}, {one.split}, {one.concurrency} in flight"]
     if one.plan:
         parts.append(f"on {one.plan}")
-    if one.load is not None:
-        p50, p99 = format_latency(one.load.p50), format_latency(one.load.p99)
-        parts += [format_rate(one.load.rate), f"p50 {p50}, p99 {p99}"]
+    if one.rate is not None and one.p50 is not None and one.p99 is not None:
+        parts += [format_rate(one.rate), f"p50 {format_latency(one.p50)}, p99 {format_latency(one.p99)}"]
     if one.note:
         parts.append(one.note)
     return ", ".join(parts)
 
 
-def format_rate(rate: float) -> str:
-    """Return requests per second as text.
-
-    >>> format_rate(1234.5), format_rate(3.456)
-    ('1234/s', '3.46/s')
-    """
-    return f"{rate:.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
-
-
-def format_latency(seconds: float) -> str:
-    """Return a latency as text.
-
-    >>> format_latency(0.0123), format_latency(2.0), format_latency(float("inf"))
-    ('12.3 ms', '2 s', 'no end')
-    """
-    if math.isinf(seconds):
-        return "no end"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def _round(value: float | None) -> Any:
-    """Return a number with six digits: more say nothing, and the diff of a lockfile would show them. None where it has no end."""
-    return None if value is None or math.isinf(value) else float(f"{value:.6g}")
-
-
-def _finite(value: float) -> float | None:
-    return None if math.isinf(value) else value
+def _round(value: float) -> float:
+    """Six digits: more are noise, and the diff of a lockfile would show them."""
+    return float(f"{value:.6g}")
 
 
 def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
@@ -399,12 +255,18 @@ def _describe_page(found: ThroughputResult) -> dict[str, Any]:
 def _make_row(one: ServingCandidate) -> tuple[object, ...]:
     from xrt.html.views import size
 
-    load, verdict = one.load, {"text": one.verdict, "verdict": KINDS[one.verdict]}
-    known = (format_rate(load.rate), format_latency(load.p50), format_latency(load.p99)) if load else ("", "", "")
-    memory = "" if one.memory is None else size(one.memory)
-    name = f"batch {one.batch}, {one.split}"
-    place = (one.batch, one.split.instances, one.split.threads, one.concurrency)
-    return (name, verdict, *place, one.plan, *known, memory, one.note)
+    verdict = {"text": one.verdict, "verdict": KINDS[one.verdict]}
+    return (f"batch {one.batch}, {one.split}", verdict, *list_cells(one, size)[1:])
+
+
+def list_cells(one: ServingCandidate, format_bytes: Callable[[int], str]) -> tuple[str, ...]:
+    """A row of the table, as text."""
+    figures = ("", "", "")
+    if one.rate is not None and one.p50 is not None and one.p99 is not None:
+        figures = format_rate(one.rate), format_latency(one.p50), format_latency(one.p99)
+    memory = "" if one.memory is None else format_bytes(one.memory)
+    numbers = (str(number) for number in (one.batch, one.instances, one.threads, one.concurrency))
+    return (one.verdict, *numbers, one.plan, *figures, memory, one.note)
 
 
 Tell: TypeAlias = Callable[[str], object]
@@ -457,9 +319,11 @@ class ThroughputSweep:
             is_interrupted = True
         number, configuration = self._find_best(), None
         if number is not None:
-            one = self._found[number] = replace(self._found[number], verdict="chosen")
+            one = self._found[number] = self._found[number].replace(verdict="chosen")
             configuration = self._configure(one)
-        ordered = tuple(sorted(self._found, key=lambda one: (one.verdict != "chosen", -one.rate, one.batch, one.concurrency)))
+        ordered = tuple(
+            sorted(self._found, key=lambda one: (one.verdict != "chosen", -(one.rate or 0.0), one.batch, one.concurrency))
+        )
         bound, budget, spent = self.request.bound, self.request.budget, self.clock() - began
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
@@ -470,14 +334,15 @@ class ThroughputSweep:
                 self.tell(f"plan for calls of {batch}, {split}")
                 plan = self.bench.describe_plan(split, batch)
                 for depth in DEPTHS:
-                    self._found.append(ServingCandidate(batch, split, depth * batch * split.instances, plan=plan))
+                    flight = depth * batch * split.instances
+                    self._found.append(ServingCandidate(batch, split.instances, split.threads, flight, plan=plan[:4000]))
 
     def _measure(self, until: float) -> None:
         memory: dict[tuple[Split, int], int | None] = {}
         errors: list[XRTError] = []
         for number, one in enumerate(self._found):
             if note := self._find_reason_against(one, is_late=number > 0 and self.clock() >= until):
-                self._found[number] = replace(one, note=note)
+                self._found[number] = one.replace(note=note)
                 continue
             self.tell(f"{one.concurrency} requests in flight, batches of {one.batch}, {one.split}")
             seconds = min(max(until - self.clock(), 0.0) / (len(self._found) - number), LONGEST)
@@ -488,11 +353,12 @@ class ThroughputSweep:
                     memory[place] = self.bench.measure_memory(one.split, self._list_sizes(one.batch) or (one.batch,))
             except XRTError as error:  # a batch that needs too much memory, for example: the other points stay
                 errors.append(error)
-                self._found[number] = replace(one, note=str(error))
+                self._found[number] = one.replace(note=str(error)[:4000])
                 continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
-            self._found[number] = replace(one, verdict=verdict, load=load, memory=memory[place])  # type: ignore[arg-type]
-        if errors and all(one.load is None for one in self._found):
+            figures = {name: _round(getattr(load, name)) for name in ("rate", "p50", "p99")}
+            self._found[number] = one.replace(verdict=verdict, memory=memory[place], **figures)
+        if errors and all(one.rate is None for one in self._found):
             raise errors[0]
 
     def _find_reason_against(self, one: ServingCandidate, *, is_late: bool) -> str:
@@ -500,10 +366,10 @@ class ThroughputSweep:
         if is_late:
             return f"no time was left of budget={self.request.budget:g} s"
         for other in self._found:
-            if other.split == one.split and other.verdict == "over" and other.load is not None and other.batch <= one.batch:
+            if other.split == one.split and other.verdict == "over" and other.p99 is not None and other.batch <= one.batch:
                 is_call = other.concurrency == other.batch * other.split.instances
                 if is_call or other.batch == one.batch:
-                    return f"batches of {other.batch} already take {format_latency(other.load.p99)}"
+                    return f"batches of {other.batch} already take {format_latency(other.p99)}"
         return ""
 
     def _list_sizes(self, batch: int) -> tuple[int, ...]:
@@ -512,25 +378,21 @@ class ThroughputSweep:
     def _find_best(self) -> int | None:
         """The point of the highest rate within the bound; of rates that are equal, the smallest batch and concurrency."""
         within = [number for number, one in enumerate(self._found) if one.verdict == "within"]
-        most = max((self._found[number].rate for number in within), default=0.0)
-        equal = [number for number in within if self._found[number].rate >= (1 - EQUAL) * most]
-        return min(equal, key=lambda n: (self._found[n].batch, self._found[n].concurrency, -self._found[n].rate), default=None)
+        rates = {number: self._found[number].rate or 0.0 for number in within}
+        equal = [number for number in within if rates[number] >= (1 - EQUAL) * max(rates.values())]
+        return min(equal, key=lambda n: (self._found[n].batch, self._found[n].concurrency, -rates[n]), default=None)
 
     def _configure(self, one: ServingCandidate) -> ServingConfiguration:
-        assert one.load is not None
-        sizes, load = self._list_sizes(one.batch), one.load
-        made = ServingConfiguration(
+        sizes = self._list_sizes(one.batch)
+        return ServingConfiguration(
             one.batch,
-            one.split.instances,
-            one.split.threads,
+            one.instances,
+            one.threads,
             one.concurrency,
-            load.rate,
-            load.p50,
-            load.p99,
-            self.request.bound,
-            self.bench.dim,
-            sizes,
-            tuple(self.bench.describe_plan(one.split, size) for size in sizes or (one.batch,)),
-            one.memory or 0,
+            *(one.rate or 0.0, one.p50 or 0.0, one.p99 or 0.0),
+            bound=None if math.isinf(self.request.bound) else self.request.bound,
+            dim=self.bench.dim,
+            sizes=sizes,
+            plans=tuple(self.bench.describe_plan(one.split, size) for size in sizes or (one.batch,)),
+            memory=one.memory or 0,
         )
-        return made.round()

@@ -12,6 +12,5 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.precision.budget import ErrorBudget as ErrorBudget, PrecisionTerms as PrecisionTerms
-    from xrt.precision.lowering import lower_within_budget as lower_within_budget
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -25,7 +25,6 @@ __all__ = [
     "ErrorBudget",
     "ExampleInputs",
     "Examples",
-    "LowerPrecision",
     "Measure",
     "MeasuredError",
     "PrecisionTerms",
@@ -457,10 +456,6 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
     return np.ascontiguousarray(array)
 
 
-LowerPrecision: TypeAlias = Precision | Literal["int4"]
-"""What a plan within an error budget may compute in: weights alone can have 4 bits."""
-
-
 @dataclass(frozen=True)
 class PrecisionTerms:
     """What a module is asked for."""
@@ -468,7 +463,7 @@ class PrecisionTerms:
     budget: ErrorBudget
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
-    allowed: tuple[LowerPrecision, ...] = (*LOWER_PRECISIONS, "int4")
+    allowed: tuple[Precision, ...] = LOWER_PRECISIONS
     """The lower precisions that plans may compute in."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""

@@ -1,40 +1,214 @@
-"""The search for plans of lower precision: candidates in the order of what they promise, each judged by its outputs.
-
-Which candidates there are does not depend on the limit of the budget, but for the targets that nodes are kept in float32 for.
-"""
+"""The search for plans of lower precision: candidates in the order of what they promise, each judged by its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import product
-from typing import TYPE_CHECKING, Any
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from xrt.cache import CompileCache
+from xrt.errors import CompileRefused, LockError
+from xrt.formats.placement_file import LoweredOutcome, LoweredPlanRecord
+from xrt.graph import Function, Node, TensorType, hash_values
+from xrt.measure.timing import time_call
+from xrt.partition import partition
+from xrt.partition.partitioner import plan_from_assignment
+from xrt.passes.quantize import list_balanced_values, list_calibrated_values, why_not_quantized
+from xrt.passes.quantize.form import (
+    OPTIONS,
+    QuantizedForm,
+    balance_values,
+    find_balance,
+    fit_balanced_table,
+    fit_table,
+    list_quantizable_nodes,
+    prepare_for_quantization,
+)
+from xrt.passes.quantize.packed import why_not_matrix
 from xrt.placement.race import is_allowed
 from xrt.placement.report import format_error
-from xrt.precision.budget import MeasuredError, find_fault
-from xrt.precision.execution import Attempt, Workbench
-from xrt.precision.integer_search import IntegerForms
+from xrt.placement.result import describe_plan
+from xrt.precision.budget import ErrorBudget, Measure, MeasuredError, find_fault, read_examples
+from xrt.precision.byte_sums import needs_reduced_range
+from xrt.precision.collectors import Observer, group_by_bytes
+from xrt.precision.sensitivity import NodeSelection, find_node_errors, make_switchable_model
+from xrt.processes.background import OutOfTime
+from xrt.runtime import Program, compile_plan, to_host
+from xrt.verify.execution import copy_values
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.engines.contract.options import Precision
-    from xrt.formats.placement_file import PrecisionRecord
-    from xrt.graph import Function
+    from xrt.formats.calibration_table import CalibrationTable
+    from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
+    from xrt.graph import Value
+    from xrt.partition import Plan
+    from xrt.placement.regression_check import RegressionSetup
+    from xrt.placement.result import PlacementRequest
     from xrt.precision.budget import Examples, PrecisionTerms
 
-__all__ = ["PrecisionSearch"]
+__all__ = ["Attempt", "PrecisionSearch", "Workbench", "check_error", "list_contenders", "list_product_forms"]
 
-PARTS = (0.75, 0.5, 0.25)
-"""Shares of the nodes that the beginnings and the ends of a model have which alone are lowered."""
+
+MOST_NAMED = 32
+"""Nodes in float32 that the record of a plan names."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A plan of lower precision, or the exact one."""
+
+    plan: Plan
+    precision: str
+    engines: tuple[GraphCompiler, ...] = ()
+    """The engines that only plans of lower precision have."""
+    form: QuantizedForm | None = None
+    """How the model is quantized; None if it is not."""
+    kept: tuple[str, ...] = ()
+    """The nodes that stay in float32 to meet the budget, worst first."""
+    program: Program | None = None
+    error: MeasuredError = field(default_factory=lambda: MeasuredError(0.0))
+    outcome: LoweredOutcome = "lost"
+    note: str = ""
+    seconds: float | None = None
+    first_calls: float = 0.0
+    """Seconds of the fastest call on an example of validation."""
+
+    @property
+    def is_in_budget(self) -> bool:
+        """Whether it may race."""
+        return self.program is not None and self.outcome not in ("over", "wrong", "failed")
+
+    @property
+    def title(self) -> str:
+        return describe_plan(self.plan)
+
+    def close(self) -> None:
+        program, self.program = self.program, None
+        if program is not None:
+            program.close()
+
+    def to_record(self) -> LoweredPlanRecord:
+        """The attempt as it is stored."""
+        errors = {name: getattr(self.error, name) for name in ("error", "high", "worst")}
+        return LoweredPlanRecord(
+            self.title,
+            self.precision,
+            self.outcome,
+            **{name: value if value is not None and math.isfinite(value) else None for name, value in errors.items()},
+            seconds=self.seconds,
+            kept=len(self.kept),
+            nodes=tuple(name[:400] for name in self.kept[:MOST_NAMED]),
+            note=self.note[:1000],
+        )
+
+
+@dataclass
+class Workbench:
+    """Compiles plans and runs them on examples."""
+
+    request: PlacementRequest
+    cache: CompileCache
+    """For plans that may be chosen."""
+    engines: Sequence[GraphCompiler]
+    """The exact ones, the fastest first, the implicit one last."""
+    scratch: CompileCache = field(default_factory=CompileCache)
+    """For models that only measure something."""
+
+    def plan_exact(self, function: Function) -> Plan:
+        """Plan on the fastest exact engine that supports the whole Function, else by priority."""
+        for engine in self.engines:
+            if all(engine.why_not(node, function) is None for node in function.nodes):
+                return self._partition(function, [engine])
+        return self._partition(function, self.engines)
+
+    def plan_on(self, function: Function, engine: GraphCompiler, kept: Collection[str] = ()) -> Plan:
+        """Plan all nodes on an engine that supports them, except for those to be kept; others are on exact engines."""
+        supported = {node.name for node in function.nodes if engine.why_not(node, function) is None}
+        if not kept and len(supported) == len(function.nodes):
+            return self._partition(function, [engine])
+        others = [one for one in self.engines if one.spec != engine.spec]
+        if not kept:
+            return self._partition(function, [engine, *others])
+        by_priority = self._partition(function, others)
+        homes = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
+        homes |= dict.fromkeys(supported - set(kept), engine.spec)
+        implicit, device = self._find_implicit(others), self.request.device_map
+        return plan_from_assignment(function, [engine, *others], homes, implicit=implicit, device=device)
+
+    def _partition(self, function: Function, engines: Sequence[GraphCompiler]) -> Plan:
+        request = self.request
+        return partition(
+            function,
+            engines,
+            replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
+            implicit=self._find_implicit(engines),
+            device=request.device_map.device,
+            devices={spec: home for spec, home in request.devices.items() if any(one.spec == spec for one in engines)},
+        )
+
+    def _find_implicit(self, engines: Sequence[GraphCompiler]) -> str | None:
+        implicit = self.request.implicit
+        return implicit if any(one.spec == implicit for one in engines) and len(engines) > 1 else None
+
+    def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_kept: bool = True) -> Program:
+        """Compile a plan; raises CompileRefused for what an engine refuses."""
+        engines = {one.spec: one for one in (*self.engines, *extra)}
+        compiled = compile_plan(plan, engines, self.request.context, self.cache if is_kept else self.scratch)
+        if not isinstance(compiled, Program):
+            raise CompileRefused("; ".join(dict.fromkeys(one.reason for one in compiled)))
+        return compiled
+
+    def run(self, program: Program, examples: Examples) -> tuple[list[list[Any]], float]:
+        """The outputs for each example, and the seconds of the fastest call."""
+        timed = [time_call(partial(run_once, program, item.values)) for item in examples.items]
+        return [outputs for outputs, _ in timed], min((seconds for _, seconds in timed), default=0.0)
+
+
+def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Call with copies of the inputs; return copies of the outputs."""
+    return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
+
+
+def observe(
+    bench: Workbench, function: Function, examples: Examples, names: Sequence[str], tell: Callable[[str], object]
+) -> Iterator[dict[str, Any]]:
+    """Yield the values of these names for each example."""
+    inputs = [value.name for value in function.inputs]
+    programs = []
+    for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
+        observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
+        programs.append((group, bench.compile(bench.plan_exact(observed), is_kept=False)))
+    for number, item in enumerate(examples.items):
+        tell(f"calibrating on batch {number + 1} of {len(examples)}")
+        values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
+        for group, program in programs:
+            values.update(zip(group, run_once(program, item.values), strict=False))
+        yield values
+    for _, program in programs:
+        program.close()
+
+
+# ---------------------------------------------------------------------- the search
+
+METRIC_TARGETS = (0.05, 0.02, 0.005)
+"""Relative errors for which nodes are kept in float32 if the budget is in a metric of the caller's."""
+MOST_ATTEMPTS = 3
+"""Quantized forms that are measured to come within a target, on each engine."""
+MOST_KEPT = 0.75
+"""Share of the nodes that may stay in float32: with more there is little left to gain."""
+SENSED_ITEMS = 2
+"""Examples on which the error of each node is measured."""
 
 
 @dataclass(eq=False)
 class PrecisionSearch:
-    """One search; what it has found by now is in `attempts`."""
+    """One search; `attempts` has what it tried."""
 
     bench: Workbench
     terms: PrecisionTerms
@@ -44,28 +218,23 @@ class PrecisionSearch:
     validate: Examples
     is_in_time: Callable[[], bool]
     tell: Callable[[str], object]
-    known: PrecisionRecord | None = None
-    """What searches for smaller budgets on the same examples have found."""
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_cut_off: bool = False
     """Whether there was not enough time."""
+    _errors: dict[bool, dict[str, float]] = field(default_factory=dict)
+    """By whether channels are balanced, the error of quantizing each node alone."""
 
     def run(self) -> None:
-        """Judge the candidates in order, as long as there is time."""
-        candidates = self._propose()
-        while self.is_in_time():
-            if (attempt := next(candidates, None)) is None:
-                return
-            self._judge(attempt)
-        self.notes.append("the budget of time ended before all precisions were tried")
-        self.is_cut_off = True
-
-    def _propose(self) -> Iterator[Attempt]:
-        """Yield the candidates, the simple ones first; later ones depend on what earlier ones were measured to do."""
-        yield from self._lower_floats()
-        yield from self.integers.propose()
-        yield from self._lower_a_part()
+        """Try the candidates, as long as there is time: floats of 16 bits, whole forms, products, then forms with kept nodes."""
+        try:
+            for precision, engine in self._list_lowered(("bf16", "fp16")):
+                kept = {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
+                self._try(Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,)))
+            self._try_integers()
+        except OutOfTime:
+            self.notes.append("the budget of time ended before all precisions were tried")
+            self.is_cut_off = True
 
     @cached_property
     def expected(self) -> list[list[Any]]:
@@ -74,36 +243,39 @@ class PrecisionSearch:
         outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
         return outputs
 
-    def _judge(self, attempt: Attempt) -> None:
-        """Compile a plan, run it on the examples of validation, and record its error and its outcome."""
+    def _try(self, attempt: Attempt) -> Attempt:
+        """Compile a plan, run it on the examples of validation, and record its error and its outcome.
+
+        Raises OutOfTime if there is no time left.
+        """
+        if not self.is_in_time():
+            raise OutOfTime
         self.attempts.append(attempt)
         self.tell(f"measuring the error of {attempt.precision} on {attempt.title}")
         if not is_allowed(attempt.plan, [*self.bench.engines, *attempt.engines], self.bench.request.clustering):
             attempt.outcome, attempt.note = "failed", "the options of clustering or pins do not allow it"
-            return
+            return attempt
         try:
             attempt.program = self.bench.compile(attempt.plan, attempt.engines)
             expected = self.expected
-            found, attempt.first_calls = self.bench.run(attempt.program, self.validate)
+            outputs, attempt.first_calls = self.bench.run(attempt.program, self.validate)
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             attempt.outcome, attempt.note = "failed", " ".join(str(error).split())
             attempt.close()
-            return
-        if fault := find_fault(expected, found):
-            attempt.outcome, attempt.note, attempt.found = "wrong", fault, MeasuredError(np.inf)
+            return attempt
+        if fault := find_fault(expected, outputs):
+            attempt.outcome, attempt.note, attempt.error = "wrong", fault, MeasuredError(np.inf)
         else:
-            attempt.found = measure(self.terms, self.validate, expected, found)
-            attempt.outcome = "lost" if attempt.found.bound <= self.terms.budget.limit else "over"
+            attempt.error = measure(self.terms, self.validate, expected, outputs)
+            attempt.outcome = "lost" if attempt.error.bound <= self.terms.budget.limit else "over"
         if not attempt.is_in_budget:
             attempt.close()
-
-    # ------------------------------------------------------------------ floats of 16 bits
+        return attempt
 
     def _list_lowered(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
         """Yield what the exact engines offer, the fastest first."""
         for precision in precisions:
-            names = {"int8", "int4"} if precision == "int8" else {precision}
-            for engine in self.bench.engines if names & {*self.terms.allowed} else ():
+            for engine in self.bench.engines if precision in self.terms.allowed else ():
                 lowered = engine.lower_precision(precision)
                 if lowered is None:
                     continue
@@ -112,82 +284,321 @@ class PrecisionSearch:
                 else:
                     yield precision, lowered
 
-    @property
-    def _exact_names(self) -> set[str]:
-        """The nodes that the caller wants in float32."""
-        return {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
-
-    def _lower_floats(self) -> Iterator[Attempt]:
-        for precision, engine in self._list_lowered(("bf16", "fp16")):
-            kept = self._exact_names
-            yield Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,))
-
-    def _lower_a_part(self) -> Iterator[Attempt]:
-        """Lower only the beginning or only the end of the model."""
-        wholes = [one for one in self.attempts if one.form is None and not one.kept and one.outcome in ("over", "lost")]
-        names = [node.name for node in self.function.nodes]
-        for whole in wholes if not self._exact_names else ():
-            for share, is_end in product(PARTS, (True, False)):
-                count = round(share * len(names))
-                kept = names[: len(names) - count] if is_end else names[count:]
-                if not 0 < count < len(names):
-                    continue
-                plan = self.bench.plan_on(self.function, whole.engines[0], kept)
-                yield Attempt(plan, f"{whole.precision} and fp32", whole.engines, kept=tuple(kept))
-
-    # ------------------------------------------------------------------ integers
-
-    @cached_property
-    def integers(self) -> IntegerForms:
-        """The quantized forms."""
-        return IntegerForms(
-            *(self.bench, self.terms, self.function, self.calibrate, self.validate),
-            is_in_time=self.is_in_time,
-            tell=self.tell,
-            notes=self.notes,
-            engines=sorted(self._list_integer_engines(), key=lambda one: one[1]),
-            known=self.known,
-        )
-
-    def _list_integer_engines(self) -> Iterator[tuple[GraphCompiler, bool]]:
-        """Yield the engines that keep integers, each with whether the rest is in bf16, which gains least."""
-        allowed = self.terms.allowed
-        for _, engine in self._list_lowered(("int8",)):
-            yield engine, False
-            halved = engine.lower_precision("bf16") if "bf16" in allowed and not self.terms.exact_nodes else None
-            if halved is not None:
-                yield halved, True
-
-    # ------------------------------------------------------------------ what came of it
-
     def describe_nearest(self) -> str:
-        """Return how close the plans over the budget came; empty where one is within it, or none was measured."""
+        """How close the plans over the budget came; empty if one is within it, or none was measured."""
         measured = [one for one in self.attempts if one.outcome == "over"]
         if not measured or any(one.is_in_budget for one in self.attempts):
             return ""
-        best = min(measured, key=lambda one: one.found.bound)
-        name, bound = self.terms.budget.name, best.found.bound
+        best = min(measured, key=lambda one: one.error.bound)
+        name, bound = self.terms.budget.name, best.error.bound
         return (
             f"no lower precision is within the budget: the nearest is {best.precision} on {best.title}, "
             f"{format_error(bound, name)} of {format_error(self.terms.budget.limit, name)}; float32 is kept"
         )
 
+    # ------------------------------------------------------------------ integers
+
+    @cached_property
+    def prepared(self) -> Function:
+        """The model in the form that is quantized."""
+        return prepare_for_quantization(self.function)
+
+    @cached_property
+    def _choices(self) -> dict[str, int]:
+        """The nodes that may be quantized, with their positions."""
+        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.terms.keeps(name, self.prepared)}
+
+    @cached_property
+    def fixed(self) -> frozenset[int]:
+        """Positions of nodes that could be quantized, and that the caller wants in float32."""
+        return frozenset(at for at, _ in list_quantizable_nodes(self.prepared)) - set(self._choices.values())
+
+    def _why_not_quantized(self) -> str:
+        """Explain why there is no quantized form; empty if there is one."""
+        if "int8" not in self.terms.allowed:
+            return "int8 is not among the precisions that are allowed"
+        if any("quantize" in node.op.lower() or "QLinear" in node.op for node in self.function.nodes):
+            return "int8 was not tried: the model is quantized already"
+        if not self._choices:
+            return "int8 was not tried: no product or convolution with constant weights may be quantized"
+        return ""
+
+    def _try_integers(self) -> None:
+        if reason := self._why_not_quantized():
+            self.notes.append(reason)
+            return
+        engines = []
+        for _, engine in self._list_lowered(("int8",)):
+            engines.append((engine, ""))
+            halved = engine.lower_precision("bf16") if "bf16" in self.terms.allowed and not self.terms.exact_nodes else None
+            engines += [] if halved is None else [(halved, " and bf16")]
+        engines.sort(key=lambda pair: bool(pair[1]))  # those with the rest in bf16 gain least
+        wholes = []
+        if self.calibrate.items or self.terms.table is not None:
+            for balance in dict.fromkeys(((), self.balance)):
+                for engine, rest in engines:
+                    form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
+                    wholes.append(self._try_form(engine, rest, form))
+        else:
+            self.notes.append("static int8 was not tried: it needs calibrate=, examples to measure ranges on")
+        exact = {engine.spec for engine in self.bench.engines}
+        for engine, rest in engines:
+            names = list(self._choices)
+            for form, model in list_product_forms(self.prepared, names, self.fixed, engine, has_kernels=engine.spec in exact):
+                self._try_form(engine, rest, form, model=model)
+        self._note_other_products()
+        self._try_kept(wholes)
+
+    def _try_form(
+        self, engine: GraphCompiler, rest: str, form: QuantizedForm, kept: Sequence[str] = (), model: Function | None = None
+    ) -> Attempt:
+        form = replace(form, kept=form.kept | {self._choices[name] for name in kept})
+        self.tell(f"quantizing, with {len(form.kept)} nodes in float32")
+        plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
+        return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(kept)))
+
+    def _note_other_products(self) -> None:
+        """Note which products and convolutions have no quantized form."""
+        reasons = [
+            (node.op, reason)
+            for node in self.prepared.nodes
+            if node.op in _WITH_WEIGHTS and (reason := why_not_quantized(node, self.prepared, OPTIONS)) is not None
+        ]
+        for (op, reason), count in Counter(reasons).items():
+            self.notes.append(f"float32 in any plan: {count} {op}, {reason}")
+
+    # ------------------------------------------------------------------ ranges
+
+    @cached_property
+    def _observed(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
+        """The ranges of the values that are quantized, and the extremes of each channel of those that can be balanced."""
+        names = list_calibrated_values(self.prepared, OPTIONS) if self.terms.table is None else []
+        balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
+        channels: dict[str, tuple[Any, Any]] = {}
+        if names or balanced:
+            for values in observe(self.bench, self.prepared, self.calibrate, list(dict.fromkeys([*names, *balanced])), self.tell):
+                observer.add({keys[name]: (name, np.asarray(values[name])) for name in names})
+                for name in balanced:
+                    rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
+                    low, high = channels.get(name, (np.inf, -np.inf))
+                    channels[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+        return observer.make_table() if names else None, channels
+
+    @cached_property
+    def table(self) -> CalibrationTable:
+        """The ranges, passed in or measured on the examples of calibration; those of the balanced model too."""
+        if self.terms.table is not None:
+            original = self.terms.original() if self.terms.original is not None else self.function
+            table = fit_table(self.terms.table, self.prepared, original)
+        else:
+            assert self._observed[0] is not None  # some node is quantized
+            table = self._observed[0]
+        if not self.balance:
+            return table
+        factors = {one.name: np.exp2(np.array(one.exponents, np.float32)) for one in self.balance}
+        observed = self._observed[1]
+        channels = {name: (observed[name][0] / factor, observed[name][1] / factor) for name, factor in factors.items()}
+        return fit_balanced_table(table, self.prepared, balance_values(self.prepared, self.balance), channels)
+
+    @cached_property
+    def balance(self) -> tuple[BalancedValue, ...]:
+        """What channels are divided by; empty without examples of calibration, or values that can be balanced."""
+        channels = self._observed[1] if self.calibrate.items else {}
+        return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
+
+    # ------------------------------------------------------------------ which nodes stay in float32
+
+    def _try_kept(self, wholes: Sequence[Attempt]) -> None:
+        """Keep the nodes that cost most in float32 until the error is within the limit.
+
+        On the fastest engine, and on the fastest with the rest in bf16, each with its more exact form.
+        """
+        best: dict[str, Attempt] = {}
+        for one in sorted(wholes, key=lambda one: one.error.bound):
+            if one.outcome != "failed":
+                best.setdefault(one.engines[0].spec, one)
+        bases: dict[bool, Attempt] = {}
+        for one in sorted(best.values(), key=lambda one: one.first_calls):
+            bases.setdefault(one.precision.endswith("bf16"), one)
+        budget = self.terms.budget
+        # A cosine distance is half the square of a relative error, by which nodes are selected.
+        convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
+        for base in bases.values():
+            if callable(budget.measure):
+                for target in METRIC_TARGETS:
+                    self._keep(base, NodeSelection(self._measure_nodes(base), target))
+            elif base.error.bound > budget.limit:
+                selection = NodeSelection(self._measure_nodes(base), convert(budget.limit), convert(base.error.bound))
+                for _ in range(MOST_ATTEMPTS):
+                    attempt = self._keep(base, selection)
+                    if attempt is None or attempt.outcome == "failed" or attempt.error.bound <= budget.limit:
+                        break
+                    selection.correct(convert(attempt.error.bound))
+
+    def _keep(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
+        """Try a form with more nodes in float32; None if there are too many of them, or none."""
+        kept = selection.choose()
+        if base.form is None or not kept or len(kept) > MOST_KEPT * len(self._choices):
+            return None
+        return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, kept)
+
+    def find_errors(self, form: QuantizedForm) -> Mapping[str, float]:
+        """By name of a node the error of quantizing it alone, as far as that was measured."""
+        return self._errors.get(bool(form.balance), {})
+
+    def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
+        """Measure the error of quantizing each node alone, once."""
+        is_balanced = base.form is not None and bool(base.form.balance)
+        if is_balanced in self._errors:
+            return self._errors[is_balanced]
+        items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSED_ITEMS]
+        names = list(self._choices)
+        model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
+        program = self.bench.compile(self.bench.plan_exact(model), is_kept=False)
+        exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
+
+        def measure_part(part: Sequence[str]) -> float:
+            self.tell(f"measuring the error of {len(part)} of {len(names)} nodes alone")
+            switches = np.isin(names, part)
+            outputs = [run_once(program, (*item.values, switches)) for item in items]
+            return self.terms.relative.measure_error(exact, outputs, []).error
+
+        try:
+            self._errors[is_balanced] = find_node_errors(names, measure_part, self.is_in_time)
+        finally:
+            program.close()
+        return self._errors[is_balanced]
+
 
 def measure(
-    terms: PrecisionTerms, examples: Examples, expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]]
+    terms: PrecisionTerms, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
-    """Return the error by the budget's measure; rows of one batch are together again for a metric."""
+    """The error by the budget's measure; rows of one batch are together again for a metric."""
     if not callable(terms.budget.measure):
-        return terms.budget.measure_error(expected, found, [item.given for item in examples.items])
+        return terms.budget.measure_error(expected, outputs, [item.given for item in examples.items])
     batches: dict[int, list[int]] = {}
     for place, item in enumerate(examples.items):
         batches.setdefault(item.batch, []).append(place)
-    given = [examples.items[places[0]].given for places in batches.values()]
-    merged = [[_merge([outputs[place] for place in places]) for places in batches.values()] for outputs in (expected, found)]
-    return terms.budget.measure_error(merged[0], merged[1], given)
+    items = [examples.items[places[0]].given for places in batches.values()]
+    merged = [[_merge([side[place] for place in places]) for places in batches.values()] for side in (expected, outputs)]
+    return terms.budget.measure_error(merged[0], merged[1], items)
 
 
 def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
     if len(outputs) == 1:
         return outputs[0]
     return [np.concatenate(column) if column[0].ndim else column[0] for column in zip(*outputs, strict=True)]
+
+
+# ---------------------------------------------------------------------- forms of products alone
+
+LEAST_SHARE = 0.1
+"""Share of a model's weights that matrices of products must have for forms of products alone."""
+FEW_ROWS = 16
+"""A product of more rows is not bound by reading its weights: storing them in fewer bits saves it no time."""
+_WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_WORDS: Mapping[FormKind, str] = {
+    "static": "int8",
+    "dynamic": "dynamic int8",
+    "packed8": "int8 weights",
+    "stored8": "int8 weights",
+}
+
+
+def describe_form(form: QuantizedForm) -> str:
+    """What a form computes in.
+
+    >>> describe_form(QuantizedForm(kind="dynamic"))
+    'dynamic int8'
+    """
+    return ("balanced " if form.balance else "") + _WORDS[form.kind]
+
+
+def list_product_forms(
+    prepared: Function, names: Sequence[str], fixed: frozenset[int], engine: GraphCompiler, *, has_kernels: bool
+) -> Iterator[tuple[QuantizedForm, Function]]:
+    """Yield the forms of products alone that may be faster on an engine that supports them, each with its model.
+
+    ``names`` are the nodes that may be quantized. Matrices are packed for an engine that has a product with packed ones; another
+    engine gets them stored as integers, if reading them is what takes time. ``has_kernels``: whether the engine computes with
+    integers other than in pairs of QuantizeLinear and DequantizeLinear: MatMulInteger took 16 times as long on one that does not.
+    """
+    weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
+    products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
+    matrices = {node.inputs[1] for node in products}
+    if sum(prepared.constants[one].nbytes for one in matrices) < LEAST_SHARE * sum(prepared.constants[w].nbytes for w in weights):
+        return
+    kinds: list[FormKind] = ["dynamic", "packed8"] if has_kernels else ["packed8"]
+    if all(_count_rows(node, prepared) <= FEW_ROWS for node in products):
+        kinds.append("stored8")
+    has_weights = False
+    for kind in kinds if matrices else ():
+        if kind == "stored8" and has_weights:  # the packed form has the same weights
+            continue
+        form = QuantizedForm(None, fixed, kind, reduce_range=kind == "dynamic" and needs_reduced_range([engine]))
+        model = form.apply(prepared)
+        changed = (node for node in model.nodes if prepared.producer(node.outputs[0]) != node)
+        if all(engine.why_not(node, model) is None for node in changed):
+            has_weights = kind == "packed8"
+            yield form, model
+
+
+def _count_rows(node: Node, function: Function) -> float:
+    type_ = function.get_type(node.inputs[0])
+    shape = type_.shape if isinstance(type_, TensorType) else None
+    return math.prod(extent if isinstance(extent, int) else math.inf for extent in shape[:-1]) if shape else math.inf
+
+
+RACING = 3
+"""Plans that race with the exact one: the fastest by their first calls."""
+FAR = 1.25
+"""A plan whose first calls take so many times those of the exact plan does not race."""
+
+
+def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
+    """The plans within the budget that race with the exact one, whose first calls took ``exact`` seconds."""
+    return sorted((one for one in attempts if one.first_calls <= FAR * exact), key=lambda one: one.first_calls)[:RACING]
+
+
+# ---------------------------------------------------------------------- the error of a locked plan
+
+
+def check_error(
+    setup: RegressionSetup, plan: Plan, record: PrecisionRecord, validate: Sequence[Any] | None, inputs: Sequence[Value]
+) -> None:
+    """Raise LockError if the error of a plan on the examples of its lock is over the lock's budget.
+
+    The reference engine computes the expected outputs. Raises LockError too for other examples, or none.
+    """
+    if record.measure not in get_args(Measure):
+        raise LockError(
+            f"the lock's error was measured by the metric {record.measure!r}, which only its own code can measure again"
+        )
+    if validate is None:
+        raise LockError(
+            f"the lock has a plan in {record.precision}, whose error must be measured again, and the examples of validation are "
+            "not to be found; pass --validate"
+        )
+    examples = read_examples(validate, "validate", inputs)
+    if record.validation and examples.digest != record.validation:
+        raise LockError("the examples of validation are others than those of the lock; write the lock again with `xrt lock`")
+    budget = ErrorBudget(record.limit, record.measure)  # type: ignore[arg-type]  # it was compared with the names above
+    request = setup.request
+    fitted = examples.fit(request.function, inputs)
+    bench = Workbench(request, setup.cache, request.engines)
+    program = bench.compile(plan)
+    try:
+        outputs, _ = bench.run(program, fitted)
+    finally:
+        program.close()
+    plain = request.function.replace(aliases=())
+    expected = [list(setup.reference(plain, list(item.values))) for item in fitted.items]
+    if fault := find_fault(expected, outputs):
+        raise LockError(f"the plan in {record.precision} computes wrongly: {fault}")
+    error = budget.measure_error(expected, outputs, [item.given for item in fitted.items])
+    if error.bound > record.limit:
+        now, limit, was = (format_error(one, record.measure) for one in (error.bound, record.limit, record.error))
+        raise LockError(
+            f"the error of the plan in {record.precision} is over the budget: up to {now}, and {limit} is allowed; it was {was} "
+            "when it was locked"
+        )

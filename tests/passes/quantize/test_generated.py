@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 import xrt
 from tests.laws.laws import living
 from tests.passes.quantize.models import count_ops, draw, make_function
-from xrt.calibration import Observer
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Function, Node, TensorType, hash_values
@@ -26,8 +25,8 @@ from xrt.passes.quantize import (
     quantize,
     quantize_weights,
 )
-from xrt.passes.quantize.static import drop_bounds
 from xrt.precision.byte_sums import needs_reduced_range
+from xrt.precision.collectors import Observer
 from xrt.testing.generate import make_seeded_function, rename_values
 from xrt.testing.strategies import Form, make_random_inputs
 
@@ -67,10 +66,6 @@ def test_nodes_that_others_wait_for_stay() -> None:
     nodes.append(Node("Relu", ("x",), ("z",), control=("norm",)))
     function = make_function(nodes, {"v": draw(1, 2, 3, 1, 1), "s": np.ones(2, np.float32)}, (1, 3, 4, 4), "y", "z")
     assert fold_batch_normalization(function) is function
-    nodes = [Node("Relu", ("x",), ("r",), name="relu"), Node("QuantizeLinear", ("r", "scale", "zero"), ("y",))]
-    nodes.append(Node("Exp", ("x",), ("z",), control=("relu",)))
-    function = make_function(nodes, {"scale": np.float32(0.1), "zero": np.uint8(0)}, (3, 6), "y", "z")
-    assert drop_bounds(function) is function
 
 
 def quantize_by(function: Function, values: list[Any], options: QuantizationOptions = OPTIONS) -> Function | None:

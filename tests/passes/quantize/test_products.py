@@ -11,7 +11,7 @@ import xrt
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.passes import infer_shapes
-from xrt.passes.quantize import QuantizationOptions, pack_weights, quantize_dynamically, quantize_weights, scale_channels
+from xrt.passes.quantize import QuantizationOptions, pack_weights, quantize_dynamically, scale_channels
 
 RANDOM = np.random.default_rng(0)
 INNER, COLUMNS = 80, 24
@@ -62,20 +62,13 @@ def test_a_dynamic_product_rounds_operands_by_the_ranges_of_the_call(function: F
         assert measure(near, module(X)) < 1e-3
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("function", FORMS, ids=NAMES)
-def test_a_packed_product_computes_with_the_weights_that_are_stored(function: Function, weights: Any) -> None:
-    is_narrow = weights == "int4"
-    made = infer_shapes(pack_weights(function, QuantizationOptions(weights=weights)))
+def test_a_packed_product_computes_with_the_weights_that_are_stored(function: Function) -> None:
+    made = infer_shapes(pack_weights(function))
     assert [node.op for node in made.nodes] == ["com.microsoft.MatMulNBits"]
     (exact,) = evaluate(function, [X])
     with xrt.XRTModule(made, engine="ort", strict=True) as module:
-        near = module(X)
-    assert measure(exact, near) < (0.15 if is_narrow else 0.015)
-    if is_narrow:  # weights alone, computed with in float32, have the same integers
-        stored = quantize_weights(function, QuantizationOptions(weights="uint4", symmetric_weights=False))
-        (expected,) = evaluate(infer_shapes(stored), [X])
-        assert measure(expected, near) < 0.02
+        assert measure(exact, module(X)) < 0.015
 
 
 def test_what_is_no_product_by_a_matrix_stays() -> None:

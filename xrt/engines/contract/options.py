@@ -97,7 +97,7 @@ class ExecutionOptions:
     """Options of a compile; part of the signature. An engine declines those that it does not implement."""
 
     precision: Precision = option("fp32", accepts="Precision | str | Sequence[str]")
-    """Precision of the arithmetic: fp32, fp16, bf16 or int8; with ``max_error`` several: bf16,int8,int4,Softmax=fp32. ``fp32``
+    """Precision of the arithmetic: fp32, fp16, bf16 or int8; with ``max_error`` several: bf16,int8,Softmax=fp32. ``fp32``
     computes in the types of the model, ``bf16`` and ``fp16`` allow an engine to compute float32 in that type, ``int8`` quantizes
     by the ranges of ``calibrate``. ``"Softmax=fp32"`` keeps these nodes in float32."""
     threads: int | None = option(None, at_least=1)

@@ -22,10 +22,9 @@ __all__ = [
 ]
 
 ActivationType: TypeAlias = Literal["uint8", "int8"]
-WeightType: TypeAlias = Literal["int8", "uint8", "int4", "uint4"]
+WeightType: TypeAlias = Literal["int8", "uint8"]
 DEFAULT = (NodePattern(("Conv", "Gemm", "MatMul")),)
 """ConvTranspose is opt-in: ONNX Runtime has no integer kernel for it."""
-SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,6 @@ class QuantizationOptions:
     symmetric_activations: bool = False
     """Whether the zero point of activations is the middle of their type."""
     weights: WeightType = "int8"
-    """4-bit types are for weight-only quantization: see `quantize_weights`."""
     symmetric_weights: bool = True
     """Whether the zero point of weights is the middle of their type, as ONNX Runtime's integer kernels expect."""
     per_channel: bool = True
@@ -51,8 +49,6 @@ class QuantizationOptions:
     """
     activation_products: bool = False
     """Whether to quantize a MatMul of two activations, as in attention."""
-    block_size: int = 32
-    """Rows of a 4-bit weight that share a scale."""
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
@@ -62,9 +58,6 @@ class QuantizationOptions:
         for name in ("symmetric_activations", "symmetric_weights", "per_channel", "reduce_range", "activation_products"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False; got {getattr(self, name)!r}")
-        size = self.block_size
-        if type(size) is not int or size < SMALLEST_BLOCK or size & (size - 1):
-            raise OptionError(f"block_size must be a power of two, at least {SMALLEST_BLOCK}; got {size!r}")
 
     def selects(self, node: Node) -> bool:
         """Whether the patterns select the node."""

@@ -46,8 +46,6 @@ __all__ = [
 ]
 
 OPTIONS = QuantizationOptions()
-BITS: Mapping[FormKind, int] = {"packed8": 8, "packed4": 4, "stored8": 8, "stored4": 4}
-"""Of the weights of forms with nothing else in integers."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ class QuantizedForm:
             return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
         if self.kind == "dynamic":
             return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))
-        narrow = BITS[self.kind] == 4
-        options = select_nodes(names, weights="uint4" if narrow else "int8", symmetric_weights=not narrow)
-        return (pack_weights if self.kind.startswith("packed") else quantize_weights)(function, options)
+        return (pack_weights if self.kind == "packed8" else quantize_weights)(function, select_nodes(names))
 
 
 def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
@@ -174,6 +170,6 @@ def make_planned_function(function: Function, record: PrecisionRecord | None) ->
     """Return what a placement with that record plans: the model itself, or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
-    balance = record.balance if record.is_balanced else ()
-    form = QuantizedForm(record.table, frozenset(one.at for one in record.kept), record.form, balance, record.reduce_range)
+    kept = frozenset(one.at for one in record.kept)
+    form = QuantizedForm(record.table, kept, record.form, record.balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))

@@ -89,6 +89,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 BIAS = 5
 """Bias input of MatMulNBits."""
+BLOCK = 32
+"""Rows that share a scale."""
 IN_BYTES = 4
 """The accuracy_level of MatMulNBits at which activations are quantized to int8."""
 
@@ -96,7 +98,7 @@ IN_BYTES = 4
 def pack_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
     """Replace products with constant matrices by MatMulNBits, for engines that support ``com.microsoft``.
 
-    8-bit weights are symmetric, 4-bit weights have zero points; ``block_size`` rows share a scale. Infer shapes first.
+    Weights are symmetric; `BLOCK` rows share a scale. Infer shapes first.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_packed(node, function, options) is None}
@@ -135,36 +137,20 @@ def _pack_product(
     # Omitted optional inputs before the bias need empty names.
     missing = ("",) * (BIAS - 1 - len(terms))
     inputs = (node.inputs[0], *terms, *((*missing, bias) if bias else ()))
-    bits = 8 if options.weight_dtype.bits == 8 else 4
     inner, columns = matrix.shape[axis], matrix.shape[1 - axis]
     product = Node("MatMulNBits", inputs, node.outputs, domain=DOMAIN)
-    block = options.block_size
-    done = product.with_attributes(K=inner, N=columns, bits=bits, block_size=block, accuracy_level=IN_BYTES)
+    done = product.with_attributes(K=inner, N=columns, bits=8, block_size=BLOCK, accuracy_level=IN_BYTES)
     return replace(done, name=node.name)
 
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
-    """Weights, scales and zero points in the layout of MatMulNBits: by column, then by block."""
-    is_narrow, block = options.weight_dtype.bits < 8, options.block_size
-    found = quantize_blocks(
-        matrix, 0, replace(options, weights="uint4" if is_narrow else "uint8", symmetric_weights=not is_narrow)
-    )
-    zeros = found.parameters.zero_point.astype(np.uint8)
-    count = zeros.shape[0]
-    integers = np.repeat(zeros, block, axis=0)  # a short last block is filled with zeros
-    integers[: matrix.shape[0]] = found.integers.astype(np.uint8)
-    blocks = integers.T.reshape(matrix.shape[1], count, block)
-    scales = np.ascontiguousarray(found.parameters.scale.T)
-    if not is_narrow:
-        return {"packed": np.ascontiguousarray(blocks), "scales": scales}
-    return {"packed": _join_pairs(blocks), "scales": scales, "zero_points": _join_pairs(zeros.T)}
-
-
-def _join_pairs(nibbles: Array) -> Array:
-    """Pack pairs of 4-bit numbers into bytes, low nibble first."""
-    if nibbles.shape[-1] % 2:
-        nibbles = np.concatenate([nibbles, np.zeros((*nibbles.shape[:-1], 1), np.uint8)], axis=-1)
-    return np.ascontiguousarray(nibbles[..., 0::2] | (nibbles[..., 1::2] << 4))
+    """Weights and scales in the layout of MatMulNBits: by column, then by block."""
+    found = quantize_blocks(matrix, 0, BLOCK, replace(options, weights="uint8", symmetric_weights=True))
+    zeros = found.parameters.zero_point
+    integers = np.repeat(zeros, BLOCK, axis=0)  # a short last block is filled with zeros
+    integers[: matrix.shape[0]] = found.integers
+    blocks = integers.T.reshape(matrix.shape[1], zeros.shape[0], BLOCK)
+    return {"packed": np.ascontiguousarray(blocks), "scales": np.ascontiguousarray(found.parameters.scale.T)}
 
 
 ZERO_POINTS, GROUPS = 3, 4
@@ -251,22 +237,21 @@ def _split_bytes(array: Array, bits: int) -> Array:
 def quantize_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
     """Store constant weights as integers, each followed by a DequantizeLinear.
 
-    8-bit weights have one scale per channel. 4-bit weights, of matrix products only, have one per block of ``block_size`` rows
-    and need opset 21. A shared weight is stored once. Infer shapes first. Raises OptionError if the opset cannot be raised.
+    Weights have one scale per channel. A shared weight is stored once. Infer shapes first. Raises OptionError if the opset
+    cannot be raised.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_stored(node, function, options) is None}
     if not selected:
         return function
-    emission = Emission(require_opset(function, blocks=options.weight_dtype.bits < 8))
+    emission = Emission(require_opset(function))
     return emission.finish([_store_weight(node, emission, selected, options) for node in emission.function.nodes])
 
 
 def why_not_stored(node: Node, function: Function, options: QuantizationOptions) -> str | None:
     """Explain why the weights of a node stay in floating point, or return None if they become integers."""
-    is_narrow = options.weight_dtype.bits < 8
-    if node.op not in (PRODUCTS if is_narrow else CONVOLUTIONS | PRODUCTS):
-        return f"its operator has no weights of {options.weights} here"
+    if node.op not in CONVOLUTIONS | PRODUCTS:
+        return "its operator has no quantized weights here"
     if not options.selects(node):
         return "no pattern selects it"
     constant = function.constants.get(node.inputs[1])
@@ -275,7 +260,7 @@ def why_not_stored(node: Node, function: Function, options: QuantizationOptions)
     type_ = function.get_type(node.inputs[0])
     if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32:
         return "its operands are not float32"
-    if constant.array.size == 0 or constant.array.ndim < 2 or (is_narrow and constant.array.ndim != 2):
+    if constant.array.size == 0 or constant.array.ndim < 2:
         return "its weights are no matrix"
     return None
 
@@ -285,9 +270,6 @@ def _store_weight(node: Node, emission: Emission, selected: Collection[str], opt
         return node
     name = node.inputs[1]
     floats = emission.function.constants[name].array
-    if options.weight_dtype.bits < 8:
-        weight = quantize_blocks(floats, find_inner_axis(node), options)
-    else:
-        weight = quantize_channels(floats, find_channel_axis(node, floats), options)
+    weight = quantize_channels(floats, find_channel_axis(node, floats), options)
     stored = emission.dequantize(name, weight, (name, weight.axis))
     return replace(node, inputs=(node.inputs[0], stored, *node.inputs[2:]))

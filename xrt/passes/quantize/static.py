@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from xrt.errors import CalibrationError, OptionError
+from xrt.errors import CalibrationError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type
 from xrt.graph.node import FreshNames
@@ -27,74 +27,12 @@ from xrt.passes.quantize.weights import (
     Parameters,
     QuantizedWeight,
     find_channel_axis,
-    find_limits,
     fit_activation,
     quantize_channels,
     require_opset,
 )
 
-__all__ = ["drop_bounds", "fold_batch_normalization", "fuse_biases", "quantize"]
-
-
-def drop_bounds(function: Function) -> Function:
-    """Remove each Relu and Clip that is implied by the range of the QuantizeLinear behind it.
-
-    QuantizeLinear saturates, so the bound makes no difference. A bound with another reader stays. Linear time.
-    """
-    replaced: dict[str, str] = {}
-    outputs = {value.name for value in function.outputs}
-    awaited = {name for node in function.nodes for name in node.control}
-    for node in function.nodes:
-        if node.op in ("Clip", "Relu") and node.outputs[0] not in outputs and _is_idle(node, function):
-            # Its control edges would be lost.
-            if node.control or node.name in awaited:
-                continue
-            replaced[node.outputs[0]] = replaced.get(node.inputs[0], node.inputs[0])
-    if not replaced:
-        return function
-    nodes = [
-        replace(node, inputs=tuple(replaced.get(name, name) for name in node.inputs))
-        for node in function.nodes
-        if node.outputs[0] not in replaced
-    ]
-    read = {name for node in nodes for name in node.uses} | outputs
-    constants = {name: constant for name, constant in function.constants.items() if name in read}
-    types = {name: type_ for name, type_ in function.types.items() if name not in replaced}
-    return function.replace(nodes=nodes, constants=constants, types=types)
-
-
-def _is_idle(node: Node, function: Function) -> bool:
-    """Whether all readers of the bound quantize to a range within it."""
-    readers = [use.node for use in function.users(node.outputs[0])]
-    found = [_find_span(reader, function) for reader in readers]
-    least, most = _find_bounds(node, function)
-    return bool(found) and all(span is not None and least <= span[0] and span[1] <= most for span in found)
-
-
-def _find_span(node: Node, function: Function) -> tuple[float, float] | None:
-    """The smallest and largest number that a QuantizeLinear can represent; None for other nodes."""
-    if node.op != "QuantizeLinear" or len(node.inputs) < 3:
-        return None
-    scale, zero = (function.constants.get(name) for name in node.inputs[1:3])
-    if scale is None or zero is None or scale.array.size != 1 or not zero.dtype.is_integer:
-        return None
-    step, middle = scale.array.reshape(()), int(zero.array.reshape(()))
-    least, most = find_limits(DType.of(zero.array))
-    return float(np.float32(least - middle) * step), float(np.float32(most - middle) * step)
-
-
-def _find_bounds(node: Node, function: Function) -> tuple[float, float]:
-    """The bounds of a Relu or Clip; NaN, which fails every comparison, for a computed bound."""
-    if node.op == "Relu":
-        return 0.0, np.inf
-    if len(node.inputs) == 1:  # bounds are attributes before opset 11
-        return node.attr("min", -np.inf), node.attr("max", np.inf)
-    found = [-np.inf, np.inf]
-    for place, name in enumerate(node.inputs[1:3]):
-        if name:
-            constant: Constant | None = function.constants.get(name)
-            found[place] = np.nan if constant is None else float(constant.array.reshape(()))
-    return found[0], found[1]
+__all__ = ["fold_batch_normalization", "fuse_biases", "quantize"]
 
 
 _JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
@@ -109,18 +47,16 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     """Quantize products and convolutions statically, with QuantizeLinear and DequantizeLinear.
 
     Activations have one scale each, weights one per channel. Biases are int32 with the product of both scales. Each value is
-    quantized once for all readers, and each weight is stored once. A Relu or Clip that the integer range implies is removed. A
+    quantized once for all readers, and each weight is stored once. A
     Conv or Gemm that stays in floating point reads quantized values through a Max of one operand, an identity that prevents
     ONNX Runtime from quantizing its weights.
 
     Nodes whose range is almost zero, nodes refused by `why_not_quantized`, and bodies stay as they are. Infer shapes first. The
     opset is raised to 13 if lower.
 
-    Raises CalibrationError if the table belongs to another model or lacks a range; OptionError for 4-bit weights.
+    Raises CalibrationError if the table belongs to another model or lacks a range.
     """
     options = options or QuantizationOptions()
-    if options.weight_dtype.bits < 8:
-        raise OptionError(f"weights of {options.weights} are for quantize_weights; with quantized activations they are of 8 bits")
     # Checks that the table was calibrated on this model.
     ranges = table.bind(function)
     selected = {node.name for node in function.nodes if why_not_quantized(node, function, options) is None}
@@ -177,8 +113,7 @@ class _StaticQuantization:
         return any(fitted[value] is None for value in list_activations(node, self.function))
 
     def run(self) -> Function:
-        made = self.emission.finish([self.rewrite(node) for node in self.function.nodes])
-        return drop_bounds(made)
+        return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
 
     def rewrite(self, node: Node) -> Node:
         """Redirect the operands of a node to their quantized form, where it should read that."""

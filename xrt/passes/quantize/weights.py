@@ -106,8 +106,6 @@ class QuantizedWeight:
     """In the shape that DequantizeLinear expects."""
     axis: int | None
     """Axis of the scales; None for a single scale."""
-    block: int = 0
-    """Elements along the axis that share a scale; 0 without blocks."""
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
@@ -140,29 +138,28 @@ def quantize_channels(
     return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis)
 
 
-def quantize_blocks(weight: Array, axis: int, options: QuantizationOptions) -> QuantizedWeight:
+def quantize_blocks(weight: Array, axis: int, block: int, options: QuantizationOptions) -> QuantizedWeight:
     """Quantize a matrix per block along an axis; the last block may be shorter."""
-    dtype, block = options.weight_dtype, options.block_size
+    dtype = options.weight_dtype
     count = -(-weight.shape[axis] // block)
     edges = np.arange(count) * block
     low, high = np.minimum.reduceat(weight, edges, axis=axis), np.maximum.reduceat(weight, edges, axis=axis)
     found = fit_weight(low, high, dtype, symmetric=options.symmetric_weights)
     rows = np.arange(weight.shape[axis]) // block
     spread = Parameters(found.scale.take(rows, axis=axis), found.zero_point.take(rows, axis=axis))
-    return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis, block)
+    return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis)
 
 
-PER_CHANNEL_OPSET, BLOCKS_OPSET = 13, 21
-"""First opsets of DequantizeLinear with an axis, and with blocks and 4-bit integers."""
+OPSET = 13
+"""First opset of DequantizeLinear with an axis."""
 
 
-def require_opset(function: Function, *, blocks: bool = False) -> Function:
+def require_opset(function: Function) -> Function:
     """Convert to an opset with the needed operators; raises OptionError if that fails."""
-    opset = BLOCKS_OPSET if blocks else PER_CHANNEL_OPSET
     try:
-        return upgrade_opset(function, opset)
+        return upgrade_opset(function, OPSET)
     except ModelError as error:
-        raise OptionError(f"quantization needs opset {opset} of ai.onnx: {error}") from error
+        raise OptionError(f"quantization needs opset {OPSET} of ai.onnx: {error}") from error
 
 
 class Emission:
@@ -203,8 +200,6 @@ class Emission:
         """Add a constant stored as integers and dequantized; equal keys share it."""
         if key not in self._weights:
             found, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
-            if weight.block:
-                attributes["block_size"] = weight.block
             terms = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", found.scale)]
             if weight.integers.dtype != np.int32:  # a bias has no zero point
                 terms.append(self.add_constant(f"{name}_zero_point", found.zero_point))

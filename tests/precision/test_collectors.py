@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xrt.calibration import METHODS, make_collector
-from xrt.calibration.collectors import BINS, LEVELS, MagnitudeHistogram, find_entropy_threshold
 from xrt.errors import OptionError
+from xrt.precision.collectors import BINS, LEVELS, METHODS, MagnitudeHistogram, find_entropy_threshold, make_collector
 
 Array = np.ndarray[Any, Any]
 NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)

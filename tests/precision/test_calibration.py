@@ -11,12 +11,12 @@ from hypothesis import given, strategies as st
 
 import xrt
 from tests.passes.quantize.models import draw, make_function
-from xrt.calibration import collectors
 from xrt.errors import CalibrationError, CalibrationWarning, OptionError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Function, Node, Value
 from xrt.models import load
 from xrt.passes import infer_shapes
+from xrt.precision import collectors
 from xrt.testing.generate import rename_values
 
 X = draw(1, 3, 6)

@@ -1,0 +1,118 @@
+"""Which nodes of a model cost most accuracy in integers, and which of them stay in floating point to keep a budget.
+
+The error of each node is measured with the rest exact. Errors of independent nodes add in squares, which predicts what is left
+when the worst ones are kept. A measurement of the result corrects the prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.passes import infer_shapes
+from xrt.passes.quantize.candidates import QuantizationOptions, find_root
+from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activation, quantize_channels, require_opset
+
+if TYPE_CHECKING:
+    from xrt.formats.calibration_table import CalibrationTable
+
+__all__ = ["NodeSelection", "find_node_errors", "make_switchable_model"]
+
+MOST_PARTS = 32
+"""Parts that are measured first; those of larger models have several nodes."""
+LARGE = 0.1
+"""A part is divided if its error is a larger share of that of all parts together."""
+
+
+def find_node_errors(
+    names: Sequence[str], measure: Callable[[Sequence[str]], float], is_in_time: Callable[[], bool] = lambda: True
+) -> dict[str, float]:
+    """The error of each node by runs with only some of them in integers.
+
+    Parts of consecutive nodes come first. Those with a large share of the error are divided while there is time, the worst first.
+    The nodes of an undivided part share its error.
+    """
+    size = -(-len(names) // MOST_PARTS)
+    errors: dict[tuple[str, ...], float] = {}
+    for at in range(0, len(names), size):
+        part = tuple(names[at : at + size])
+        # Without time, a part counts as bad as the worst.
+        errors[part] = measure(part) if is_in_time() or not errors else max(errors.values())
+    largest = LARGE * math.sqrt(sum(error**2 for error in errors.values() if math.isfinite(error)))
+    while is_in_time() and (wide := [part for part in errors if len(part) > 1 and errors[part] > largest]):
+        worst = max(wide, key=errors.__getitem__)
+        del errors[worst]
+        middle = len(worst) // 2
+        errors.update((part, measure(part)) for part in (worst[:middle], worst[middle:]))
+    return {name: error / math.sqrt(len(part)) for part, error in errors.items() for name in part}
+
+
+class NodeSelection:
+    """The nodes that stay in floating point until the error of the others is within a target."""
+
+    def __init__(self, errors: Mapping[str, float], target: float, error: float = math.nan) -> None:
+        """``error`` is that of all nodes together; without it, the prediction is not corrected."""
+        self._errors, self._target, self._least = errors, target, 0
+        predicted = _add(errors.values())
+        self._factor = max(0.5, error / predicted) if predicted and math.isfinite(error) else 1.0
+
+    def choose(self) -> list[str]:
+        """The nodes to keep, worst first; at least twice as many as the last time."""
+        order = sorted(self._errors, key=lambda name: -self._errors[name])
+        count = self._least
+        while count < len(order) and not self._is_enough([self._errors[name] for name in order[count:]]):
+            count += 1
+        self._least = 2 * count + 1
+        return order[:count]
+
+    def _is_enough(self, errors: Sequence[float]) -> bool:
+        return all(map(math.isfinite, errors)) and _add(errors) <= self._target / self._factor
+
+    def correct(self, error: float) -> None:
+        """Apply the measured error of the last choice, which was over the target."""
+        self._factor *= max(1.2, error / self._target) if math.isfinite(error) else 2.0
+
+
+def _add(errors: Iterable[float]) -> float:
+    return math.sqrt(math.fsum(error**2 for error in errors if math.isfinite(error)))
+
+
+SWITCH = "xrt_switches"
+"""The input that says which nodes read rounded operands."""
+
+
+def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
+    """Add an input of booleans, one per named node: whether it reads rounded operands. One compile serves all measurements."""
+    function, options, ranges = require_opset(prepared), QuantizationOptions(), table.bind(prepared)
+    emission, positions = Emission(function), {name: at for at, name in enumerate(names)}
+    nodes: list[Node] = []
+    for node in function.nodes:
+        if node.name not in positions:
+            nodes.append(node)
+            continue
+        observed = ranges[find_root(node.inputs[0], prepared)]
+        parameters = fit_activation(
+            observed.low, observed.high, options.activation_dtype, symmetric=options.symmetric_activations
+        )
+        floats = function.constants[node.inputs[1]].array
+        weight = quantize_channels(floats, find_channel_axis(node, floats), options)
+        rounded = (
+            node.inputs[0] if parameters is None else emission.quantize(node.inputs[0], parameters),
+            emission.dequantize(node.inputs[1], weight, (node.inputs[1], weight.axis)),
+        )
+        switch = f"{SWITCH}_{positions[node.name]}"
+        index = emission.add_constant(f"{switch}_at", np.array(positions[node.name], np.int64))
+        nodes.append(Node("Gather", (SWITCH, index), (switch,), name=switch))
+        chosen = []
+        for slot, near in enumerate(rounded):
+            name = f"{switch}_{slot}"
+            nodes.append(Node("Where", (switch, near, node.inputs[slot]), (name,), name=name))
+            chosen.append(name)
+        nodes.append(replace(node, inputs=(*chosen, *node.inputs[2:])))
+    inputs = (*function.inputs, Value(SWITCH, TensorType(DType.BOOL, (len(names),))))
+    return infer_shapes(emission.finish(nodes).replace(inputs=inputs))
