@@ -654,7 +654,7 @@ class Search:
             if isinstance(cost := alone(whole, self.table), str):
                 return cost
             key = whole.launches[0].function.shape_key, spec
-            cut = self.profiler.cut_off.get(key) if self.profiler is not None else None
+            cut = self.profiler.skipped.get(key) if self.profiler is not None else None
             return cut or unready or "the budget ended before its turn"
         declined = [(node, reason) for node in function.nodes if (reason := engine.why_not(node, function)) is not None]
         if not declined:

@@ -21,7 +21,7 @@ from xrt.operators import is_deterministic
 from xrt.partition import partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.fold import extract_subgraph
-from xrt.placement.runners import NotStarted, Runner, TrialLimits, TrialResult
+from xrt.placement.runners import NotStarted, Runner, TrialLimits
 from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import Program, compile_plan, to_host
 from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_lowered
@@ -168,8 +168,8 @@ class RegionProfiler:
         """How many measurements were made."""
         self.runners = runners
         """By spec, of the engines that are ready."""
-        self.cut_off: dict[tuple[str, str], str] = {}
-        """By piece and engine: what the end of the budget has cut off, as a sentence."""
+        self.skipped: dict[tuple[str, str], str] = {}
+        """By piece and engine why this search has no cost of it, though another may."""
         self._request = request
         self._returned = frozenset(value.name for value in request.function.outputs)
         self._values = values
@@ -177,7 +177,6 @@ class RegionProfiler:
         self._limit = limit
         self._slice = slice_
         self._clock, self._end = clock, end
-        self._skipped: set[tuple[str, str]] = set()
         self._tried: set[tuple[str, str]] = set()
         self._hung: dict[str, list[int]] = {}
         """By engine the sizes, in nodes, of what it did not end in time."""
@@ -187,7 +186,7 @@ class RegionProfiler:
         piece = subject.key, subject.spec
         cost = self.table.region(*piece)
         match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._tried else None
-        return piece in self._skipped or (cost is not None and not (match and self._limit >= LONGER * float(match[1])))
+        return piece in self.skipped or (cost is not None and not (match and self._limit >= LONGER * float(match[1])))
 
     def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
@@ -200,98 +199,65 @@ class RegionProfiler:
             if self._clock() + LEAST > until:
                 return False
             report(subject)
-            self._measure(subject, until)
+            try:
+                cost = self._measure(subject, until)
+            except _NotMeasured as error:
+                self.skipped[subject.key, subject.spec] = str(error)
+                continue
+            self.count += 1
+            self.table = self.table.with_region(subject.key, subject.spec, cost)
+            _log.debug("%s: %d nodes: %s", subject.spec, len(subject.function.nodes), cost)
         return True
 
-    def _measure(self, subject: ProfilingRequest, until: float) -> None:
+    def _measure(self, subject: ProfilingRequest, until: float) -> RegionCost:
+        """The cost of a piece whose results agree with the reference; raises _NotMeasured if another search may have it."""
         function = subject.function  # with its updates in place, as in a plan
-        given = select_values([value.name for value in function.inputs], self._values)
+        inputs = select_values([value.name for value in function.inputs], self._values)
         expected = select_values([value.name for value in function.outputs], self._values)
-        if given is None or expected is None:
-            self._skip(subject, "its values were not captured")
-            return
-        if self._is_hopeless(subject):
-            self._skip(subject, "the engine did not end with what is no larger")
-            return
+        if inputs is None or expected is None:
+            raise _NotMeasured("its values were not captured")
+        hung = self._hung.get(subject.spec, [])
+        if len(hung) >= MOST_HANGS or any(size <= len(function.nodes) for size in hung):
+            raise _NotMeasured("the engine did not end with what is no larger")
         self._tried.add((subject.key, subject.spec))
+        costs = (self.table.region(subject.key, spec) for spec in self.runners)
+        best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         left = until - self._clock()
         limit = max(min(self._limit, left), LEAST)
+        # An engine that is far slower than another has lost.
+        running = limit if best is None else min(limit, GRACE + FAR * best)
+        inner = self._returned.isdisjoint(value.name for value in function.outputs)
+        context = self._request.contexts.get(subject.spec, self._request.context)
         try:
-            context = self._request.contexts.get(subject.spec, self._request.context)
-            inner = self._returned.isdisjoint(value.name for value in function.outputs)
-            terms = TrialLimits(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), left, inner=inner)
-            trial = self.runners[subject.spec].trial(function, context, given, terms)
-        except NotStarted as error:
-            self._skip(subject, str(error))
-            self.cut_off[subject.key, subject.spec] = str(error)
-            return
-        except OutOfDeviceMemory as error:
-            self._skip(subject, str(error))  # with less in the device memory, another search may succeed
-            return
+            limits = TrialLimits(min(self._slice, limit / 4), limit, running, left, inner=inner)
+            trial = self.runners[subject.spec].trial(function, context, inputs, limits)
+        except (NotStarted, OutOfDeviceMemory) as error:
+            raise _NotMeasured(str(error)) from error  # with less in the device memory, another search may succeed
         except (EngineError, InputError) as error:
-            self._failed(subject, error, by_budget=limit < self._limit)
-            return
-        left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
-        limit = min(left, self._limit) if self._find_best(subject) is not None else left
-        try:
-            self._learn(subject, self._cost(function, given, trial, expected, limit))
-        except OutOfTime:
-            said = "the budget ended before its results were compared with the reference"
-            if limit < left:
-                said = f"comparing its results with the reference took longer than {limit:.3g} s"
-            self._skip(subject, said)
-            self.cut_off[subject.key, subject.spec] = said
-
-    def _is_hopeless(self, subject: ProfilingRequest) -> bool:
-        """Whether the engine has hung on what is no larger, or too often."""
-        sizes = self._hung.get(subject.spec, [])
-        return len(sizes) >= MOST_HANGS or any(size <= len(subject.function.nodes) for size in sizes)
-
-    def _patience(self, subject: ProfilingRequest) -> float:
-        """Return for how many seconds a run of a piece is awaited: who is far slower than another has lost."""
-        best = self._find_best(subject)
-        return float("inf") if best is None else GRACE + FAR * best
-
-    def _find_best(self, subject: ProfilingRequest) -> float | None:
-        """Return what a piece takes on the quickest engine; None where it was measured on none."""
-        costs = (self.table.region(subject.key, spec) for spec in self.runners)
-        return min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
-
-    def _failed(self, subject: ProfilingRequest, error: EngineError | InputError, *, by_budget: bool) -> None:
-        """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
-        self.count += 1
-        if by_budget and isinstance(error.__cause__, TimeoutError):
-            said = f"the budget ended before it was measured: {' '.join(str(error).split())}"
-            self.cut_off[subject.key, subject.spec] = said
-            return
-        if isinstance(error.__cause__, TimeoutError):
-            self._hung.setdefault(subject.spec, []).append(len(subject.function.nodes))
-        what = "refused" if isinstance(error, CompileRefused) else "failed"
-        self._learn(subject, f"{what}: {' '.join(str(error).split())}", counted=False)
-
-    def _cost(
-        self, function: Function, given: Sequence[Any], trial: TrialResult, expected: Sequence[Any], limit: float
-    ) -> RegionCost:
-        """Return the cost of a trial, after its results are compared with the reference's, where these are deterministic.
-
-        Raises OutOfTime where that takes longer than ``limit`` seconds.
-        """
+            text = " ".join(str(error).split())
+            if isinstance(error.__cause__, TimeoutError):
+                if limit < self._limit:
+                    raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
+                self._hung.setdefault(subject.spec, []).append(len(function.nodes))
+            return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
         if not find_first_random_node(function):
+            left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
+            limit = left if best is None else min(left, self._limit)
             terms = self._reference, self._request.context.options
-            check = partial(check_against_reference, function, given, trial.results, expected, *terms)
-            wrong, _ = within_or_stopped(limit, check)
+            try:
+                check = partial(check_against_reference, function, inputs, trial.results, expected, *terms)
+                wrong, _ = within_or_stopped(limit, check)
+            except OutOfTime as error:
+                if limit < left:
+                    raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
+                raise _NotMeasured("the budget ended before its results were compared with the reference") from error
             if wrong:
                 return f"wrong: {wrong}"
         return MeasuredCost(*median_interval(trial.samples))
 
-    def _learn(self, subject: ProfilingRequest, cost: RegionCost, *, counted: bool = True) -> None:
-        self.count += counted
-        self.table = self.table.with_region(subject.key, subject.spec, cost)
-        _log.debug("%s: %d nodes: %s", subject.spec, len(subject.function.nodes), cost)
 
-    def _skip(self, subject: ProfilingRequest, reason: str) -> None:
-        self._skipped.add((subject.key, subject.spec))
-        _log.debug("%s: %d nodes not measured: %s", subject.spec, len(subject.function.nodes), reason)
+class _NotMeasured(Exception):
+    """Why a piece has no cost in this search."""
 
 
 def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
