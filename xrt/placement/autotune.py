@@ -177,7 +177,7 @@ def tune(
         return plan_by_priority(request, reason)
     search = Search(request, values, reference, cache, bounds or BOUNDS, progress, clock)
     if store is not None:
-        search.table = load_cost_table(store, request.engines, request.context, request.devices)
+        search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
         _store(tuned, request, store)
@@ -228,7 +228,7 @@ def _run_stages(search: Search) -> None:
     try:
         search.wait_for_plan()
         search.report_stage("computing what is right")
-        search.truth = search.compute_truth()
+        search.compute_truth()
         race_whole_models(search)
         if proposals := profile_regions(search):
             race_mixtures(search, proposals)
@@ -270,11 +270,15 @@ def race_whole_models(search: Search) -> None:
 def _race_unproved(search: Search) -> None:
     """Run plans in this process until one has run: workers took too long to start, and a plan must be chosen."""
     candidates = search.get_candidates()
-    for plan in {make_partition_key(one): one for one in (candidates.priority, *candidates.wholes)}.values():
-        if is_refuted(plan, search.table) or (search.excluded and search.left <= 0):
+    plans = {make_partition_key(one): one for one in (candidates.priority, *candidates.wholes)}
+    has_tried = False
+    for key, plan in plans.items():
+        if is_refuted(plan, search.table) or (has_tried and search.left <= 0):
             continue
+        has_tried = True  # one plan runs in any case
+        search.excluded = [one for one in search.excluded if make_partition_key(one.plan) != key]
         search.report_stage(f"running {describe_plan(plan)}")
-        search.baselines = {make_partition_key(plan)}
+        search.baselines = {key}
         search.compile(plan, max(search.left / 2, LEAST))
         search.race()
         for entrant in search.entrants:
@@ -289,8 +293,8 @@ def profile_regions(search: Search) -> Sequence[Plan]:
 
     Ends when no part that was not measured may save enough. Most models end here, without a proposal.
     """
-    best, engines, profiler = search.find_best_plan(), search.list_leaders(), search.profiler
-    if best is None or profiler is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
+    best, engines = search.find_best_plan(), search.list_leaders()
+    if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
         return ()
     until = min(search.clock() + search.bounds.regions * search.request.budget, search.end)
     device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
@@ -300,7 +304,7 @@ def profile_regions(search: Search) -> Sequence[Plan]:
         while True:
             ask = partial(choose_requests, search.function, engines, search.table, limit=REQUESTS, device=device, to_beat=to_beat)
             asked = within(search.left, ask)
-            fresh = [piece for piece in asked if not profiler.is_known(piece)]
+            fresh = [piece for piece in asked if not search.profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
@@ -340,9 +344,7 @@ class Search:
     bounds: TuningBudget
     report: ProgressCallback
     clock: Clock = time.perf_counter
-    table: CostTable = CostTable()
     notes: list[str] = field(default_factory=list)
-    truth: Truth = field(default_factory=Truth)
     entrants: list[Entrant] = field(default_factory=list)
     """The plans of the current race."""
     excluded: list[CandidateResult] = field(default_factory=list)
@@ -363,12 +365,22 @@ class Search:
 
         # Raises DeviceError where a device is unavailable, before anything is started.
         self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner)
-        self.profiler: RegionProfiler | None = None
+        budget, bounds = self.request.budget, self.bounds
+        limit = budget * bounds.limit
+        self.profiler = RegionProfiler(self.request, limit, min(limit / 8, bounds.samples), self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
     def function(self) -> Function:
         return self.request.function
+
+    @property
+    def table(self) -> CostTable:
+        return self.profiler.table
+
+    @property
+    def truth(self) -> Truth:
+        return self.profiler.truth
 
     @property
     def left(self) -> float:
@@ -408,44 +420,28 @@ class Search:
         self.inquiry.wait(is_enough, math.inf)
         _ = self.get_candidates().priority
 
-    def compute_truth(self) -> Truth:
+    def compute_truth(self) -> None:
         """Compute the expected values by the reference or, if that fails, by the plan of the list."""
         candidates = self.get_candidates()
         stand_in = make_stand_in(candidates, {engine.spec: engine for engine in self.request.engines}, self.request.context)
         seconds = max(self.bounds.wholes * self.left, LEAST)
         name = describe_plan(candidates.priority)
-        truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
-        self.notes += [truth.remark] if truth.remark else []
-        budget, bounds = self.request.budget, self.bounds
-        self.profiler = RegionProfiler(
-            *(self.request, self.inquiry.runners, truth.values, truth.reference or self.reference, self.table),
-            limit=budget * bounds.limit,
-            slice_=min(budget * bounds.limit / 8, bounds.samples),
-            clock=self.clock,
-            end=self.end,
-        )
-        return truth
+        self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
+        self.notes += [self.truth.remark] if self.truth.remark else []
 
     # ------------------------------------------------------------------ measured costs
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
         """Measure regions in workers, in order; return whether all costs are known."""
-        assert self.profiler is not None  # it is made with the expected values
         self.profiler.runners = self.inquiry.runners
 
         def report(region: ProfilingRequest) -> None:
-            assert self.profiler is not None
-            self.table = self.profiler.table
             self.report_stage(f"measuring {format_count(len(region.function.nodes), 'node')} on {region.spec}")
 
-        try:
-            return self.profiler.measure(regions, until, report)
-        finally:
-            self.table = self.profiler.table
+        return self.profiler.measure(regions, until, report)
 
     def list_fresh_wholes(self) -> list[ProfilingRequest]:
         """The whole model on each engine that is ready and was not measured on it."""
-        assert self.profiler is not None
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
         regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
         return [one for one in regions if one.spec in self.inquiry.runners and not self.profiler.is_known(one)]
@@ -612,7 +608,7 @@ class Search:
             how,
             self.request.budget,
             spent,
-            self.profiler.count if self.profiler is not None else 0,
+            self.profiler.count,
             tuple(self.notes),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < least,
@@ -654,7 +650,7 @@ class Search:
             if isinstance(cost := alone(whole, self.table), str):
                 return cost
             key = whole.launches[0].function.shape_key, spec
-            cut = self.profiler.skipped.get(key) if self.profiler is not None else None
+            cut = self.profiler.skipped.get(key)
             return cut or unready or "the budget ended before its turn"
         declined = [(node, reason) for node in function.nodes if (reason := engine.why_not(node, function)) is not None]
         if not declined:

@@ -186,11 +186,11 @@ class PlanningGraph:
         """Per node its sort of work."""
         return tuple(classify_operator(node) for node in self.function.nodes)
 
-    def is_within_run(self, mask: int) -> bool:
-        """Whether it is a single node with a neighbor of its family."""
-        at = mask.bit_length() - 1
-        around = self.families[max(at - 1, 0) : at + 2]
-        return mask.bit_count() == 1 and around.count(self.families[at]) > 1
+    @cached_property
+    def within_runs(self) -> int:
+        """The nodes in runs of three or more of their family."""
+        edges = [0, *(at for at in range(1, len(self)) if self.families[at] != self.families[at - 1]), len(self)]
+        return union((1 << end) - (1 << first) for first, end in pairwise(edges) if end - first > 2)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:

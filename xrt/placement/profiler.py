@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -141,52 +140,50 @@ LONGER = 8.0
 _TIMED_OUT = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
 
 
+@dataclass(frozen=True)
+class Truth:
+    """The expected values by name, and what computes more of them."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    reference: Reference | None = None
+    """None if the expected results could not be computed: then results are not compared."""
+    remark: str = ""
+    """What to tell where results are not checked against the reference."""
+
+
+@dataclass(eq=False)
 class RegionProfiler:
-    """Measures, and knows what was measured by now."""
+    """Measures parts of the model, once each.
 
-    def __init__(
-        self,
-        request: PlacementRequest,
-        runners: Mapping[str, Runner],
-        values: Mapping[str, Any],
-        reference: Reference,
-        table: CostTable,
-        *,
-        limit: float,
-        slice_: float,
-        clock: Clock,
-        end: float = math.inf,
-    ) -> None:
-        """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
+    Each compile and each measurement may take ``limit`` seconds, the samples of one about ``sampling``. Results are compared with
+    the reference's until the clock shows ``end``, and for ``limit`` seconds where another engine has been right: what was not
+    compared does not count. What makes an output of the request's Function makes memory for it; what makes none computes into
+    memory that is there.
+    """
 
-        Results are compared with the reference's until the clock shows ``end``, and for ``limit`` seconds where another engine
-        has been right: what was not compared does not count.
-        What makes an output of the request's Function makes memory for it; what makes none computes into memory that is there.
-        """
-        self.table = table
-        self.count = 0
-        """How many measurements were made."""
-        self.runners = runners
-        """By spec, of the engines that are ready."""
-        self.skipped: dict[tuple[str, str], str] = {}
-        """By piece and engine why this search has no cost of it, though another may."""
-        self._request = request
-        self._returned = frozenset(value.name for value in request.function.outputs)
-        self._values = values
-        self._reference = reference
-        self._limit = limit
-        self._slice = slice_
-        self._clock, self._end = clock, end
-        self._tried: set[tuple[str, str]] = set()
-        self._hung: dict[str, list[int]] = {}
-        """By engine the sizes, in nodes, of what it did not end in time."""
+    request: PlacementRequest
+    limit: float
+    sampling: float
+    clock: Clock
+    end: float
+    table: CostTable = CostTable()
+    truth: Truth = Truth()
+    runners: Mapping[str, Runner] = field(default_factory=dict)
+    """By spec, of the engines that are ready."""
+    count: int = 0
+    """How many measurements were made."""
+    skipped: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By piece and engine why this search has no cost of it, though another may."""
+    _tried: set[tuple[str, str]] = field(default_factory=set)
+    _hung: dict[str, list[int]] = field(default_factory=dict)
+    """By engine the sizes, in nodes, of what it did not end in time."""
 
     def is_known(self, subject: ProfilingRequest) -> bool:
         """Whether there is nothing more to be learnt about a piece."""
         piece = subject.key, subject.spec
         cost = self.table.region(*piece)
         match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._tried else None
-        return piece in self.skipped or (cost is not None and not (match and self._limit >= LONGER * float(match[1])))
+        return piece in self.skipped or (cost is not None and not (match and self.limit >= LONGER * float(match[1])))
 
     def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
         """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
@@ -196,7 +193,7 @@ class RegionProfiler:
         for subject in subjects:
             if self.is_known(subject):
                 continue
-            if self._clock() + LEAST > until:
+            if self.clock() + LEAST > until:
                 return False
             report(subject)
             try:
@@ -212,8 +209,8 @@ class RegionProfiler:
     def _measure(self, subject: ProfilingRequest, until: float) -> RegionCost:
         """The cost of a piece whose results agree with the reference; raises _NotMeasured if another search may have it."""
         function = subject.function  # with its updates in place, as in a plan
-        inputs = select_values([value.name for value in function.inputs], self._values)
-        expected = select_values([value.name for value in function.outputs], self._values)
+        inputs = select_values([value.name for value in function.inputs], self.truth.values)
+        expected = select_values([value.name for value in function.outputs], self.truth.values)
         if inputs is None or expected is None:
             raise _NotMeasured("its values were not captured")
         hung = self._hung.get(subject.spec, [])
@@ -222,28 +219,30 @@ class RegionProfiler:
         self._tried.add((subject.key, subject.spec))
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
-        left = until - self._clock()
-        limit = max(min(self._limit, left), LEAST)
+        left = until - self.clock()
+        limit = max(min(self.limit, left), LEAST)
         # An engine that is far slower than another has lost.
         running = limit if best is None else min(limit, GRACE + FAR * best)
-        inner = self._returned.isdisjoint(value.name for value in function.outputs)
-        context = self._request.contexts.get(subject.spec, self._request.context)
+        returned = {value.name for value in self.request.function.outputs}
+        inner = returned.isdisjoint(value.name for value in function.outputs)
+        context = self.request.contexts.get(subject.spec, self.request.context)
         try:
-            limits = TrialLimits(min(self._slice, limit / 4), limit, running, left, inner=inner)
+            limits = TrialLimits(min(self.sampling, limit / 4), limit, running, left, inner=inner)
             trial = self.runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # with less in the device memory, another search may succeed
         except (EngineError, InputError) as error:
             text = " ".join(str(error).split())
             if isinstance(error.__cause__, TimeoutError):
-                if limit < self._limit:
+                if limit < self.limit:
                     raise _NotMeasured(f"the budget ended before it was measured: {text}") from error
                 self._hung.setdefault(subject.spec, []).append(len(function.nodes))
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
-        if not find_first_random_node(function):
-            left = min(max(self._end - self._clock(), LEAST), threading.TIMEOUT_MAX)
-            limit = left if best is None else min(left, self._limit)
-            terms = self._reference, self._request.context.options
+        reference = self.truth.reference
+        if reference is not None and not find_first_random_node(function):
+            left = min(max(self.end - self.clock(), LEAST), threading.TIMEOUT_MAX)
+            limit = left if best is None else min(left, self.limit)
+            terms = reference, self.request.context.options
             try:
                 check = partial(check_against_reference, function, inputs, trial.results, expected, *terms)
                 wrong, _ = within_or_stopped(limit, check)
@@ -273,17 +272,6 @@ def is_refuted(plan: Plan, table: CostTable) -> bool:
 
 SHARE = 0.7
 """Part of the time that the reference may take; the rest is the stand-in's."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Values by name, and who computes more of them."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    reference: Reference | None = None
-    """None if the expected results could not be computed: then results are not compared."""
-    remark: str = ""
-    """What to tell where results are not checked against the reference."""
 
 
 def make_stand_in(candidates: Candidates, engines: Mapping[str, GraphCompiler], context: CompileContext) -> Reference:

@@ -274,11 +274,12 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
     found = []
     for part in parts:
         now, operators = _find_present_cost(ranking, part), _list_operators(graph, part)
+        is_cut_out = part.bit_count() == 1 and bool(part & graph.within_runs)
         for engine in range(len(graph.engines)):
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
                 expected = (estimate if operators <= tried[engine] else min(estimate, now)) / EXPECTED_SPEEDUP
-                saved = often[graph.key(part)] * max(now - expected, 0.0) * (ALONE if graph.is_within_run(part) else 1.0)
+                saved = often[graph.key(part)] * max(now - expected, 0.0) * (ALONE if is_cut_out else 1.0)
                 if saved >= worth:
                     found.append((saved, (engine, part)))
     return [region for _, region in sorted(found, key=lambda pair: (-pair[0], pair[1]))]
