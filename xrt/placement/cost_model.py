@@ -182,30 +182,29 @@ class PlanningGraph:
         return cuts if cuts[-1] == len(self) else [*cuts, len(self)]
 
     @cached_property
-    def families(self) -> tuple[str, ...]:
-        """Per node its sort of work."""
-        return tuple(classify_operator(node) for node in self.function.nodes)
+    def _runs(self) -> list[int]:
+        """Positions, both ends included, at which the sort of work changes."""
+        families = [classify_operator(node) for node in self.function.nodes]
+        return [0, *(at for at in range(1, len(self)) if families[at] != families[at - 1]), len(self)]
 
     @cached_property
     def within_runs(self) -> int:
         """The nodes in runs of three or more of their family."""
-        edges = [0, *(at for at in range(1, len(self)) if self.families[at] != self.families[at - 1]), len(self)]
-        return union((1 << end) - (1 << first) for first, end in pairwise(edges) if end - first > 2)
+        return union((1 << end) - (1 << first) for first, end in pairwise(self._runs) if end - first > 2)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
         """Parts worth measuring: the whole, what partial engines support, stretches between narrow places, runs, single nodes."""
-        families = self.families
         ops = ["", *(node.op for node in self.function.nodes), ""]
-        changes = [0, *(at for at in range(1, len(self)) if families[at] != families[at - 1]), len(self)]
-        products = [0, *(at for at in range(1, len(self)) if families[at] == "product"), len(self)]
+        nodes = self.function.nodes
+        products = [0, *(at for at in range(1, len(self)) if classify_operator(nodes[at]) == "product"), len(self)]
         parts = [self.whole]
         for mask in dict.fromkeys(self.supported):
             # The longest stretches that an engine supports, where it does not support everything.
             edges = [at for at in range(1, len(self)) if (mask >> at ^ mask >> at - 1) & 1]
             stretches = [pair for pair in pairwise([0, *edges, len(self)]) if mask >> pair[0] & 1]
             parts += _longest(stretches, least=1)
-        for bounds in (self.cut_points, changes, products):
+        for bounds in (self.cut_points, self._runs, products):
             parts += _longest(pairwise(bounds))
         singles: dict[str, int] = {}
         for at, kind in enumerate(self.kinds):
