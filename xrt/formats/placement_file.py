@@ -272,87 +272,6 @@ class RegionRecord(Record, frozen=True):
             raise ValueError("needs low <= seconds <= high, and then no why_not")
 
 
-class PlacementFile(Record, frozen=True, kw_only=True):
-    """A placement: the chosen plan, its model and machine, the comparison, and the costs.
-
-    A lockfile has everything except ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``;
-    a cost table has ``costs``.
-    """
-
-    writer: Text = ""
-    """XRT version."""
-    date: Text = ""
-    model: Facts = {}
-    """Name, source, fingerprint and number of nodes."""
-    inputs: Facts = {}
-    """Input names to types, with the extents used for measuring."""
-    engines: Facts = {}
-    """Specs to versions of all engines compared."""
-    machine: Facts = {}
-    options: Facts = {}
-    """Options of the plan: device, threads, precision, cluster sizes, pins."""
-    plan: tuple[NodeRange, ...] = ()
-    candidates: Annotated[tuple[CandidateRecord, ...], Meta(max_length=MOST_CANDIDATES)] = ()
-    """Best first."""
-    baseline: Baseline | None = None
-    """None if no other plan was measured."""
-    values: Facts = {}
-    """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
-    sizes: Mapping[Text, Count] = {}
-    """For stored decisions: the symbolic extents that the model was placed for; each combination has its own decision."""
-    precision: PrecisionRecord | None = None
-    """Precision and error of a plan within an error budget; None without a budget."""
-    search: SearchRecord | None = None
-    costs: tuple[RegionRecord, ...] | None = None
-    serving: ServingConfiguration | None = None
-    """Serving configuration, if it was tuned."""
-
-
-# ---------------------------------------------------------------------- files
-
-_TYPE = DocumentType("xrt placement", "placement file", PlacementFile, 16 << 20, MOST_TEXT)
-dumps = _TYPE.dumps
-
-
-def loads(data: str | bytes) -> PlacementFile:
-    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
-    try:
-        return _TYPE.loads(data)
-    except DocumentError as error:
-        raise PlacementFileError(str(error), position=error.position) from None
-
-
-def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
-    """Write a document atomically.
-
-    Raises PlacementFileError if the file cannot be written, or with the position of a value that could not be read back.
-    """
-    data, name = dumps(document).encode(), os.fspath(path)
-    try:
-        # Verify that the text can be read back before replacing an existing file.
-        loads(data)
-    except PlacementFileError as error:
-        raise PlacementFileError(f"cannot write {name!r}: {error}", file=name, position=error.position) from None
-    try:
-        replace_file(Path(path), lambda file: file.write(data))
-    except OSError as error:
-        raise PlacementFileError(f"cannot write {name!r}: {error.strerror}", file=name) from error
-
-
-def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
-    """Read a document; raises PlacementFileError with the path if it is missing or corrupt."""
-    name = os.fspath(path)
-    try:
-        return loads(_TYPE.read_bytes(Path(path)))
-    except FileNotFoundError:
-        raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
-    except (OSError, ValueError) as error:  # ValueError: NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else error
-        remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
-        position = getattr(error, "position", "")
-        raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
-
-
 Quantity: TypeAlias = Annotated[float, Meta(ge=0, le=1e15)]
 PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -459,6 +378,87 @@ def format_latency(seconds: float) -> str:
     ('12.3 ms', '2 s')
     """
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+class PlacementFile(Record, frozen=True, kw_only=True):
+    """A placement: the chosen plan, its model and machine, the comparison, and the costs.
+
+    A lockfile has everything except ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``;
+    a cost table has ``costs``.
+    """
+
+    writer: Text = ""
+    """XRT version."""
+    date: Text = ""
+    model: Facts = {}
+    """Name, source, fingerprint and number of nodes."""
+    inputs: Facts = {}
+    """Input names to types, with the extents used for measuring."""
+    engines: Facts = {}
+    """Specs to versions of all engines compared."""
+    machine: Facts = {}
+    options: Facts = {}
+    """Options of the plan: device, threads, precision, cluster sizes, pins."""
+    plan: tuple[NodeRange, ...] = ()
+    candidates: Annotated[tuple[CandidateRecord, ...], Meta(max_length=MOST_CANDIDATES)] = ()
+    """Best first."""
+    baseline: Baseline | None = None
+    """None if no other plan was measured."""
+    values: Facts = {}
+    """Input names to the files with their values, relative to the lockfile. Other inputs use the seed in ``model``."""
+    sizes: Mapping[Text, Count] = {}
+    """For stored decisions: the symbolic extents that the model was placed for; each combination has its own decision."""
+    precision: PrecisionRecord | None = None
+    """Precision and error of a plan within an error budget; None without a budget."""
+    search: SearchRecord | None = None
+    costs: tuple[RegionRecord, ...] | None = None
+    serving: ServingConfiguration | None = None
+    """Serving configuration, if it was tuned."""
+
+
+# ---------------------------------------------------------------------- files
+
+_TYPE = DocumentType("xrt placement", "placement file", PlacementFile, 16 << 20, MOST_TEXT)
+dumps = _TYPE.dumps
+
+
+def loads(data: str | bytes) -> PlacementFile:
+    """Parse a document; raises PlacementFileError with the position and the expectation if it is invalid."""
+    try:
+        return _TYPE.loads(data)
+    except DocumentError as error:
+        raise PlacementFileError(str(error), position=error.position) from None
+
+
+def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
+    """Write a document atomically.
+
+    Raises PlacementFileError if the file cannot be written, or with the position of a value that could not be read back.
+    """
+    data, name = dumps(document).encode(), os.fspath(path)
+    try:
+        # Verify that the text can be read back before replacing an existing file.
+        loads(data)
+    except PlacementFileError as error:
+        raise PlacementFileError(f"cannot write {name!r}: {error}", file=name, position=error.position) from None
+    try:
+        replace_file(Path(path), lambda file: file.write(data))
+    except OSError as error:
+        raise PlacementFileError(f"cannot write {name!r}: {error.strerror}", file=name) from error
+
+
+def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
+    """Read a document; raises PlacementFileError with the path if it is missing or corrupt."""
+    name = os.fspath(path)
+    try:
+        return loads(_TYPE.read_bytes(Path(path)))
+    except FileNotFoundError:
+        raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
+        position = getattr(error, "position", "")
+        raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
 
 
 def spell_serving(record: ServingConfiguration | None) -> str:
