@@ -10,7 +10,7 @@ import pytest
 
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.operators import decompose_operators, learned_models  # noqa: F401  # its rules register themselves
+from xrt.operators import decompose_operators
 from xrt.operators.decompositions import DECOMPOSITIONS
 from xrt.passes import find_decomposition, fold_constants, infer_shapes
 from xrt.testing.cases import node_cases
@@ -20,8 +20,8 @@ MOST = 6
 """Cases of an operator that are run."""
 
 
-ELSEWHERE = {"GlobalLpPool", "ai.onnx.ml.Scaler", "ai.onnx.ml.TreeEnsembleRegressor"}
-"""Operators without a case that can be decomposed; GlobalLpPool is below, the models are in the tests of the engines."""
+ELSEWHERE = {"GlobalLpPool"}
+"""Operators without a case that can be decomposed, tested below."""
 
 
 @cache

@@ -15,7 +15,7 @@ from xrt.module.specialization import optimize
 from xrt.passes import infer_shapes, inline_constant_control_flow
 from xrt.placement.reference import evaluate
 from xrt.testing.corpus import CORPUS
-from xrt.testing.corpus.entry import body, f32, graph, i64, node, sequence
+from xrt.testing.corpus.entry import body, f32, graph, node, sequence
 from xrt.testing.strategies import functions, make_random_inputs
 
 TRUE, FALSE = np.array(True), np.array(False)
@@ -138,61 +138,6 @@ def test_inlined_nodes_run_on_the_device_of_the_if() -> None:
     (choice,) = function.nodes
     placed = function.replace(nodes=(replace(choice, device="cuda:1"),))
     assert [node.device for node in inlined(placed).nodes] == ["cuda:1"]
-
-
-STEP = body(
-    {"i": "int64[]", "go": "bool[]", "s": F3},
-    {"again": "bool[]", "after": F3, "item": "int64[]"},
-    node("Not", "go", "again"),
-    node("Add", "s x", "after"),
-    node("Identity", "i", "item"),
-)
-
-
-def loop(trips: Any, condition: Any, opset: int = 18, outputs: str = "last all") -> Function:
-    step = STEP.replace(opsets={"": opset}, outputs=STEP.outputs[: 1 + len(outputs.split())])
-    types = dict(zip(outputs.split(), (F3, "int64[?]"), strict=False))
-    given = {"trips": trips, "go": condition}
-    reads = " ".join(name if value is not None else "-" for name, value in given.items())
-    constants = {name: value for name, value in given.items() if value is not None}
-    return graph({"x": F3}, types, node("Loop", f"{reads} x", outputs, body=step), constants=constants, opset=opset)
-
-
-@pytest.mark.parametrize("opset", [11, 18])
-@pytest.mark.parametrize("condition", [None, TRUE, np.array([True])], ids=str)
-def test_a_loop_of_one_turn_is_its_body(opset: int, condition: Any) -> None:
-    function = loop(i64(1), condition, opset)
-    result = inlined(function)
-    assert "Loop" not in ops(result)
-    assert_same(function, result, [X])
-
-
-@pytest.mark.parametrize(("trips", "condition"), [(i64(0), None), (i64(-3), TRUE), (None, FALSE), (i64(9), FALSE)])
-def test_a_loop_of_no_turn_passes_on_what_it_carries(trips: Any, condition: Any) -> None:
-    function = loop(trips, condition, outputs="last")
-    assert ops(inlined(function)) == ["Identity"]
-    assert_same(function, inlined(function), [X])
-    stacking = loop(trips, condition)  # nothing but its type says what is stacked in no turn
-    assert inline_constant_control_flow(stacking) is stacking
-
-
-@pytest.mark.parametrize(("trips", "condition"), [(i64(2), TRUE), (None, TRUE), (None, None)])
-def test_a_loop_of_more_turns_stays(trips: Any, condition: Any) -> None:
-    function = loop(trips, condition)
-    assert inline_constant_control_flow(function) is function
-
-
-def test_a_body_that_hides_a_name_of_the_loops_own_keeps_its_loop() -> None:
-    hiding = body({}, {"s": F3}, node("Neg", "x", "s"))
-    step = body(
-        {"i": "int64[]", "go": "bool[]", "s": F3},
-        {"again": "bool[]", "after": F3},
-        node("Not", "go", "again"),
-        node("If", "go", "t", then_branch=hiding, else_branch=hiding),
-        node("Add", "s t", "after"),
-    )
-    function = graph({"x": F3}, {"y": F3}, node("Loop", "one - x", "y", body=step), constants={"one": i64(1)})
-    assert inline_constant_control_flow(function) is function
 
 
 # ---------------------------------------------------------------------------------------------- laws

@@ -53,14 +53,14 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
 
     ``fold`` says whether constants are folded: on the engines' threads, and without the quantized ones that they want so.
     """
-    from xrt.passes.pipeline import make_pipeline
+    from xrt import passes
     from xrt.placement.reference import evaluate
 
     if not fold:
-        return make_pipeline(None).run(function)
+        return passes.optimize(function)
     if engines is None:
-        return make_pipeline(evaluate).run(function)
-    return make_pipeline(partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization).run(function)
+        return passes.optimize(function, evaluate)
+    return passes.optimize(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
 
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         drop_dead_nodes as drop_dead_nodes,
         inline_constant_control_flow as inline_constant_control_flow,
     )
-    from xrt.passes.pipeline import Pass as Pass, Pipeline as Pipeline, make_pipeline as make_pipeline
+    from xrt.passes.pipeline import optimize as optimize
     from xrt.passes.shape_inference import bind_dims as bind_dims, infer_shapes as infer_shapes, specialize as specialize
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

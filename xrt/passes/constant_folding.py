@@ -12,9 +12,8 @@ import numpy as np
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.function import pause_gc
 from xrt.operators import find_constant, is_deterministic
-from xrt.passes.inlining import find_decided_body
+from xrt.passes.inlining import BodyNames, Splice, find_taken_branch
 from xrt.passes.shape_inference import Knowledge, infer_shapes
-from xrt.passes.splicing import BodyNames, Splice
 
 __all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "fold_constants"]
 
@@ -40,10 +39,9 @@ _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
 def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | None = None) -> Function:
     """Replace the outputs of nodes that read only constants by constants of the same names.
 
-    The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If or Loop that
-    is decided by then is inlined (see `inline_constant_control_flow`). A computed shape is a constant as soon as all its
-    elements are known, even if the tensor whose shape it is remains unknown. Every other candidate is passed to ``evaluate`` as
-    a Function without inputs.
+    The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If whose
+    condition is constant by then is inlined. A computed shape is a constant as soon as all its elements are known, even if the
+    tensor whose shape it is remains unknown. Every other candidate is passed to ``evaluate`` as a Function without inputs.
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
     DequantizeLinear that ``is_kept`` selects, or if its evaluation fails. A node with bodies is folded if all captured values
@@ -79,10 +77,10 @@ class _Folding:
         """Fold a Function; `outer` has the values that a body can capture."""
         splice = Splice(function, self.names)
         known = Knowledge(function, outer, splice.constants, splice.types)
-        opset, arrived = function.opsets.get("", 0), set[str]()
+        arrived = set[str]()
         for node in splice.iter_pending():
-            body = find_decided_body(node, known.find_constant, opset) if node.bodies else None
-            if body is not None and splice.inline(node, body):
+            branch = find_taken_branch(node, known.find_constant) if node.bodies else None
+            if branch is not None and splice.inline(node, branch):
                 arrived.update(inner.name for inner in splice.inlined)
                 continue
             known.infer(node, again=node.name in arrived)  # the type of an If was only what its branches have in common

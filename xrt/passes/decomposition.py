@@ -9,10 +9,9 @@ from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, Value
 from xrt.operators import as_function, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
-from xrt.operators.learned_models import ML  # its rules register themselves
 from xrt.passes.shape_inference import infer_shapes
 
-__all__ = ["find_decomposition", "find_model_decomposition"]
+__all__ = ["find_decomposition"]
 
 REMEMBERED = 1024
 """Cached decompositions; equal nodes share one."""
@@ -24,11 +23,6 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
     A rule of `xrt.operators` precedes ONNX's body. That is one level deep: its nodes may have bodies too. Its opset may differ.
     """
     return None if node.bodies or node.control else _decompose(as_function(node, function))
-
-
-def find_model_decomposition(node: Node, function: Function) -> Function | None:
-    """Decompose a node of ai.onnx.ml; None for others."""
-    return find_decomposition(node, function) if node.domain == ML else None
 
 
 @lru_cache(maxsize=REMEMBERED)

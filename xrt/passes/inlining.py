@@ -1,26 +1,24 @@
-"""Inline control flow that constants decide, and remove dead nodes."""
+"""Inline each If whose condition is constant, and remove dead nodes."""
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
+from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
+from xrt.graph.node import FreshNames, list_definitions, rename_node
 
-from xrt.graph import Constant, Function, Node, TensorType, Value, read_attributes, since_version
-from xrt.graph.node import FreshNames
-from xrt.passes.splicing import BodyNames, Splice, SplicedBody
-
-__all__ = ["drop_dead_nodes", "find_decided_body", "inline_constant_control_flow"]
+__all__ = ["BodyNames", "Splice", "drop_dead_nodes", "find_taken_branch", "inline_constant_control_flow"]
 
 Lookup = Callable[[str], Constant | None]
 """Returns the constant of that name, or None if the value is only known at run time."""
-_AXES_ARE_AN_INPUT = 13
-"""First opset in which Unsqueeze reads its axes from an input."""
+_ANY_TYPE_OPSET = 16
+"""First opset in which Identity supports sequences and optionals."""
 
 
 def inline_constant_control_flow(function: Function) -> Function:
-    """Replace each If with a constant condition, and each Loop of at most one iteration, by its body.
+    """Replace each If with a constant condition by its branch.
 
     Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. A
     control edge to an inlined node becomes an edge to its last nodes, and its control inputs move to its first ones. Return
@@ -34,96 +32,195 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
-    given: dict[str, Constant] = {}  # values of Constant nodes, which are kept
-    # Constant nodes are collected too: a condition may come from one.
-    scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
+    values: dict[str, Constant] = {}  # of Constant nodes, which are kept: a condition may come from one
+    scope: ChainMap[str, Constant] = ChainMap(values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
     for node in splice.iter_pending():
-        body = find_decided_body(node, scope.get, function.opsets.get("", 0))
-        if body is None or not splice.inline(node, body):
+        branch = find_taken_branch(node, scope.get)
+        if branch is None or not splice.inline(node, branch):
             splice.nodes.append(node.map_bodies(lambda inner: _inlined(inner, scope, names)))
             if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
-                given[node.outputs[0]] = value
+                values[node.outputs[0]] = value
     return splice.result()
 
 
-def find_decided_body(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
-    """The body that runs in place of an If or Loop that constants decide; None for any other node."""
-    if node.op == "If":
-        taken = _flag(lookup(node.inputs[0]))
-        return None if taken is None else _branch(node, taken)
-    return _turns(node, lookup, opset) if node.op == "Loop" else None
-
-
-def _flag(constant: Constant | None) -> bool | None:
-    return None if constant is None or constant.array.size != 1 else bool(constant.array.reshape(()))
-
-
-def _branch(node: Node, taken: bool) -> SplicedBody | None:
-    branch = node.attr("then_branch" if taken else "else_branch")
-    if not isinstance(branch, Function) or len(branch.outputs) != len(node.outputs):
+def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
+    """The branch of an If with a constant condition; None for any other node."""
+    condition = lookup(node.inputs[0]) if node.op == "If" else None
+    if condition is None or condition.array.size != 1:
         return None
-    return SplicedBody(branch, _pairs(branch.outputs, node.outputs))
+    branch = node.attr("then_branch" if condition.array.reshape(()) else "else_branch")
+    return branch if isinstance(branch, Function) and len(branch.outputs) == len(node.outputs) else None
 
 
-def _pairs(results: Sequence[Value], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((value.name, name) for value, name in zip(results, names, strict=True) if name)
+class BodyNames:
+    """Counts the definitions of each value name in a model, nested bodies included, while branches are inlined."""
+
+    def __init__(self, root: Function) -> None:
+        self._root = root
+        self._counts: Counter[str] | None = None  # computed on demand: most models have nothing to inline
+
+    @property
+    def counts(self) -> Counter[str]:
+        if self._counts is None:
+            self._counts = Counter(list_definitions(self._root))
+        return self._counts
+
+    def release(self, node: Node) -> None:
+        """Remove the names defined in the node's bodies."""
+        for body in node.bodies:
+            self.counts.subtract(list_definitions(body))
+
+    def adopt(self, name: str) -> str:
+        """Reserve `name`, with a numeric suffix if it is in use."""
+        fresh, count = name, 1
+        while self.counts[fresh] > 0:
+            count += 1
+            fresh = f"{name}_{count}"
+        self.counts[fresh] = 1
+        return fresh
 
 
-def _turns(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
-    """The body of a Loop that runs at most once, or None."""
-    body, carried = node.attr("body"), node.inputs[2:]
-    limit, condition = (*node.inputs, "", "")[:2]
-    flag = lookup(condition) if condition else Constant(np.array(True))
-    count = _count(lookup(limit)) if limit else None
-    fits = isinstance(body, Function) and (len(body.inputs), len(body.outputs)) == (len(carried) + 2, len(node.outputs) + 1)
-    if not fits or not all(carried):
-        return None
-    if _flag(flag) is False or (count is not None and count <= 0):
-        # Scan outputs of a Loop without iterations have a shape that only the declared type knows.
-        stacked = any(node.outputs[len(carried) :])
-        # Without an iteration the carried values pass through unchanged.
-        ends = body.inputs[2:]
-        return (
-            None
-            if stacked
-            else SplicedBody(Function(ends, ends), _pairs(ends, node.outputs[: len(carried)]), _given(ends, carried))
+class Splice:
+    """A Function being rewritten node by node, where an If may be replaced by the nodes of a branch."""
+
+    def __init__(self, function: Function, names: BodyNames) -> None:
+        self.function = function
+        self.constants: dict[str, Constant] = dict(function.constants)
+        self.types: dict[str, Type] = {}
+        """Types of values of inlined nodes."""
+        self.nodes: list[Node] = []
+        """The nodes of the result, in order."""
+        self._names = names
+        # A stack, so that inlined nodes are visited before the rest.
+        self._pending = list(reversed(function.nodes))
+        self.inlined: list[Node] = []
+        """The nodes inlined last."""
+        self._awaited = {name for node in function.nodes for name in node.control}
+        self._last: dict[str, tuple[str, ...]] = {}
+        """By replaced node: the nodes that control edges to it must point to."""
+        self._node_names: FreshNames | None = None
+        self._inlined_values: set[str] = set()
+
+    def iter_pending(self) -> Iterator[Node]:
+        """Yield each node in order, inlined ones included."""
+        while self._pending:
+            yield self._pending.pop()
+
+    def inline(self, node: Node, branch: Function) -> bool:
+        """Replace the node by the nodes of its branch, which are visited next; return False if that is not possible.
+
+        Names are kept unless they collide within the model. The first nodes inherit the control inputs of the node, and the
+        nodes that waited for it wait for the last ones.
+        """
+        results = [(value.name, name) for value, name in zip(branch.outputs, node.outputs, strict=True) if name]
+        if not _can_be_copied(branch, results, self.function):
+            return False
+        if self._node_names is None:
+            self._node_names = FreshNames((node.name for node in self.function.nodes), start=2)
+        values = self._rename_values(node, branch, results)
+        self._node_names.release(node.name)
+        nodes = {inner.name: self._node_names.take(inner.name) for inner in branch.nodes}
+        inlined = [rename_node(inner, values, nodes) for inner in branch.nodes]
+        for result, name in results:
+            # An Identity for each result that is not a distinct node output.
+            if branch.producer(result) is None or values[result] != name:
+                inlined.append(Node("Identity", (values.get(result, result),), (name,), name=self._node_names.take(name)))
+        outer = {name for _, name in results}
+        for name in branch.value_names():
+            new, type_ = values.get(name, name), branch.get_type(name)
+            if type_ is not None and new not in outer and new not in self.constants:
+                self.types[new] = type_
+        self.inlined = [_on_device(inner, node.device) for inner in _after(inlined, node.control)]
+        self._pending += reversed(self.inlined)
+        self._last[node.name] = tuple(_last_names(inlined))
+        self._awaited.update(name for inner in self.inlined for name in inner.control)
+        if self.is_awaited(node):
+            # The last nodes inherit the waiters of the replaced node.
+            self._awaited.update(self._last[node.name])
+        return True
+
+    def is_awaited(self, node: Node) -> bool:
+        """Whether a control edge starts at the node."""
+        return node.name in self._awaited
+
+    def _rename_values(self, node: Node, branch: Function, results: Sequence[tuple[str, str]]) -> dict[str, str]:
+        """Map each value defined in the branch, nested bodies included, to its outer name."""
+        self._names.release(node)
+        values: dict[str, str] = {}
+        for result, name in results:
+            if branch.producer(result) is not None:
+                # Write the outer name directly, which saves an Identity.
+                values.setdefault(result, name)
+        captured = frozenset(branch.captures)
+        for name in dict.fromkeys(list_definitions(branch)):
+            if name not in values and name not in captured:
+                values[name] = self._names.adopt(name)
+        self.constants.update((values[name], constant) for name, constant in branch.constants.items())
+        self._inlined_values.update(values.values())
+        return values
+
+    def result(self) -> Function:
+        """The rewritten Function, or the original if nothing changed. Constants that lost their last reader are removed."""
+        function = self.function
+        pairs = zip(self.nodes, function.nodes, strict=False)
+        if not self._last and len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
+            return function
+        nodes = tuple(map(self._redirect_control, self.nodes))
+        unread = (_read(function.nodes, function) | self._inlined_values) - _read(nodes, function)
+        own = {value.name for value in function.outputs}
+        types = {name: type_ for name, type_ in {**function.types, **self.types}.items() if name not in self.constants}
+        return function.replace(
+            nodes=nodes,
+            outputs=tuple(Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs),
+            constants={name: constant for name, constant in self.constants.items() if name not in unread},
+            types={name: type_ for name, type_ in types.items() if name not in own},
         )
-    if flag is None or _flag(flag) is None or count != 1:
-        return None
-    closed = _one_turn(body, flag, len(carried), opset)
-    return SplicedBody(closed, _pairs(closed.outputs, node.outputs), _given(closed.inputs, carried))
+
+    def _redirect_control(self, node: Node) -> Node:
+        """Redirect control edges from replaced nodes to the inlined ones."""
+        if self._last.keys().isdisjoint(node.control):
+            return node
+        return replace(node, control=tuple(dict.fromkeys(name for old in node.control for name in self._resolve(old))))
+
+    def _resolve(self, name: str) -> Iterator[str]:
+        if name not in self._last:
+            yield name
+        for inner in self._last.get(name, ()):
+            yield from self._resolve(inner)
 
 
-def _count(constant: Constant | None) -> int | None:
-    return None if constant is None or constant.array.size != 1 else int(constant.array.reshape(()))
+def _read(nodes: Sequence[Node], function: Function) -> set[str]:
+    """Every value that the nodes read or define, or that the function returns."""
+    values = {name for node in nodes for name in (*node.uses, *node.outputs)}
+    return values.union(value.name for value in function.outputs)
 
 
-def _given(inputs: Sequence[Value], names: Sequence[str]) -> dict[str, str]:
-    return {value.name: name for value, name in zip(inputs, names, strict=True)}
+def _can_be_copied(branch: Function, results: Sequence[tuple[str, str]], function: Function) -> bool:
+    """Whether Identity supports the type of every result that must be copied."""
+    if function.opsets.get("", 0) >= _ANY_TYPE_OPSET:
+        return True
+    computed = [result for result, _ in results if branch.producer(result) is not None]
+    copied = [name for result, name in results if result not in computed or computed.count(result) > 1]
+    return all(isinstance(function.get_type(name), TensorType) for name in copied)
 
 
-def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Function:
-    """Close the body over the first iteration; scan outputs get a leading axis of 1."""
-    # The first iteration has number 0, and its condition is the loop's.
-    step, go = (value.name for value in body.inputs[:2])
-    constants = {**body.constants, step: Constant(np.array(0)), go: _shaped_like(flag, body.inputs[1])}
-    names = FreshNames.of(body)
-    nodes, outputs = list(body.nodes), list(body.outputs[1 : carried + 1])
-    for value in body.outputs[carried + 1 :]:
-        name, axes = (names.take(f"{value.name}_{what}") for what in ("stacked", "axes"))
-        if opset < _AXES_ARE_AN_INPUT:
-            nodes.append(Node("Unsqueeze", (value.name,), (name,), read_attributes({"axes": (0,)})))
-        else:
-            constants[axes] = Constant(np.array([0]))
-            nodes.append(Node("Unsqueeze", (value.name, axes), (name,)))
-        outputs.append(Value(name))
-    return body.replace(inputs=body.inputs[2:], outputs=tuple(outputs), nodes=tuple(nodes), constants=constants)
+def _after(nodes: list[Node], control: tuple[str, ...]) -> Iterator[Node]:
+    """Yield the nodes; those without predecessors among them get the control edges."""
+    defined = {name for node in nodes for name in node.defines}
+    for node in nodes:
+        first = bool(control) and not node.control and defined.isdisjoint(node.uses)
+        yield replace(node, control=control) if first else node
 
 
-def _shaped_like(flag: Constant, value: Value) -> Constant:
-    """Reshape the condition to the rank that the body declares: ONNX allows a scalar and a tensor of one element."""
-    rank = value.type.rank if isinstance(value.type, TensorType) else None
-    return flag if rank is None or rank == len(flag.shape) else Constant(flag.array.reshape((1,) * rank))
+def _last_names(nodes: list[Node]) -> Iterator[str]:
+    """Yield the names of the nodes that no other node in the list depends on."""
+    read = {name for node in nodes for name in node.uses}
+    before = {name for node in nodes for name in node.control}
+    return (node.name for node in nodes if node.name not in before and read.isdisjoint(node.defines))
+
+
+def _on_device(inner: Node, device: str) -> Node:
+    return replace(inner, device=device) if device and not inner.device else inner
 
 
 def drop_dead_nodes(function: Function) -> Function:

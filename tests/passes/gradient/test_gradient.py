@@ -17,8 +17,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx import load
 from xrt.graph import DType, TensorType
 from xrt.graph.verify import verify, verify_types
-from xrt.passes import Pipeline, infer_shapes
-from xrt.passes.gradient import Gradient
+from xrt.passes import infer_shapes
 
 DRAW = np.random.default_rng(11)
 X, W, B = DRAW.standard_normal((4, 3)), DRAW.standard_normal((3, 2)), DRAW.standard_normal(2)
@@ -153,12 +152,6 @@ def test_an_older_opset_is_brought_to_a_newer_one() -> None:
     found = xrt.gradient(load(parser.parse_model(text)))
     assert found.opset() >= 18
     np.testing.assert_array_equal(run(found, (DRAW.standard_normal((2, 3)),))[1], np.ones((2, 3)))
-
-
-def test_it_is_a_pass() -> None:
-    one = Gradient(of=("loss",), with_respect_to=("w",))
-    assert str(Pipeline((one,))) == "gradient"
-    assert one.run(FUNCTION) == xrt.gradient(FUNCTION, of="loss", with_respect_to="w")
 
 
 # ---------------------------------------------------------------------- laws

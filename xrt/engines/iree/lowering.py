@@ -14,7 +14,6 @@ from xrt.graph import Attribute, Function, Node, TensorType
 from xrt.operators import NodeWriter, decompose_nodes, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, find_decomposition, fold_constants, infer_shapes
-from xrt.passes.decomposition import find_model_decomposition
 from xrt.passes.opset_upgrade import upgrade_opset
 
 __all__ = ["LOWERED", "OPSET", "is_decomposed", "preprocess", "why_not_sized"]
@@ -127,8 +126,7 @@ def preprocess(function: Function) -> Function:
     """
     # Nothing here has side effects, so control edges order nothing.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
-    models = decompose_nodes(infer_shapes(free), find_model_decomposition)
-    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(models), OPSET)), _find_body)
+    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), OPSET)), _find_body)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
     rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _write)
     return infer_shapes(drop_dead_nodes(rewritten))

@@ -20,7 +20,6 @@ from xrt.graph import (
     since_version,
 )
 from xrt.operators import find_value, is_deterministic
-from xrt.passes.decomposition import find_model_decomposition
 from xrt.passes.opset_upgrade import why_not_upgradable
 
 __all__ = ["why_not"]
@@ -36,8 +35,6 @@ def why_not(node: Node, function: Function) -> str | None:
 
     The compiler is a process, so the first query also covers the other kinds of nodes of the Function.
     """
-    if (decomposition := find_model_decomposition(node, function)) is not None:
-        return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
     return _plain_refusal(node, function) or _check_conversion.answer(_question(node, function), function)
 
 

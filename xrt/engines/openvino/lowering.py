@@ -14,7 +14,6 @@ from xrt.errors import ModelError
 from xrt.graph import Function, Node
 from xrt.graph.node import rename_node
 from xrt.operators import NodeWriter, as_function, decompose_nodes, rewrite_nodes
-from xrt.operators.learned_models import ML
 
 __all__ = ["decompose", "find_decomposition"]
 
@@ -24,7 +23,7 @@ REMEMBERED = 1024
 
 def find_decomposition(node: Node, function: Function) -> Function | None:
     """Decompose the node into other operators and fold constants; None if no decomposition is known."""
-    if node.domain == ML or node.bodies or node.control:
+    if node.domain or node.bodies or node.control:
         return passes.find_decomposition(node, function)
     if node.op_type == "Pad":
         # The decomposition contains a Pad.

@@ -18,9 +18,7 @@ from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.forking import renew_after_fork
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
-from xrt.operators import decompose_nodes
 from xrt.passes import fold_constants
-from xrt.passes.decomposition import find_model_decomposition
 
 __all__ = ["ImportedModule", "compiler_lock", "import_function", "tensor_type"]
 
@@ -51,7 +49,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     elements) become parameters, so that they are not copied through protobuf and do not affect the compile time. With
     ``polynomials`` exponentials are approximated, for CPUs. Raises whatever TVM's importer raises.
     """
-    function = decompose(fold_constants(decompose_nodes(function, find_model_decomposition), _no_evaluation))
+    function = decompose(fold_constants(function, _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),

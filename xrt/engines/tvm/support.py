@@ -15,7 +15,6 @@ from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
 from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
-from xrt.passes.decomposition import find_model_decomposition
 
 __all__ = ["ISSUES", "find_known_issue", "positions_read_at_import", "why_not"]
 
@@ -252,8 +251,6 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why TVM does not support the node on its device; None if it does."""
-    if (decomposition := find_model_decomposition(node, function)) is not None:
-        return next((reason for inner in decomposition.nodes if (reason := why_not(inner, decomposition))), None)
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
     if node.bodies:

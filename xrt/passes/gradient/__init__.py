@@ -12,7 +12,6 @@ from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.passes.gradient.differentiation import (
-        Gradient as Gradient,
         expand_gradient_nodes as expand_gradient_nodes,
         gradient as gradient,
     )

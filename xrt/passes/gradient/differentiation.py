@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node, TensorType
@@ -19,13 +19,12 @@ from xrt.passes.gradient.preparation import (
 from xrt.passes.gradient.sweep import Sweep, find_active
 from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
 from xrt.passes.inlining import drop_dead_nodes
-from xrt.passes.pipeline import Pass
 
 if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["Gradient", "expand_gradient_nodes", "gradient", "read_before_expansion"]
+__all__ = ["expand_gradient_nodes", "gradient", "read_before_expansion"]
 
 
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub", "Sum"})
@@ -90,19 +89,6 @@ class _Rewriter:
         """The shape of a value, or None if it is not static."""
         type_ = self.types.get(name) or self._function.get_type(name)
         return type_.shape if isinstance(type_, TensorType) and type_.is_static else None
-
-
-@dataclass(frozen=True)
-class Gradient(Pass):
-    """Append gradients to the outputs: see `gradient`, whose arguments are the fields."""
-
-    name: ClassVar[str] = "gradient"
-    of: tuple[str, ...] = ()
-    with_respect_to: tuple[str, ...] = ()
-    seeds: bool = False
-
-    def run(self, function: Function) -> Function:
-        return gradient(function, of=self.of or None, with_respect_to=self.with_respect_to or None, seeds=self.seeds)
 
 
 def gradient(
