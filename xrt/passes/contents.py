@@ -30,7 +30,9 @@ MOST_ELEMENTS = 128
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})
 """Element types in which models compute shapes."""
 Elements: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""Numbers, symbolic extents (non-negative integers, as str), and None for unknown elements."""
+"""Numbers, symbolic extents (non-negative integers, as str), and None for unknown elements.
+
+Rules that only move elements accept any object as a symbol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Contents:
 
     @property
     def is_known(self) -> bool:
-        return all(not isinstance(element, str) and element is not None for element in self.elements.flat)
+        return all(isinstance(element, int | float) for element in self.elements.flat)
 
     def constant(self) -> Constant | None:
         """The tensor as a Constant if every element is a number, else None."""

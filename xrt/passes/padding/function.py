@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.operators import find_constant
+from xrt.passes import contents
+from xrt.passes.contents import MOVES, propagate
 from xrt.passes.padding.padder import (
     MOST_ELEMENTS,
     SIZE,
@@ -31,11 +34,10 @@ __all__ = ["PaddedFunction", "follow", "pad_dims", "walk"]
 
 def follow(p: Padder, node: Node) -> bool:
     """Propagate the symbolic integers that a node computes from sizes; return whether that describes the node fully."""
-    rule = _CONTENTS.get(node.op_type) if not node.domain else None
-    if rule is None:
+    if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
         return False
     try:
-        found = rule(p, node)
+        found = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
     except (Refused, IndexError, ValueError, TypeError, AttributeError):
         return False
     if found is None or found.size > MOST_ELEMENTS or all(one is None for one in found.flat):
@@ -46,7 +48,25 @@ def follow(p: Padder, node: Node) -> bool:
     return True
 
 
-def _lift(compute: Callable[..., Extent | None]) -> Callable[..., Contents]:
+def _move(p: Padder, node: Node) -> Contents | None:
+    """The contents of a node that only moves elements, by the rules of shape inference."""
+    if len(node.outputs) != 1:
+        return None
+    # The shape of a padded input is not that of its type.
+    types = [None if name in p.states else p.function.get_type(name) for name in node.inputs]
+    results = propagate(node, [_read(p, name) for name in node.inputs], types)
+    return None if results is None or results[0] is None else results[0].elements
+
+
+def _read(p: Padder, name: str) -> contents.Contents | None:
+    """The contents of an integer tensor as shape inference represents them: numbers, symbols, and None."""
+    found = p.contents(name) if name else None
+    if found is None:
+        return None
+    return contents.Contents(DType.INT64, _lift(lambda one: one if one.number is None else one.number)(found))
+
+
+def _lift(compute: Callable[..., Any]) -> Callable[..., Contents]:
     """Vectorize a function of extents; unknown operands give unknown results."""
     several = np.frompyfunc(lambda *given: None if None in given else compute(*given), compute.__code__.co_argcount, 1)
     return lambda *given: _array(several(*given))
@@ -73,64 +93,13 @@ def _size(p: Padder, node: Node) -> Contents:
 
 
 def _constant(p: Padder, node: Node) -> Contents | None:
-    numbers = node.attr("value_int"), node.attr("value_ints")
-    if isinstance(node.attr("value"), Constant):
-        return p.contents(node.outputs[0])
-    return next((np.array(_extents(one), object) for one in numbers if one is not None), None)
-
-
-def _extents(numbers: Any) -> Any:
-    return [Extent.of(n) for n in numbers] if isinstance(numbers, list | tuple) else Extent.of(numbers)
+    constant = find_constant(node, p.function)
+    integers = constant is not None and constant.array.dtype.kind in "iub"
+    return p.set_contents(node.outputs[0], constant.array.tolist()) if constant is not None and integers else None
 
 
 def _cast(p: Padder, node: Node) -> Contents | None:
     return _given(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None
-
-
-def _gather(p: Padder, node: Node) -> Contents:
-    places = _numbers(_given(p, node, 1))
-    return _array(np.take(_given(p, node, 0), places, axis=node.attr("axis", 0)))
-
-
-def _numbers(found: Contents) -> Any:
-    """The contents as integers; raises TypeError if one depends on a dim."""
-    return np.vectorize(lambda one: int(one.number), otypes=[np.int64])(found) if found.size else found.astype(np.int64)
-
-
-def _slice(p: Padder, node: Node) -> Contents:
-    starts, ends = (p.integers(node, slot, name) or [] for slot, name in ((1, "starts"), (2, "ends")))
-    axes, steps = p.integers(node, 3, "axes") or [0], p.integers(node, 4) or [1]
-    if axes not in ([0], [-1]):
-        raise Refused("it cuts other axes")
-    return _given(p, node, 0)[slice(starts[0], ends[0], steps[0])]
-
-
-def _concat(p: Padder, node: Node) -> Contents:
-    parts = [p.contents(name) for name in node.inputs]
-    if all(part is None for part in parts):
-        raise Refused("no part is known")
-    return np.concatenate([_unknown(p, name) if one is None else one for name, one in zip(node.inputs, parts, strict=True)])
-
-
-def _unknown(p: Padder, name: str) -> Contents:
-    """A vector of unknown elements."""
-    if name in p.states:
-        raise Refused("padding changes it")
-    ((extent,),) = p.axes(name)
-    return np.full(int(extent.number), None, object)  # type: ignore[arg-type]  # raises TypeError for a symbolic extent
-
-
-def _reshape(p: Padder, node: Node) -> Contents:
-    return _given(p, node, 0).reshape(p.integers(node, 1) or ())
-
-
-def _squeeze(p: Padder, node: Node) -> Contents:
-    axes = p.integers(node, 1, "axes")
-    return _array(np.squeeze(_given(p, node, 0), tuple(axes) if axes else None))
-
-
-def _unsqueeze(p: Padder, node: Node) -> Contents:
-    return np.expand_dims(_given(p, node, 0), tuple(p.integers(node, 1, "axes") or ()))
 
 
 def _constant_of_shape(p: Padder, node: Node) -> Contents:
@@ -192,27 +161,20 @@ def _binary(compute: Callable[[Extent, Extent], Extent | None]) -> Callable[[Pad
     return lambda p, node: _lift(compute)(_given(p, node, 0), _given(p, node, 1))
 
 
-_CONTENTS: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
+_ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Add": _binary(lambda a, b: a + b),
     "Cast": _cast,
-    "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Div": _divide,
     "Equal": _binary(_is_equal),
-    "Gather": _gather,
-    "Identity": lambda p, node: _given(p, node, 0),
     "Mul": _binary(lambda a, b: a * b),
     "Neg": lambda p, node: _lift(lambda a: a * Extent.of(-1))(_given(p, node, 0)),
     "ReduceProd": _reduce(multiply),
     "ReduceSum": _reduce(_sum),
-    "Reshape": _reshape,
     "Shape": _shape,
     "Size": _size,
-    "Slice": _slice,
-    "Squeeze": _squeeze,
     "Sub": _binary(lambda a, b: a - b),
-    "Unsqueeze": _unsqueeze,
     "Where": _where,
 }
 """Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
