@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph import Function, Node, TensorType
+from xrt.graph import Function, Node
 from xrt.graph.function import pause_gc
-from xrt.graph.node import FreshNames, list_names
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
 from xrt.passes.gradient.preparation import (
     continue_function,
@@ -24,71 +23,7 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["expand_gradient_nodes", "gradient", "read_before_expansion"]
-
-
-_BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub", "Sum"})
-Shape = tuple[object, ...]
-
-
-def read_before_expansion(function: Function) -> Function:
-    """Remove the Expand before an Add, Div, Mul, Sub or Sum that broadcasts the operand anyway.
-
-    That is the case if another operand has the shape of the result. If all other operands are scalars, compute first and expand
-    the result. Needs static shapes. The unused Expand is left for `drop_dead_nodes`.
-    """
-    rewriter = _Rewriter(function)
-    nodes = [made for node in function.nodes for made in rewriter.rewrite(node)]
-    if not rewriter.changed:
-        return function
-    return function.replace(nodes=tuple(nodes), types=rewriter.types)
-
-
-class _Rewriter:
-    def __init__(self, function: Function) -> None:
-        self.changed = False
-        self._function = function
-        self.types = dict(function.types)
-        self._before: dict[str, str] = {}
-        """The input of each Expand, by its output."""
-        self._names: FreshNames | None = None
-
-    def rewrite(self, node: Node) -> list[Node]:
-        if node.op == "Expand":
-            if self._find_shape(node.outputs[0]) is not None and self._find_shape(node.inputs[0]) is not None:
-                self._before[node.outputs[0]] = node.inputs[0]
-            return [node]
-        expanded = [name for name in node.inputs if name in self._before]
-        if node.op not in _BROADCASTING or not expanded:
-            return [node]
-        result, rest = self._find_shape(node.outputs[0]), [name for name in node.inputs if name not in self._before]
-        if result is None:
-            return [node]
-        inputs = tuple(self._before.get(name, name) for name in node.inputs)
-        if any(self._find_shape(name) == result for name in rest):
-            self.changed = True
-            return [replace(node, inputs=inputs)]
-        small = {self._find_shape(self._before[name]) for name in expanded}
-        if len(small) == 1 and all(self._find_shape(name) == () for name in rest):
-            return [self._compute_before(node, inputs, small.pop()), node]
-        return [node]
-
-    def _compute_before(self, node: Node, inputs: tuple[str, ...], shape: Shape | None) -> Node:
-        """Apply the operator to the unexpanded operand; the node's own output becomes the expansion of that."""
-        if self._names is None:
-            self._names = FreshNames(list_names(self._function))
-        type_ = self._function.get_type(node.outputs[0])
-        assert isinstance(type_, TensorType)
-        assert shape is not None
-        name = self._names.take(f"{node.outputs[0]}_before")
-        self.types[name] = type_.with_shape(shape)  # type: ignore[arg-type]  # from _find_shape
-        self._before[node.outputs[0]] = name
-        return replace(node, inputs=inputs, outputs=(name,), name=self._names.take(f"{node.name}_before"))
-
-    def _find_shape(self, name: str) -> Shape | None:
-        """The shape of a value, or None if it is not static."""
-        type_ = self.types.get(name) or self._function.get_type(name)
-        return type_.shape if isinstance(type_, TensorType) and type_.is_static else None
+__all__ = ["expand_gradient_nodes", "gradient"]
 
 
 def gradient(
@@ -146,10 +81,7 @@ def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence
             with builder.scope(f"{name}/gradient"):
                 total = zeros_like(tensors[name]) if found is None else found
             builder.output(total, _free_name(builder, f"{name}_gradient"))
-    result = builder.function()
-    # Gradients of reductions begin with an Expand, which broadcasting often makes redundant.
-    result = read_before_expansion(result)
-    return drop_dead_nodes(result.replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
+    return drop_dead_nodes(builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
 
 
 def _check_differentiable(what: str, name: str, tensor: Tensor | None, function: Function) -> None:

@@ -61,26 +61,22 @@ _unary("Erf", lambda x, y: emit("Exp", -(x * x)) * (2 / math.sqrt(math.pi)), "d 
 _unary("Exp", lambda x, y: y, "d exp x = exp x.")
 _unary("Log", lambda x, y: emit("Reciprocal", x), "d log x = 1 / x.")
 _unary("Reciprocal", lambda x, y: -(y * y), "d (1 / x) = -1 / x^2.")
+_unary("Sigmoid", lambda x, y: y * (1 - y), "For s = 1 / (1 + exp(-x)): s (1 - s).")
 _unary("Sin", lambda x, y: emit("Cos", x), "d sin x = cos x.")
 _unary("Sinh", lambda x, y: emit("Cosh", x), "d sinh x = cosh x.")
+_unary("Softplus", lambda x, y: emit("Sigmoid", x), "log(1 + exp x): 1 / (1 + exp(-x)).")
 _unary("Sqrt", lambda x, y: emit("Reciprocal", y) * 0.5, "d sqrt x = 1 / (2 sqrt x).")
 _unary("Tan", lambda x, y: y * y + 1, "d tan x = 1 + tan^2 x.")
 _unary("Tanh", lambda x, y: 1 - y * y, "d tanh x = 1 - tanh^2 x.")
 
 
-@rule("Identity")
+@rule("Identity", "Neg")
 def pass_on(at: RuleContext) -> Gradients:
-    """The gradient itself."""
-    return (at.g,)
+    """The gradient itself; for -x, with the other sign."""
+    return (-at.g if at.node.op == "Neg" else at.g,)
 
 
-@rule("Neg")
-def negate(at: RuleContext) -> Gradients:
-    """d(-x) = -1."""
-    return (-at.g,)
-
-
-@rule("Cast", "CastLike")
+@rule("Cast")
 def cast_back(at: RuleContext) -> Gradients:
     """Casts between floating point types are treated as the identity: rounding has no gradient."""
     return (cast(at.g, at.x.dtype),)
@@ -168,14 +164,6 @@ def choose_extreme(at: RuleContext) -> Gradients:
     )
 
 
-@rule("Sum", "Mean")
-def average(at: RuleContext) -> Gradients:
-    """Each operand gets the gradient of the sum; for Mean, divided by the number of operands."""
-    number_of = len(at.node.inputs)
-    g = at.g if at.node.op == "Sum" or number_of == 1 else at.g * (1 / number_of)
-    return tuple(sum_to(g, at.input(i)) if at.wants(i) else None for i in range(number_of))
-
-
 @rule("Where")
 def select(at: RuleContext) -> Gradients:
     """Each operand gets the gradient where it is selected, zero elsewhere."""
@@ -237,31 +225,11 @@ def parametric_relu(at: RuleContext) -> Gradients:
     return first, sum_to(_where(below, at.g * x, 0, at.g), slope) if at.wants(1) else None
 
 
-@rule("ThresholdedRelu")
-def relu_above_threshold(at: RuleContext) -> Gradients:
-    """The input above alpha, 0 elsewhere."""
-    return (_where(emit("Greater", at.x, number(at.attr("alpha", 1.0), at.x)), at.g, 0, at.g),)
-
-
 @rule("Elu")
 def elu(at: RuleContext) -> Gradients:
     """Alpha (exp x - 1) below 0, x elsewhere."""
     alpha = at.attr("alpha", 1.0)
     return (_where(_is_negative(at.x), at.g * (at.y + alpha), at.g, at.g),)
-
-
-@rule("Selu")
-def selu(at: RuleContext) -> Gradients:
-    """Gamma alpha (exp x - 1) up to 0, gamma x above."""
-    alpha, gamma = at.attr("alpha", 1.67326319217681884765625), at.attr("gamma", 1.05070102214813232421875)
-    return (_where(_is_positive(at.x), at.g * gamma, at.g * (at.y + alpha * gamma), at.g),)
-
-
-@rule("HardSigmoid")
-def hard_sigmoid(at: RuleContext) -> Gradients:
-    """max(0, min(1, alpha x + beta)): alpha where the result is neither 0 nor 1."""
-    inside = emit("And", _is_positive(at.y), emit("Less", at.y, number(1, at.y)))
-    return (_where(inside, at.g * at.attr("alpha", 0.2), 0, at.g),)
 
 
 @rule("HardSwish")
@@ -271,32 +239,6 @@ def hard_swish(at: RuleContext) -> Gradients:
     x = at.x
     inside = _where(emit("Less", x, number(3, x)), at.g * (x * (1 / 3) + 0.5), at.g, at.g)
     return (_where(emit("Greater", x, number(-3, x)), inside, 0, at.g),)
-
-
-@rule("Shrink")
-def shrink(at: RuleContext) -> Gradients:
-    """The function x - bias above lambd, x + bias below -lambd, 0 between."""
-    limit = number(at.attr("lambd", 0.5), at.x)
-    return (_where(emit("Greater", emit("Abs", at.x), limit), at.g, 0, at.g),)
-
-
-@rule("Sigmoid")
-def sigmoid(at: RuleContext) -> Gradients:
-    """For s = 1 / (1 + exp(-x)): s (1 - s)."""
-    return (at.g * (at.y * (1 - at.y)),)
-
-
-@rule("Softplus")
-def softplus(at: RuleContext) -> Gradients:
-    """log(1 + exp x): 1 / (1 + exp(-x))."""
-    return (at.g * emit("Sigmoid", at.x),)
-
-
-@rule("Softsign")
-def softsign(at: RuleContext) -> Gradients:
-    """For x / (1 + |x|): 1 / (1 + |x|)^2."""
-    base = emit("Abs", at.x) + 1
-    return (at.g / (base * base),)
 
 
 @rule("Gelu")
@@ -315,13 +257,6 @@ def gelu(at: RuleContext) -> Gradients:
         distribution = (emit("Erf", x * math.sqrt(0.5)) + 1) * 0.5
         slope = distribution + x * emit("Exp", square * -0.5) * (1 / math.sqrt(2 * math.pi))
     return (at.g * slope,)
-
-
-@rule("Mish")
-def mish(at: RuleContext) -> Gradients:
-    """For x tanh(log(1 + exp x)) = x t: t + x (1 - t^2) s with the sigmoid s; Misra, arXiv:1908.08681."""
-    t = emit("Tanh", emit("Softplus", at.x))
-    return (at.g * (t + at.x * (1 - t * t) * emit("Sigmoid", at.x)),)
 
 
 @rule("Softmax")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -60,27 +60,33 @@ class Windows:
 
 def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs: Tensor) -> Windows:
     """Read the windows of a node from its attributes. `auto_pad` SAME modes need static extents."""
-    count = len(kernel)
-    strides = tuple(at.attr("strides") or (1,) * count)
-    dilations = tuple(at.attr("dilations") or (1,) * count)
-    pads = tuple(at.attr("pads") or (0,) * (2 * count))
-    windows = Windows(tuple(kernel), strides, dilations, pads[:count], pads[count:])
-    mode = at.attr("auto_pad", "NOTSET")
-    if mode == "VALID":
-        return Windows(windows.kernel, strides, dilations, (0,) * count, (0,) * count)
-    if mode == "NOTSET":
+    windows, mode = _read_attributes(at, kernel)
+    if not mode.startswith("SAME"):
         return windows
     sizes, results = inputs.shape[2:], outputs.shape[2:]
     if not all(isinstance(size, int) for size in (*sizes, *results)):
         at.refuse(f"its padding is {mode!r}, which needs extents that are known; bind the symbolic ones first")
     totals = [
         max((o - 1) * s + reach - i, 0)  # type: ignore[operator]  # checked above
-        for o, i, s, reach in zip(results, sizes, strides, windows.reaches, strict=True)
+        for o, i, s, reach in zip(results, sizes, windows.strides, windows.reaches, strict=True)
     ]
+    return _with_padding(windows, totals, mode)
+
+
+def _read_attributes(at: RuleContext, kernel: Sequence[int]) -> tuple[Windows, str]:
+    """The windows with explicit padding, none for VALID, and the padding mode."""
+    count, mode = len(kernel), at.attr("auto_pad", "NOTSET")
+    strides, dilations = (tuple(at.attr(name) or (1,) * count) for name in ("strides", "dilations"))
+    pads = tuple((at.attr("pads") if mode == "NOTSET" else None) or (0,) * (2 * count))
+    return Windows(tuple(kernel), strides, dilations, pads[:count], pads[count:]), mode
+
+
+def _with_padding(windows: Windows, totals: Sequence[int], mode: str) -> Windows:
+    """Pad each axis by its total; SAME_UPPER puts an odd element at the end, other modes at the begin."""
     halves = tuple(total // 2 for total in totals)
     rests = tuple(total - half for total, half in zip(totals, halves, strict=True))
     begins, ends = (halves, rests) if mode == "SAME_UPPER" else (rests, halves)
-    return Windows(windows.kernel, strides, dilations, begins, ends)
+    return replace(windows, begins=begins, ends=ends)
 
 
 def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
@@ -306,29 +312,20 @@ def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:
 
 def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
     """Windows of a ConvTranspose; an explicit output shape determines the padding."""
-    count = len(kernel)
-    strides = tuple(at.attr("strides") or (1,) * count)
-    dilations = tuple(at.attr("dilations") or (1,) * count)
-    pads = tuple(at.attr("pads") or (0,) * (2 * count))
-    mode, extra = at.attr("auto_pad", "NOTSET"), tuple(at.attr("output_padding") or (0,) * count)
-    windows = Windows(tuple(kernel), strides, dilations, pads[:count], pads[count:])
-    if mode == "VALID":
-        windows = Windows(windows.kernel, strides, dilations, (0,) * count, (0,) * count)
+    windows, mode = _read_attributes(at, kernel)
     if at.attr("output_shape") is None and not mode.startswith("SAME"):
         return windows
-    if mode.startswith("SAME") and any(reach < stride for reach, stride in zip(windows.reaches, strides, strict=True)):
+    if mode.startswith("SAME") and any(reach < s for reach, s in zip(windows.reaches, windows.strides, strict=True)):
         at.refuse(f"its windows do not touch (auto_pad={mode!r}), for which ONNX gives two shapes; give it pads")
     sizes, results = at.x.shape[2:], at.y.shape[2:]
     if not all(isinstance(size, int) for size in (*sizes, *results)):
         at.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
+    extra = at.attr("output_padding") or (0,) * windows.axes
     totals = [
         (i - 1) * s + reach + more - o  # type: ignore[operator]  # checked above
-        for i, o, s, reach, more in zip(sizes, results, strides, windows.reaches, extra, strict=True)
+        for i, o, s, reach, more in zip(sizes, results, windows.strides, windows.reaches, extra, strict=True)
     ]
-    halves = tuple(total // 2 for total in totals)
-    rests = tuple(total - half for total, half in zip(totals, halves, strict=True))
-    begins, ends = (halves, rests) if mode == "SAME_UPPER" else (rests, halves)
-    return Windows(windows.kernel, strides, dilations, begins, ends)
+    return _with_padding(windows, totals, mode)
 
 
 @rule("GlobalAveragePool")

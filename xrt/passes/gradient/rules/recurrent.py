@@ -114,42 +114,19 @@ def define_rnn(at: RuleContext) -> Gradients:
 
 def _define_layer(at: RuleContext, advance: Advance, gates: int, functions: Sequence[str], states: int) -> Gradients:
     by_batch = at.attr("layout", 0) == 1
-    x = transpose(at.x, [1, 0, 2]) if by_batch else at.x
-    # hidden_size is optional; the recurrent weights have it, too.
-    hidden = at.attr("hidden_size") or at.input(2).shape[2]
-    if not isinstance(hidden, int):
-        at.refuse("its hidden size is not known")
-    direction = at.attr("direction", "forward")
-    ways = {"forward": (0,), "reverse": (1,), "bidirectional": (0, 1)}[direction]
-    starts = [_start(at, x, at.optional(5 + k), hidden, len(ways), by_batch) for k in range(states)]
+    x, hidden, ways = _by_time(at.x, by_batch), _read_hidden_size(at), _WAYS[at.attr("direction", "forward")]
+    starts = [_states(at.optional(5 + k), x, hidden, len(ways), by_batch) for k in range(states)]
     sequences, ends = [], [list[Any]() for _ in range(states)]
     for place, way in enumerate(ways):
         cell, inputs = _make_cell(at, x, gates, hidden, functions, place)
-        first = [_pick(start, place) for start in starts]
-        *last, sequence = _scan(at, cell, advance, inputs, first, way)
-        sequences.append(emit("Unsqueeze", sequence, integers(1)))
+        *last, sequence = _scan(at, cell, advance, inputs, [_pick(start, place) for start in starts], way)
+        sequences.append(add_axes(sequence, 1))
         for found, end in zip(ends, last, strict=True):
-            found.append(emit("Unsqueeze", end, integers(0)))
-    whole = sequences[0] if len(ways) == 1 else emit("Concat", *sequences, axis=1)
-    finals = [found[0] if len(ways) == 1 else emit("Concat", *found, axis=0) for found in ends]
+            found.append(add_axes(end, 0))
+    whole, *finals = (_join(parts, axis) for parts, axis in ((sequences, 1), *((found, 0) for found in ends)))
     if by_batch:
         return transpose(whole, [2, 0, 1, 3]), *(transpose(final, [1, 0, 2]) for final in finals)
     return whole, *finals
-
-
-def _pick(x: Tensor, place: int) -> Tensor:
-    """Select one direction."""
-    return emit("Gather", x, np.asarray(place, np.int64), axis=0)
-
-
-def _start(at: RuleContext, x: Tensor, given: Tensor | None, hidden: int, ways: int, by_batch: bool) -> Tensor:
-    """Initial states (directions, batch, hidden), zeros by default."""
-    if given is not None:
-        return transpose(given, [1, 0, 2]) if by_batch else given
-    batch = extent(x, 1)
-    if isinstance(batch, np.ndarray):
-        return zeros(integers(ways, int(batch[0]), hidden), x.dtype)
-    return zeros(emit("Concat", integers(ways), batch, integers(hidden), axis=0), x.dtype)
 
 
 def _make_cell(at: RuleContext, x: Tensor, gates: int, hidden: int, functions: Sequence[str], place: int) -> tuple[_Cell, Tensor]:
@@ -389,37 +366,34 @@ def _go_back_rnn(layer: _Layer) -> Found:
 
 
 def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: int) -> Gradients:
-    by_batch, ways = at.attr("layout", 0) == 1, _WAYS[at.attr("direction", "forward")]
-    hidden = at.attr("hidden_size") or (at.input(2).tensor_type.shape or (None,))[-1]
-    if not isinstance(hidden, int):
-        at.refuse("its hidden size is not known")
+    by_batch, ways, hidden = at.attr("layout", 0) == 1, _WAYS[at.attr("direction", "forward")], _read_hidden_size(at)
     x = _by_time(at.x, by_batch)
     # The rule needs all hidden states, so the forward layer must return them.
     y = at.output(0, _result_type(at, len(ways), hidden))
     arriving = _get(at.gradients, 0)
     if by_batch:
         y, arriving = transpose(y, [1, 2, 0, 3]), None if arriving is None else transpose(arriving, [1, 2, 0, 3])
-    starts = [_states(at.optional(5 + k), at, x, hidden, len(ways), by_batch) for k in range(states)]
-    ends = [_states(_get(at.gradients, 1 + k), at, x, hidden, len(ways), by_batch) for k in range(states)]
+    starts = [_states(at.optional(5 + k), x, hidden, len(ways), by_batch) for k in range(states)]
+    ends = [_states(_get(at.gradients, 1 + k), x, hidden, len(ways), by_batch) for k in range(states)]
     names = [name.lower() for name in at.attr("activations") or ["tanh"] * len(ways)]
     found: list[list[Tensor]] = [[] for _ in range(4 + states)]
     for place, way in enumerate(ways):
         bias = at.optional(3)
         both = integers(*[_GATES[at.node.op] * hidden] * 2)
-        own, mine = _take(y, place, 1, ways), tuple(_take(start, place, 0, ways) for start in starts)
+        own, mine = _pick(y, place, 1), tuple(_pick(start, place) for start in starts)
         layer = _Layer(
             x=x,
             y=own,
             size=hidden,
             before=_shift(own, mine[0], way),
             starts=mine,
-            w=_take(at.input(1), place, 0, ways),
-            r=_take(at.input(2), place, 0, ways),
-            biases=() if bias is None else split(_take(bias, place, 0, ways), both, 0, 2),
+            w=_pick(at.input(1), place),
+            r=_pick(at.input(2), place),
+            biases=() if bias is None else split(_pick(bias, place), both, 0, 2),
             way=way,
             function=names[place] if at.node.op == "RNN" else "",
-            arriving=None if arriving is None else _take(arriving, place, 1, ways),
-            ends=tuple(_take(end, place, 0, ways) for end in ends),
+            arriving=None if arriving is None else _pick(arriving, place, 1),
+            ends=tuple(_pick(end, place) for end in ends),
         )
         _collect(at, layer, go_back(layer), found)
     # Both directions read the same input, so their gradients add up.
@@ -450,11 +424,19 @@ def _collect(at: RuleContext, layer: _Layer, found: Found, into: Sequence[list[T
             into[4 + place].append(add_axes(start, 0))
 
 
-def _join(parts: Sequence[Tensor]) -> Tensor | None:
+def _read_hidden_size(at: RuleContext) -> int:
+    """The attribute is optional: the recurrent weights have the size, too."""
+    hidden = at.attr("hidden_size") or (at.input(2).tensor_type.shape or (None,))[-1]
+    if not isinstance(hidden, int):
+        at.refuse("its hidden size is not known")
+    return hidden
+
+
+def _join(parts: Sequence[Tensor], axis: int = 0) -> Tensor | None:
     """Concatenate the directions; None if the gradient is not wanted."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    return emit("Concat", *parts, axis=0)
+    return emit("Concat", *parts, axis=axis)
 
 
 def _by_time(x: Tensor, by_batch: bool) -> Tensor:
@@ -472,7 +454,7 @@ def _get(gradients: Sequence[Tensor | None], place: int) -> Tensor | None:
     return gradients[place] if place < len(gradients) else None
 
 
-def _states(given: Tensor | None, at: RuleContext, x: Tensor, hidden: int, ways: int, by_batch: bool) -> Tensor:
+def _states(given: Tensor | None, x: Tensor, hidden: int, ways: int, by_batch: bool) -> Tensor:
     """Transpose the given states to (directions, batch, hidden); zeros by default."""
     if given is not None:
         return _by_time(given, by_batch)
@@ -482,9 +464,10 @@ def _states(given: Tensor | None, at: RuleContext, x: Tensor, hidden: int, ways:
     return zeros(emit("Concat", integers(ways), batch, integers(hidden), axis=0), x.dtype)
 
 
-def _take(x: Tensor, place: int, axis: int, ways: Sequence[int]) -> Tensor:
+def _pick(x: Tensor, place: int, axis: int = 0) -> Tensor:
     """Select one direction."""
-    if len(ways) == 1:
+    shape = x.tensor_type.shape
+    if shape is not None and shape[axis] == 1:
         return emit("Squeeze", x, integers(axis))
     return emit("Gather", x, np.asarray(place, np.int64), axis=axis)
 
