@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xrt
+from xrt import XRTModule
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.operators import decompose_operators
@@ -20,7 +22,7 @@ MOST = 6
 """Cases of an operator that are run."""
 
 
-ELSEWHERE = {"GlobalLpPool"}
+ELSEWHERE = {"GlobalLpPool", "com.microsoft.QuickGelu"}
 """Operators without a case that can be decomposed, tested below."""
 
 
@@ -79,6 +81,20 @@ def test_a_global_norm_is_decomposed(power: int) -> None:
     lowered = decompose_operators(function, {"GlobalLpPool"})
     assert {node.op for node in lowered.nodes} <= {"Abs", "Pow", "ReduceSum", "ReduceL2"}
     np.testing.assert_allclose(evaluate(lowered, [x])[0], evaluate(function, [x])[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort", "openvino"])
+def test_quick_gelu_runs_by_a_kernel_or_its_decomposition(engine: str) -> None:
+    pytest.importorskip({"toy": "numpy", "ort": "onnxruntime"}.get(engine, engine))
+    x = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+    node = Node("QuickGelu", ("x",), ("y",), domain="com.microsoft")
+    types = TensorType(DType.FLOAT32, (3, 4))
+    function = Function((Value("x", types),), (Value("y", types),), (node,), opsets={"": 20, "com.microsoft": 1})
+    module = XRTModule(function, engine=engine, strict=True)
+    np.testing.assert_allclose(module(x), x / (1 + np.exp(-1.702 * x)), rtol=1e-5, atol=1e-6)
+    gradient = evaluate(xrt.gradient(function), [x])[1]
+    weight = 1 / (1 + np.exp(-1.702 * x))
+    np.testing.assert_allclose(gradient, weight + 1.702 * x * weight * (1 - weight), rtol=1e-4, atol=1e-6)
 
 
 def test_an_operator_without_a_rule_gets_the_body_that_onnx_has() -> None:

@@ -129,6 +129,12 @@ def _swish(w: NodeWriter) -> str:
     return w.op("Mul", w.x, w.op("Sigmoid", w.op("Mul", w.x, w.number(w.attr("alpha", 1.0)))))
 
 
+@decomposition("com.microsoft.QuickGelu", since=7)
+def _quick_gelu(w: NodeWriter) -> str:
+    """An approximation of Gelu, x Sigmoid(1.702 x); Hendrycks and Gimpel, arXiv:1606.08415."""
+    return w.op("Mul", w.x, w.op("Sigmoid", w.op("Mul", w.x, w.number(w.attr("alpha", 1.702)))))
+
+
 @decomposition("Gelu", since=20)
 def _gelu(w: NodeWriter) -> str | None:
     """The approximation by tanh. ONNX's body has a Pow in place of the two products."""

@@ -194,6 +194,12 @@ def swish(xp: Array, x: Array, alpha: float) -> Array:
     return x / (1 + xp.exp(-alpha * x))
 
 
+@ops("QuickGelu", domain="com.microsoft")
+def quick_gelu(node: Node, env: NodeContext) -> Run:
+    alpha = node.attr("alpha", 1.702)
+    return round_once(env.xp, lambda x: swish(env.xp, x, alpha))
+
+
 @activation("Mish")
 def mish(xp: Array, x: Array) -> Array:
     """X times the hyperbolic tangent of its `softplus`."""
