@@ -17,7 +17,6 @@ __all__ = [
     "align_to_axis",
     "along",
     "broadcast_parameters",
-    "center",
     "even",
     "extreme",
     "get_integer_limits",
@@ -126,14 +125,3 @@ def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, 
         kept.append(slice(start, stop))
         more.append((max(0, max(0, begin) - over_end), max(0, max(0, end) - over_begin)))
     return x[tuple(kept)], more
-
-
-def center(extents: Sequence[int], target: Sequence[int]) -> list[int]:
-    """Pads that center an array in a target shape, negative ones crop; an odd element goes to the end.
-
-    >>> center([4, 5], [7, 2])
-    [1, -1, 2, -2]
-    """
-    more = [int(wanted) - extent for wanted, extent in zip(target, extents, strict=True)]
-    begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
-    return [*begins, *(extra - begin for extra, begin in zip(more, begins, strict=True))]

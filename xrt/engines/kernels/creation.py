@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, pi
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,31 +68,6 @@ def range_(node: Node, env: NodeContext) -> Run:
         return xp.astype(xp.asarray(first, dtype=wide) + xp.arange(count, dtype=wide) * xp.asarray(step, dtype=wide), start.dtype)
 
     return run
-
-
-# ---------------------------------------------------------------------- windows for signals
-
-
-def _cosines(*terms: float) -> Callable[[Node, NodeContext], Run]:
-    """A factory of a window that is a sum of cosines of multiples of the angle once around."""
-
-    def factory(node: Node, env: NodeContext) -> Run:
-        xp, dtype = env.xp, DType.from_onnx(node.attr("output_datatype", DType.FLOAT32.onnx)).numpy
-        shorter = 0 if node.attr("periodic", 1) else 1
-
-        def run(size: Array) -> Array:
-            count = int(size.reshape(()))
-            angle = 2 * pi / max(1, count - shorter) * xp.arange(count)
-            return xp.astype(sum(term * xp.cos(k * angle) for k, term in enumerate(terms)), dtype)
-
-        return run
-
-    return factory
-
-
-ops("HannWindow", host=(0,))(_cosines(0.5, -0.5))
-ops("HammingWindow", host=(0,))(_cosines(25 / 46, -21 / 46))
-ops("BlackmanWindow", host=(0,))(_cosines(0.42, -0.5, 0.08))
 
 
 @ops("STFT", devices=("cpu",))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import center, even, split_axis
+from xrt.engines.kernels.arrays import even, split_axis
 from xrt.engines.kernels.table import Array, Run, eager, ops
 
 if TYPE_CHECKING:
@@ -161,18 +161,6 @@ def split_by_attribute(node: Node, env: NodeContext) -> Run:
 def split(node: Node, env: NodeContext) -> Run:
     axis, count = node.attr("axis", 0), node.attr("num_outputs", env.n_outputs)
     return lambda x, sizes=None: split_axis(x, even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
-
-
-@ops("CenterCropPad", host=(1,))
-def center_crop_pad(node: Node, env: NodeContext) -> Run:
-    axes = node.attr("axes")
-
-    def run(x: Array, target: Array) -> Array:
-        chosen = range(x.ndim) if axes is None else axes
-        pads = center([x.shape[axis] for axis in chosen], target.tolist())
-        return env.xp.pad_axes(x, pads, "constant", 0, chosen)
-
-    return run
 
 
 # ---------------------------------------------------------------------- ranges

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from xrt.engines.kernels.arrays import round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.graph import DType, Node
@@ -237,43 +235,3 @@ def flattened(compute: Along) -> Factory:
 for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
     ops(_op, since=13)(along_axis(_compute))
     ops(_op, until=12)(flattened(_compute))
-
-
-def _weights(xp: Any, target: Array, weight: Array | None, ignored: int | None, classes: int, dtype: Any) -> tuple[Array, Array]:
-    """Each target's weight, zero for the ignored ones, and the targets made safe to index with."""
-    counts = xp.ones(target.shape, dtype=bool) if ignored is None else target != ignored
-    safe = xp.where(counts, target, 0)
-    each = xp.ones(target.shape, dtype=dtype) if weight is None else xp.take(weight, safe)
-    return xp.where(counts, each, 0), safe
-
-
-def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str) -> Array:
-    """Minus the logarithm (N, C, ...) at each target (N, ...), weighted, and averaged over the weights or summed."""
-    weights, safe = _weights(xp, target, weight, ignored, logs.shape[1], logs.dtype)
-    picked = xp.squeeze(xp.take_along_axis(logs, xp.astype(xp.expand_dims(safe, 1), np.int64), axis=1), 1)
-    loss = -picked * weights
-    if reduction == "none":
-        return loss
-    total = xp.sum(loss)
-    return total if reduction == "sum" else total / xp.sum(weights)
-
-
-@ops("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(node: Node, env: NodeContext) -> Run:
-    xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
-
-    def run(logs: Array, target: Array, weight: Array | None = None) -> Array:
-        return _likelihood_loss(xp, logs, target, weight, ignored, reduction)
-
-    return round_once(xp, run)
-
-
-@ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(node: Node, env: NodeContext) -> Run:
-    ignored, reduction = node.attr("ignore_index"), node.attr("reduction", "mean")
-
-    def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:
-        logs = log_softmax(env.xp, scores, 1)
-        return _likelihood_loss(env.xp, logs, target, weight, ignored, reduction), logs
-
-    return run

@@ -87,7 +87,7 @@ MOVING = frozenset(
     {
         *("Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Concat", "Split"),
         *("Slice", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Trilu", "Where"),
-        *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "CenterCropPad", "OneHot"),
+        *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "OneHot"),
     }
 )
 """Operators that only move elements, and so take every type that tensors hold in whatever form."""
