@@ -37,7 +37,6 @@ LEFT = Counter(
         "engines/xla/engine.py": 1,
         "engines/xla/kernels.py": 5,
         "engines/xla/support.py": 2,
-        "passes/gradient/differentiation.py": 1,
         "passes/gradient/preparation.py": 1,
         "passes/gradient/rules/recurrent.py": 1,
         "passes/padding/rules.py": 2,

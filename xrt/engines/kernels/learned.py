@@ -1,4 +1,4 @@
-"""Learned models of ai.onnx.ml: features, linear models, support vector machines, trees, and the maps that they return."""
+"""Learned models of ai.onnx.ml (features, linear models, support vector machines, trees), their maps, and text normalization."""
 
 from __future__ import annotations
 
@@ -15,47 +15,53 @@ from xrt.graph import MapType, Node, SequenceType, TensorType, Type
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
 
-__all__ = ["ML", "name_labels", "post_transform", "read_labels", "rows"]
-
 ML = "ai.onnx.ml"
 ZERO = 1e-7
-"""What SOFTMAX_ZERO takes for zero."""
+"""SOFTMAX_ZERO treats scores up to this magnitude as zero."""
+_LABELS = (
+    *("classlabels_ints", "classlabels_int64s", "classlabels_strings", "cats_int64s", "cats_strings"),
+    *("int64_vocabulary", "string_vocabulary"),
+)
 
 
-def rows(x: Array) -> Array:
-    """Return the features in double precision, one row each; a tensor of rank 1 is one row."""
-    return (x[None] if x.ndim == 1 else x.reshape(len(x), -1)).astype(np.float64)
+def _read_labels(node: Node) -> list[Any]:
+    """The labels, categories or keys that the node lists, integers or strings; empty if it lists none."""
+    return next((list(labels) for name in _LABELS if (labels := node.attr(name))), [])
 
 
-def read_labels(node: Node, *attributes: str) -> list[Any]:
-    """Return the labels of the classes, integers or texts; none where the node lists none."""
-    return next((list(found) for name in attributes if (found := node.attr(name))), [])
+def _read_keys(node: Node) -> list[Any]:
+    if keys := _read_labels(node):
+        return keys
+    raise ValueError(f"{node.op} lists no keys")
 
 
-def name_labels(chosen: Sequence[Any], labels: Sequence[Any]) -> Array:
-    """Return labels as a tensor: of texts where the node's labels are texts, else of integers."""
+def _as_labels(chosen: Sequence[Any], labels: Sequence[Any]) -> Array:
+    """The chosen labels as an array: of strings if the node's labels are strings, else of integers."""
     return np.array(chosen, dtype=object if any(isinstance(label, str) for label in labels) else np.int64)
 
 
-def post_transform(scores: Array, how: str) -> Array:
-    """Return the scores [rows, classes] in the form that ``post_transform`` asks for."""
+def _as_rows(x: Array) -> Array:
+    """The features in double precision, one sample per row; a vector is one sample."""
+    return (x[None] if x.ndim == 1 else x.reshape(len(x), -1)).astype(np.float64)
+
+
+def _transform(scores: Array, node: Node) -> Array:
+    """Apply the node's ``post_transform`` to scores [rows, classes]; float32."""
+    how = node.attr("post_transform", "NONE")
     if how == "LOGISTIC":
-        return 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
-    if how == "SOFTMAX":
-        return _shares(np.exp(scores - scores.max(axis=1, keepdims=True)))
-    if how == "SOFTMAX_ZERO":
-        return _shares(np.where(np.abs(scores) <= ZERO, 0.0, np.exp(scores - scores.max(axis=1, keepdims=True))))
-    return _probit(scores) if how == "PROBIT" else scores
-
-
-def _shares(weights: Array) -> Array:
-    """Return each weight as a share of its row's; a row of zeros stays."""
-    total = weights.sum(axis=1, keepdims=True)
-    return np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+        scores = 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
+    elif how in ("SOFTMAX", "SOFTMAX_ZERO"):
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights = np.where(np.abs(scores) <= ZERO, 0.0, weights) if how == "SOFTMAX_ZERO" else weights
+        total = weights.sum(axis=1, keepdims=True)
+        scores = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    elif how == "PROBIT":
+        scores = _probit(scores)
+    return scores.astype(np.float32)
 
 
 def _probit(p: Array) -> Array:
-    """Return the inverse of the normal distribution, by Winitzki's approximation, as ONNX Runtime computes it."""
+    """The inverse of the normal distribution, by Winitzki's approximation, as ONNX Runtime computes it."""
     x = 2 * p - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         log = np.log((1 - x) * (1 + x))
@@ -63,16 +69,19 @@ def _probit(p: Array) -> Array:
         return np.sqrt(2) * np.copysign(np.sqrt(np.sqrt(half * half - log / 0.147) - half), x)
 
 
+# ---------------------------------------------------------------------- features
+
+
 @ops("Scaler", domain=ML)
 def scaler(node: Node, env: NodeContext) -> Run:
-    """Return float32, whatever the features are; left out, the offset is zero and the scale is one."""
+    """Computes ``(x - offset) * scale`` in float32 for every feature type."""
     offset, scale = (np.array(node.attr(name) or (neutral,), np.float64) for name, neutral in (("offset", 0.0), ("scale", 1.0)))
     return lambda x: ((x.astype(np.float64) - offset) * scale).astype(np.float32)
 
 
 @ops("Normalizer", domain=ML)
 def normalizer(node: Node, env: NodeContext) -> Run:
-    """Return float32 rows, each over its norm; a row of zeros stays. A tensor of rank 1 is one row."""
+    """Divide each row by its norm, in float32; a row of zeros is unchanged."""
     norm = node.attr("norm", "MAX")
 
     def run(x: Array) -> Array:
@@ -88,7 +97,7 @@ def normalizer(node: Node, env: NodeContext) -> Run:
 
 @ops("FeatureVectorizer", domain=ML)
 def feature_vectorizer(node: Node, env: NodeContext) -> Run:
-    """Return the inputs concatenated in float32, each cut, or filled with zeros, to its width."""
+    """Concatenate the inputs in float32, each cropped or zero-padded to its width."""
 
     def run(*values: Array) -> Array:
         parts = [x.reshape(len(x), -1) for x in values]
@@ -101,9 +110,9 @@ def feature_vectorizer(node: Node, env: NodeContext) -> Run:
 
 @ops("OneHotEncoder", domain=ML)
 def one_hot_encoder(node: Node, env: NodeContext) -> Run:
-    """Return a last axis with a one in the column of each element's category; none where ``zeros`` allows it."""
-    categories = read_labels(node, "cats_int64s", "cats_strings")
-    known = np.array(categories, dtype=object if any(isinstance(one, str) for one in categories) else np.int64)
+    """Append an axis with a one at the element's category. An unknown element gives zeros, or an error with ``zeros=0``."""
+    categories = _read_labels(node)
+    known = _as_labels(categories, categories)
 
     def run(x: Array) -> Array:
         hot = np.asarray(x[..., None] == known)
@@ -115,55 +124,13 @@ def one_hot_encoder(node: Node, env: NodeContext) -> Run:
     return run
 
 
-def _weights(node: Node, count: int) -> tuple[Array, Array]:
-    """Return the coefficients [count, features], and what is added."""
-    coefficients = np.array(node.attr("coefficients"), np.float64).reshape(count, -1)
-    return coefficients, np.array(node.attr("intercepts") or (0.0,), np.float64)
-
-
-@ops("LinearRegressor", domain=ML)
-def linear_regressor(node: Node, env: NodeContext) -> Run:
-    weights, added = _weights(node, node.attr("targets", 1))
-    how = node.attr("post_transform", "NONE")
-    return lambda x: post_transform(rows(x) @ weights.T + added, how).astype(np.float32)
-
-
-@ops("LinearClassifier", domain=ML)
-def linear_classifier(node: Node, env: NodeContext) -> Run:
-    """Return the label of the greatest score, as it is before it is transformed, and the scores.
-
-    One row of coefficients for two classes is the score of the second.
-    """
-    labels = read_labels(node, "classlabels_ints", "classlabels_strings")
-    how = node.attr("post_transform", "NONE")
-
-    def run(x: Array) -> tuple[Array, Array]:
-        given = rows(x)
-        weights, added = _weights(node, len(node.attr("coefficients")) // given.shape[1])
-        scores = given @ weights.T + added
-        if scores.shape[1] == 1:
-            return _of_one(scores, labels, how)
-        chosen = [labels[i] if labels else int(i) for i in scores.argmax(axis=1)]
-        return name_labels(chosen, labels), post_transform(scores, how).astype(np.float32)
-
-    return run
-
-
-def _of_one(scores: Array, labels: list[object], how: str) -> tuple[Array, Array]:
-    """Return label and scores where there is one score: of the second of two classes, or of the only one."""
-    wins = scores[:, 0] > 0
-    if len(labels) != 2:
-        first, other = (labels[0], "" if isinstance(labels[0], str) else 0) if labels else (1, 0)
-        return name_labels([first if win else other for win in wins], labels), post_transform(scores, how).astype(np.float32)
-    # Not transformed, two scores are a probability and what is left of it, as ONNX Runtime has it.
-    both = np.concatenate([1 - scores if how == "NONE" else -scores, scores], axis=1)
-    return name_labels([labels[int(win)] for win in wins], labels), post_transform(both, how).astype(np.float32)
+# ---------------------------------------------------------------------- maps
 
 
 @ops("ZipMap", domain=ML)
 def zip_map(node: Node, env: NodeContext) -> Run:
-    """Return one map for each row, with the node's labels as keys. A tensor of rank 1 is one row."""
-    keys = _labels(node, "classlabels_int64s", "classlabels_strings")
+    """One map per row, from the node's labels to the row's elements. A vector is one row."""
+    keys = _read_keys(node)
 
     def run(x: Array) -> list[dict[int | str, float]]:
         rows = x[None] if x.ndim == 1 else x
@@ -176,52 +143,39 @@ def zip_map(node: Node, env: NodeContext) -> Run:
 
 @ops("DictVectorizer", domain=ML)
 def dict_vectorizer(node: Node, env: NodeContext) -> Run:
-    """Return a row with the value of each key of the vocabulary, zero or an empty text where the map has none.
+    """The values of the vocabulary's keys, zero or an empty string for a missing key. A list of maps gives several rows.
 
-    The standard speaks of a tensor of rank 1. Here it is [1, keys], as ONNX Runtime makes it and as converters, which stack
-    such rows, rely on. A key that the vocabulary lacks is left out. A list of maps gives a row for each.
+    ONNX specifies a vector. The result is [1, keys], as in ONNX Runtime, because converters stack such rows.
     """
-    keys = _labels(node, "int64_vocabulary", "string_vocabulary")
-    dtype = _element(env.function.get_type(node.inputs[0]))
+    keys = _read_keys(node)
+    declared = _find_value_dtype(env.function.get_type(node.inputs[0]))
 
     def run(x: Mapping[Any, Any] | Sequence[Mapping[Any, Any]]) -> Array:
         maps = [x] if isinstance(x, Mapping) else x
-        kind = np.dtype(dtype or _seen(maps))
-        absent: Any = "" if kind.hasobject else 0
-        rows = [[given.get(key, absent) for key in keys] for given in maps]
-        return np.array(rows, dtype=kind).reshape(len(maps), len(keys))
+        dtype = np.dtype(declared or _guess_dtype(maps))
+        absent: Any = "" if dtype.hasobject else 0
+        rows = [[one.get(key, absent) for key in keys] for one in maps]
+        return np.array(rows, dtype=dtype).reshape(len(maps), len(keys))
 
     return run
 
 
-def _labels(node: Node, *names: str) -> list[Any]:
-    """Return the keys that one of two attributes lists; raises ValueError where neither does."""
-    for name in names:
-        if found := node.attr(name):
-            return list(found)
-    raise ValueError(f"neither {' nor '.join(names)} is given")
-
-
-def _element(type_: Type | None) -> Any:
-    """Return NumPy's type of a map's values; None where it is not known."""
+def _find_value_dtype(type_: Type | None) -> Any:
+    """NumPy's type of a map's values; None if unknown."""
     inside = type_.element if isinstance(type_, SequenceType) else type_
-    if not isinstance(inside, MapType) or not isinstance(inside.value, TensorType):
-        return None
-    return inside.value.dtype.numpy
+    return inside.value.dtype.numpy if isinstance(inside, MapType) and isinstance(inside.value, TensorType) else None
 
 
-def _seen(maps: Sequence[Mapping[Any, Any]]) -> Any:
-    """Return the type of values whose declared one is not known: texts, integers, else the floats of ONNX's maps."""
-    first = next((value for given in maps for value in given.values()), 0.0)
+def _guess_dtype(maps: Sequence[Mapping[Any, Any]]) -> Any:
+    first = next((value for one in maps for value in one.values()), 0.0)
     return object if isinstance(first, str) else np.int64 if isinstance(first, int) else np.float32
 
 
 @ops("CastMap", domain=ML)
 def cast_map(node: Node, env: NodeContext) -> Run:
-    """Return the values [1, count] in the order of their keys; sparse, each in the column that its key names.
+    """The values [1, count] in the order of their keys; in the sparse form, each in the column of its key, below ``max_map``.
 
-    Sparse, a key from ``max_map`` on is left out. Of texts the standard says nothing: numbers are written with six digits and
-    columns without a key as ONNX Runtime writes them.
+    ONNX does not specify strings: numbers have six digits, and empty columns "0.f", as in ONNX Runtime.
     """
     convert, dtype, absent = _CASTS[node.attr("cast_to", "TO_FLOAT")]
     columns = node.attr("max_map", 1) if node.attr("map_form", "DENSE") == "SPARSE" else None
@@ -236,94 +190,125 @@ def cast_map(node: Node, env: NodeContext) -> Run:
     return run
 
 
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:f}"
-
-
 _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
     "TO_FLOAT": (float, np.float32, 0.0),
     "TO_INT64": (int, np.int64, 0),
-    "TO_STRING": (_text, object, "0.f"),
+    "TO_STRING": (lambda value: value if isinstance(value, str) else f"{value:f}", object, "0.f"),
 }
-"""How a value is converted, the element type, and what a column without a key holds."""
+"""Conversion of a value, element type, and the value of a column without a key."""
 
 
 @ops("CategoryMapper", domain=ML)
 def category_mapper(node: Node, env: NodeContext) -> Run:
-    """Return the text for each integer, or the integer for each text."""
+    """Map integers to strings or strings to integers."""
     numbers, texts = node.attr("cats_int64s", ()), node.attr("cats_strings", ())
-    to_number = dict(zip(texts, numbers, strict=True))
-    to_text = dict(zip(numbers, texts, strict=True))
+    to_number, to_text = dict(zip(texts, numbers, strict=True)), dict(zip(numbers, texts, strict=True))
+    unknown_text, unknown_number = node.attr("default_string", "_Unused"), node.attr("default_int64", -1)
 
     def run(x: Array) -> Array:
         if x.dtype.kind == "O":
-            default = node.attr("default_int64", -1)
-            return np.array([to_number.get(text, default) for text in x.reshape(-1)], dtype=np.int64).reshape(x.shape)
-        default = node.attr("default_string", "_Unused")
-        return np.array([to_text.get(number, default) for number in x.reshape(-1).tolist()], dtype=object).reshape(x.shape)
+            return np.array([to_number.get(text, unknown_number) for text in x.reshape(-1)], dtype=np.int64).reshape(x.shape)
+        return np.array([to_text.get(n, unknown_text) for n in x.reshape(-1).tolist()], dtype=object).reshape(x.shape)
 
     return run
 
 
+# ---------------------------------------------------------------------- linear models
+
+
+def _read_weights(node: Node, count: int) -> tuple[Array, Array]:
+    """The coefficients [count, features] and intercepts."""
+    coefficients = np.array(node.attr("coefficients"), np.float64).reshape(count, -1)
+    return coefficients, np.array(node.attr("intercepts") or (0.0,), np.float64)
+
+
+@ops("LinearRegressor", domain=ML)
+def linear_regressor(node: Node, env: NodeContext) -> Run:
+    weights, intercepts = _read_weights(node, node.attr("targets", 1))
+    return lambda x: _transform(_as_rows(x) @ weights.T + intercepts, node)
+
+
+@ops("LinearClassifier", domain=ML)
+def linear_classifier(node: Node, env: NodeContext) -> Run:
+    """The label of the highest score before ``post_transform``, and the scores.
+
+    One row of coefficients scores the second of two classes.
+    """
+    labels = _read_labels(node)
+
+    def run(x: Array) -> tuple[Array, Array]:
+        features = _as_rows(x)
+        weights, intercepts = _read_weights(node, len(node.attr("coefficients")) // features.shape[1])
+        scores = features @ weights.T + intercepts
+        if scores.shape[1] > 1:
+            chosen = [labels[i] if labels else int(i) for i in scores.argmax(axis=1)]
+            return _as_labels(chosen, labels), _transform(scores, node)
+        wins = scores[:, 0] > 0
+        if len(labels) == 2:
+            # Without a transform the scores are a probability and its complement, as in ONNX Runtime.
+            other = 1 - scores if node.attr("post_transform", "NONE") == "NONE" else -scores
+            return _as_labels([labels[int(win)] for win in wins], labels), _transform(np.hstack([other, scores]), node)
+        yes, no = (labels[0], "" if isinstance(labels[0], str) else 0) if labels else (1, 0)
+        return _as_labels([yes if win else no for win in wins], labels), _transform(scores, node)
+
+    return run
+
+
+# ---------------------------------------------------------------------- support vector machines
+
 LEAST = 1e-7
-"""What a probability of one class against another is kept from zero and one by."""
+"""Pairwise probabilities are kept this far from zero and one."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFunction:
-    """How near two rows of features are."""
+    """The similarity of two rows of features."""
 
     kind: str
-    gamma: float
-    coef0: float
-    degree: float
+    gamma: float = 0
+    coef0: float = 0
+    degree: float = 0
 
     @classmethod
     def of(cls, node: Node) -> KernelFunction:
-        gamma, coef0, degree = (*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
-        return cls(node.attr("kernel_type", "LINEAR"), gamma, coef0, degree)
+        return cls(node.attr("kernel_type", "LINEAR"), *(*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3])
 
     def __call__(self, x: Array, vectors: Array) -> Array:
-        """Return [rows, vectors]."""
+        """The similarities [rows, vectors]."""
         if self.kind == "RBF":
             return np.exp(-self.gamma * ((x[:, None] - vectors) ** 2).sum(axis=2))
-        near = x @ vectors.T
+        product = x @ vectors.T
         if self.kind == "POLY":
-            return (self.gamma * near + self.coef0) ** int(self.degree)
-        return np.tanh(self.gamma * near + self.coef0) if self.kind == "SIGMOID" else near
+            return (self.gamma * product + self.coef0) ** int(self.degree)
+        return np.tanh(self.gamma * product + self.coef0) if self.kind == "SIGMOID" else product
 
 
 @ops("SVMRegressor", domain=ML)
 def svm_regressor(node: Node, env: NodeContext) -> Run:
-    """Return one number for each row, or with ``one_class`` 1 inside and -1 outside."""
+    """One number per row, or with ``one_class`` 1 inside and -1 outside."""
     count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
     vectors = np.array(node.attr("support_vectors", ()), np.float64)
     kernel, rho = KernelFunction.of(node), float(node.attr("rho", (0.0,))[0])
-    one_class, how = bool(node.attr("one_class", 0)), node.attr("post_transform", "NONE")
 
     def run(x: Array) -> Array:
-        given = rows(x)
-        near = kernel(given, vectors.reshape(count, -1)) @ coefficients if count else given @ coefficients
-        scores = (near + rho)[:, None]
-        found = np.where(scores > 0, 1.0, -1.0) if one_class else post_transform(scores, how)
-        return found.astype(np.float32)
+        features = _as_rows(x)
+        sums = kernel(features, vectors.reshape(count, -1)) @ coefficients if count else features @ coefficients
+        scores = (sums + rho)[:, None]
+        return np.where(scores > 0, 1.0, -1.0).astype(np.float32) if node.attr("one_class", 0) else _transform(scores, node)
 
     return run
 
 
-# ---------------------------------------------------------------------- classification
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A classifier: one decision for each pair of classes, or, without support vectors, a score for each class."""
+    """A classifier with one decision per pair of classes, or, without support vectors, one score per class."""
 
     kernel: KernelFunction
     vectors: Array
     coefficients: Array
-    """[classes - 1, vectors], as libsvm lays them out; without vectors [classes, features]."""
+    """[classes - 1, vectors], in libsvm's layout; without vectors [classes, features]."""
     counts: tuple[int, ...]
-    """How many of the vectors belong to each class."""
+    """Number of vectors of each class."""
     rho: Array
 
     @classmethod
@@ -331,25 +316,26 @@ class Machine:
         counts = tuple(node.attr("vectors_per_class", ()))
         coefficients = np.array(node.attr("coefficients"), np.float64)
         vectors = np.array(node.attr("support_vectors", ()), np.float64).reshape(sum(counts) or 1, -1)
-        kernel = KernelFunction.of(node) if counts else KernelFunction("LINEAR", 0, 0, 0)
+        kernel = KernelFunction.of(node) if counts else KernelFunction("LINEAR")
         shape = (-1, sum(counts)) if counts else (classes, -1)
         return cls(kernel, vectors, coefficients.reshape(shape), counts, np.array(node.attr("rho"), np.float64))
 
     def decisions(self, x: Array) -> Array:
-        """Return the decision of each pair of classes, positive for the first of them; without vectors the classes' scores."""
+        """The decision of each pair of classes, positive for the first one; without vectors the scores of the classes."""
         if not self.counts:
             return x @ self.coefficients.T + self.rho[0]
-        near = self.kernel(x, self.vectors)
-        ends = np.cumsum(self.counts)
-        own = [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
-        found = [
-            near[:, own[i]] @ self.coefficients[j - 1, own[i]] + near[:, own[j]] @ self.coefficients[i, own[j]] + rho
-            for (i, j), rho in zip(combinations(range(len(own)), 2), self.rho, strict=False)
+        similarity = self.kernel(x, self.vectors)
+        parts = [slice(end - count, end) for end, count in zip(np.cumsum(self.counts), self.counts, strict=True)]
+        decisions = [
+            similarity[:, parts[i]] @ self.coefficients[j - 1, parts[i]]
+            + similarity[:, parts[j]] @ self.coefficients[i, parts[j]]
+            + rho
+            for (i, j), rho in zip(combinations(range(len(parts)), 2), self.rho, strict=False)
         ]
-        return np.stack(found, axis=1)
+        return np.stack(decisions, axis=1)
 
     def votes(self, decisions: Array) -> Array:
-        """Return how many of the pairs each class wins."""
+        """The number of pairs that each class wins."""
         votes = np.zeros((len(decisions), len(self.counts)))
         for pair, (i, j) in enumerate(combinations(range(len(self.counts)), 2)):
             votes[:, i] += decisions[:, pair] > 0
@@ -359,56 +345,38 @@ class Machine:
 
 @ops("SVMClassifier", domain=ML)
 def svm_classifier(node: Node, env: NodeContext) -> Run:
-    """Return the labels and the scores: probabilities where the node has their parameters, else decisions."""
-    labels = read_labels(node, "classlabels_ints", "classlabels_strings")
+    """The labels and the scores: probabilities if the node has their parameters, else decisions."""
+    labels = _read_labels(node)
     classes = max(len(labels), 1)
-    machine, how = Machine.of(node, classes), node.attr("post_transform", "NONE")
+    machine = Machine.of(node, classes)
     a, b = (np.array(node.attr(name, ()), np.float64) for name in ("prob_a", "prob_b"))
-    is_positive = bool((machine.coefficients >= 0).all())
+    has_probabilities, has_one_decision = bool(machine.counts) and len(a) > 0, len(machine.rho) == 1
+    second_by_half = bool((machine.coefficients >= 0).all()) and not has_probabilities
+
+    def choose(weights: Array) -> Any:
+        best = int(weights.argmax())
+        if has_one_decision and len(labels) == 2 and second_by_half:
+            return labels[1] if weights[best] >= 0.5 else labels[best]
+        if has_one_decision and not labels:
+            return int(weights[best] > 0)
+        return labels[best] if labels else best
 
     def run(x: Array) -> tuple[Array, Array]:
-        decisions = machine.decisions(rows(x))
+        decisions = machine.decisions(_as_rows(x))
         weights = machine.votes(decisions) if machine.counts else decisions
-        has_probabilities = bool(machine.counts) and len(a) > 0
-        scores = np.stack([_probabilities(row, a, b, classes) for row in decisions]) if has_probabilities else decisions
-        binary = _Binary(labels, is_positive and not has_probabilities) if len(machine.rho) == 1 else None
-        chosen = [binary.label(row) if binary else _label(labels, int(row.argmax())) for row in weights]
-        return name_labels(chosen, labels), _scores(scores, how, len(labels) == 2 and binary is not None).astype(np.float32)
+        scores = np.stack([_couple(row, a, b, classes) for row in decisions]) if has_probabilities else decisions
+        if scores.shape[1] == 1 and len(labels) == 2 and has_one_decision and node.attr("post_transform") != "PROBIT":
+            scores = np.hstack([-scores, scores])
+        return _as_labels([choose(row) for row in weights], labels), _transform(scores, node)
 
     return run
 
 
-def _label(labels: list[Any], index: int) -> Any:
-    return labels[index] if labels else index
-
-
-@dataclass(frozen=True, slots=True)
-class _Binary:
-    """The choice where there is one decision."""
-
-    labels: list[Any]
-    is_positive: bool
-    """Whether all coefficients are, and there are no probabilities: then the second class is what half a vote chooses."""
-
-    def label(self, weights: Array) -> Any:
-        best = int(weights.argmax())
-        if len(self.labels) == 2:
-            return self.labels[1] if self.is_positive and weights[best] >= 0.5 else self.labels[best]
-        return self.labels[best] if self.labels else int(weights[best] > 0)
-
-
-def _scores(scores: Array, how: str, with_other: bool) -> Array:
-    """Return scores in their final form; the one decision of two classes is given for both, with opposite signs."""
-    if scores.shape[1] == 1 and with_other and how != "PROBIT":
-        scores = np.concatenate([-scores, scores], axis=1)
-    return post_transform(scores, how)
-
-
-def _probabilities(decisions: Array, a: Array, b: Array, classes: int) -> Array:
-    """Couple the probabilities of pairs to those of classes.
+def _couple(decisions: Array, a: Array, b: Array, classes: int) -> Array:
+    """Couple the probabilities of pairs of classes to those of classes, which minimize ``p @ q @ p``.
 
     Wu, Lin and Weng, Probability Estimates for Multi-class Classification by Pairwise Coupling, Journal of Machine Learning
-    Research 5 (2004), the second method, in the order of steps that libsvm takes.
+    Research 5 (2004), the second method, in the order of steps of libsvm.
     """
     pairs = np.zeros((classes, classes))
     for pair, (i, j) in enumerate(combinations(range(classes), 2)):
@@ -417,19 +385,13 @@ def _probabilities(decisions: Array, a: Array, b: Array, classes: int) -> Array:
         pairs[j, i] = 1 - pairs[i, j]
     q = -pairs.T * pairs
     np.fill_diagonal(q, (pairs**2).sum(axis=0))
-    return _coupled(q)
-
-
-def _coupled(q: Array) -> Array:
-    """Return the distribution p that makes ``p @ q @ p`` least, one element improved after the other."""
-    count = len(q)
-    p = np.full(count, 1 / count)
-    for _ in range(max(100, count)):
+    p = np.full(classes, 1 / classes)
+    for _ in range(max(100, classes)):
         gradient = q @ p
         value = p @ gradient
-        if np.abs(gradient - value).max() < 0.005 / count:
+        if np.abs(gradient - value).max() < 0.005 / classes:
             break
-        for t in range(count):
+        for t in range(classes):
             step = (value - gradient[t]) / q[t, t]
             p[t] += step
             value = (value + step * (step * q[t, t] + 2 * gradient[t])) / (1 + step) ** 2
@@ -437,6 +399,8 @@ def _coupled(q: Array) -> Array:
             p /= 1 + step
     return p
 
+
+# ---------------------------------------------------------------------- trees
 
 _COMPARED: dict[str, Any] = {
     "BRANCH_LEQ": np.less_equal,
@@ -450,7 +414,7 @@ _COMPARED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The nodes of all trees, by position; the node behind a branch is a position too."""
+    """The nodes of all trees, by index; branches refer to indices."""
 
     roots: tuple[int, ...]
     modes: Array
@@ -459,150 +423,131 @@ class Trees:
     true: Array
     false: Array
     missing: Array
-    """Whether NaN goes the way of what holds."""
+    """Whether NaN follows the true branch."""
     weights: Array
-    """[nodes, classes]: what a leaf adds."""
+    """[nodes, columns]: the contribution of a leaf."""
     has_weight: Array
-    """[nodes, classes]: where it adds something."""
+    """[nodes, columns]: whether it contributes."""
 
     @classmethod
     def of(cls, node: Node, prefix: str, columns: int) -> Trees:
-        """Read the attributes of versions 1 and 3; ``prefix`` is that of what leaves add, of so many columns."""
+        """Read the attributes of versions 1 and 3; ``prefix`` is that of the contributions of leaves."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         at = {key: i for i, key in enumerate(keys)}
-        modes = np.array(node.attr("nodes_modes"), dtype=object)
         true, false = (
             np.array([at.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         )
         weights, has_weight = np.zeros((len(keys), columns)), np.zeros((len(keys), columns), bool)
-        added = zip(
-            *(node.attr(f"{prefix}_{name}") for name in ("treeids", "nodeids", "ids")),
-            _floats(node, f"{prefix}_weights"),
-            strict=True,
-        )
-        for tree, number, column, value in added:
+        ids = (node.attr(f"{prefix}_{name}") for name in ("treeids", "nodeids", "ids"))
+        for tree, number, column, value in zip(*ids, _read_floats(node, f"{prefix}_weights"), strict=True):
             weights[at[tree, number], column] += value
             has_weight[at[tree, number], column] = True
-        first = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}
-        missing = np.array(node.attr("nodes_missing_value_tracks_true") or [0] * len(keys), bool)
-        features, values = np.array(node.attr("nodes_featureids")), _floats(node, "nodes_values")
-        return cls(tuple(first.values()), modes, features, values, true, false, missing, weights, has_weight)
+        # Reversed, so that the first node of each tree wins: its root.
+        roots = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}
+        return cls(
+            tuple(roots.values()),
+            np.array(node.attr("nodes_modes"), dtype=object),
+            np.array(node.attr("nodes_featureids")),
+            _read_floats(node, "nodes_values"),
+            true,
+            false,
+            np.array(node.attr("nodes_missing_value_tracks_true") or [0] * len(keys), bool),
+            weights,
+            has_weight,
+        )
 
-    def leaves(self, x: Array) -> list[Array]:
-        """Return for each tree the leaf that each row comes to."""
-        return [self._leaves(x, root) for root in self.roots]
+    def sum_leaves(self, x: Array, combine: str = "SUM") -> Array:
+        """Combine the leaves that the rows reach [rows, columns]; MIN and MAX ignore leaves without a contribution."""
+        leaves = [self._find_leaves(x, root) for root in self.roots]
+        values = np.stack([self.weights[at] for at in leaves])
+        if combine in ("SUM", "AVERAGE"):
+            return values.sum(axis=0) / (len(leaves) if combine == "AVERAGE" else 1)
+        contributes = np.stack([self.has_weight[at] for at in leaves])
+        worst, reduce = (np.inf, np.min) if combine == "MIN" else (-np.inf, np.max)
+        return np.where(contributes.any(axis=0), reduce(np.where(contributes, values, worst), axis=0), 0.0)
 
-    def _leaves(self, x: Array, root: int) -> Array:
-        at, every = np.full(len(x), root), np.arange(len(x))
+    def _find_leaves(self, x: Array, root: int) -> Array:
+        at, rows = np.full(len(x), root), np.arange(len(x))
         while (moving := self.modes[at] != "LEAF").any():
             here = at[moving]
-            given = x[every[moving], self.features[here]]
-            holds = np.where(np.isnan(given), self.missing[here], self._holds(here, given))
+            features = x[rows[moving], self.features[here]]
+            modes, values, holds = self.modes[here], self.values[here], np.zeros(len(here), bool)
+            for mode in set(modes.tolist()):
+                chosen = modes == mode
+                holds[chosen] = _COMPARED[mode](features[chosen], values[chosen])
+            holds = np.where(np.isnan(features), self.missing[here], holds)
             at[moving] = np.where(holds, self.true[here], self.false[here])
         return at
 
-    def _holds(self, here: Array, given: Array) -> Array:
-        modes, values, holds = self.modes[here], self.values[here], np.zeros(len(here), bool)
-        for mode in set(modes.tolist()):
-            chosen = modes == mode
-            holds[chosen] = _COMPARED[mode](given[chosen], values[chosen])
-        return holds
 
-
-def _floats(node: Node, name: str) -> Array:
-    """Return the numbers of an attribute, which version 3 may hold as a tensor in double precision, in that."""
+def _read_floats(node: Node, name: str) -> Array:
+    """The numbers of an attribute, which version 3 may store as a tensor of double precision."""
     as_tensor = node.attr(f"{name}_as_tensor")
     return np.asarray(node.attr(name, ()) if as_tensor is None else as_tensor, np.float64)
 
 
-def _features(x: Array, precise: bool) -> Array:
-    """Return the features as they are compared: the values of nodes are float32, but where the attributes are double."""
-    given = x[None] if x.ndim == 1 else x
-    return given.astype(np.float64) if precise else given.astype(np.float32).astype(np.float64)
-
-
-def _is_precise(node: Node, x: Array) -> bool:
-    return x.dtype == np.float64 or node.attr("nodes_values_as_tensor") is not None
+def _read_features(node: Node, x: Array) -> Array:
+    """The features in the precision of the comparisons: float32, unless features or attributes are double."""
+    rows = x[None] if x.ndim == 1 else x
+    is_double = x.dtype == np.float64 or node.attr("nodes_values_as_tensor") is not None
+    return (rows if is_double else rows.astype(np.float32)).astype(np.float64)
 
 
 @ops("TreeEnsembleRegressor", domain=ML)
 def tree_ensemble_regressor(node: Node, env: NodeContext) -> Run:
     trees = Trees.of(node, "target", node.attr("n_targets", 1))
-    base, combine = _floats(node, "base_values"), node.attr("aggregate_function", "SUM")
-    how = node.attr("post_transform", "NONE")
-
-    def run(x: Array) -> Array:
-        leaves = trees.leaves(_features(x, _is_precise(node, x)))
-        scores = _combined(trees, leaves, combine) + (base if base.size else 0.0)
-        return post_transform(scores, how).astype(np.float32)
-
-    return run
-
-
-def _combined(trees: Trees, leaves: list[Array], combine: str) -> Array:
-    """Return what the leaves add up to [rows, columns]; the least and the greatest are of what leaves say, else zero."""
-    values = np.stack([trees.weights[at] for at in leaves])
-    if combine in ("SUM", "AVERAGE"):
-        return values.sum(axis=0) / (len(leaves) if combine == "AVERAGE" else 1)
-    said = np.stack([trees.has_weight[at] for at in leaves])
-    worst, reduce = (np.inf, np.min) if combine == "MIN" else (-np.inf, np.max)
-    found = reduce(np.where(said, values, worst), axis=0)
-    return np.where(said.any(axis=0), found, 0.0)
+    base, combine = _read_floats(node, "base_values"), node.attr("aggregate_function", "SUM")
+    return lambda x: _transform(trees.sum_leaves(_read_features(node, x), combine) + (base if base.size else 0.0), node)
 
 
 @ops("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(node: Node, env: NodeContext) -> Run:
-    """Return the label of the greatest score, and the scores; leaves that all speak of one class speak of the second of two."""
-    labels = read_labels(node, "classlabels_int64s", "classlabels_strings")
-    ids, how = set(node.attr("class_ids")), node.attr("post_transform", "NONE")
+    """The label of the highest score, and the scores. If all leaves contribute to one class, it is the second of two."""
+    labels, ids = _read_labels(node), set(node.attr("class_ids"))
+    trees, base = Trees.of(node, "class", max(len(labels), max(ids) + 1)), _read_floats(node, "base_values")
     is_binary = len(ids) == 1 and len(labels) <= 2
-    trees, base = Trees.of(node, "class", max(len(labels), max(ids) + 1)), _floats(node, "base_values")
-    is_share = bool((trees.weights >= 0).all())
+    # Positive weights are probabilities; others are a margin.
+    is_probability = bool((trees.weights >= 0).all()) and node.attr("post_transform", "NONE") in ("NONE", "PROBIT")
 
     def run(x: Array) -> tuple[Array, Array]:
-        leaves = trees.leaves(_features(x, _is_precise(node, x)))
-        scores = _combined(trees, leaves, "SUM")
+        scores = trees.sum_leaves(_read_features(node, x))
         if is_binary:
-            one = scores[:, list(ids)] + (base.reshape(-1)[-1] if base.size else 0.0)
-            scores = np.concatenate([1 - one if is_share and how in ("NONE", "PROBIT") else -one, one], axis=1)
+            score = scores[:, list(ids)] + (base.reshape(-1)[-1] if base.size else 0.0)
+            scores = np.hstack([1 - score if is_probability else -score, score])
         elif base.size:
             scores = scores + base
-        return _chosen(scores, labels), post_transform(scores, how).astype(np.float32)
+        best = scores.argmax(axis=1)
+        if len(labels) == scores.shape[1]:
+            chosen = [labels[i] for i in best]
+        elif labels and isinstance(labels[0], str):
+            chosen = [labels[0]] * len(best)
+        else:
+            chosen = [labels[0] if i and labels else int(i) for i in best]
+        return _as_labels(chosen, labels), _transform(scores, node)
 
     return run
 
 
-def _chosen(scores: Array, labels: list[Any]) -> Array:
-    best = scores.argmax(axis=1)
-    if len(labels) == scores.shape[1]:
-        return name_labels([labels[i] for i in best], labels)
-    return name_labels(
-        [labels[0] if i and labels else int(i) for i in best] if not _are_texts(labels) else [labels[0]] * len(best), labels
-    )
-
-
-def _are_texts(labels: list[Any]) -> bool:
-    return any(isinstance(label, str) for label in labels)
-
+# ---------------------------------------------------------------------- text
 
 _CHANGES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
 
 
 @ops("StringNormalizer")
 def string_normalizer(node: Node, env: NodeContext) -> Run:
-    """Return the texts, [C] or [1, C], without stop words; one empty text where none is left.
+    """Remove stop words from strings [C] or [1, C] and change their case by Unicode's rules, for every ``locale``.
 
-    Case is changed by Unicode's rules, whatever the ``locale``.
+    If no string is left, the result is one empty string.
     """
     change = _CHANGES[node.attr("case_change_action", "NONE")]
-    compared: Callable[[str], str] = str if node.attr("is_case_sensitive", 0) else str.lower
-    stops = {compared(word) for word in node.attr("stopwords", ())}
+    fold: Callable[[str], str] = str if node.attr("is_case_sensitive", 0) else str.lower
+    stop_words = {fold(word) for word in node.attr("stopwords", ())}
 
     def run(x: Array) -> Array:
         if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
             raise ValueError(f"the texts have shape {list(x.shape)}; it must be [C] or [1, C]")
-        kept = [change(text) for text in x.reshape(-1) if compared(text) not in stops] or [""]
-        return np.array(kept, dtype=object).reshape((1,) * (x.ndim - 1) + (len(kept),))
+        words = [change(text) for text in x.reshape(-1) if fold(text) not in stop_words] or [""]
+        return np.array(words, dtype=object).reshape((1,) * (x.ndim - 1) + (len(words),))
 
     return run

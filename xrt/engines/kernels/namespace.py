@@ -21,7 +21,6 @@ from xrt.graph import DType
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, Array, States
-    from xrt.engines.kernels.windows import Placement, Window
 
 __all__ = ["ArrayNamespace"]
 
@@ -55,10 +54,7 @@ class ArrayNamespace:
         """NumPy's letter for the type: b, i, u, f, c; V for the floats that NumPy lacks, O for texts."""
         return x.dtype.kind  # type: ignore[no-any-return]
 
-    @staticmethod
-    def extreme(dtype: Any, *, lowest: bool) -> Any:
-        """The number that every other one of the type beats."""
-        return extreme(dtype, lowest=lowest)
+    extreme = staticmethod(extreme)
 
     @staticmethod
     def astype(x: Array, dtype: Any) -> Array:
@@ -121,25 +117,11 @@ class ArrayNamespace:
 
     # ------------------------------------------------------------------ windows and time
 
-    def convolve(self, x: Array, w: Array, window: Window, group: int) -> Array:
-        """Convolve (N, C, *spatial) by (M, C/group, *kernel), summed in the type of the tensors."""
-        return convolve(self, x, w, window, group)
-
-    def around(self, place: Placement, x: Array, fill: Any) -> Array:
-        """The tensor (..., *spatial) with the padding of its windows."""
-        return around(self, place, x, fill)
-
-    def sum_windows(self, x: Array, place: Placement) -> Array:
-        """The sum of each window, with zeros as padding."""
-        return sum_windows(self, x, place)
-
-    def max_windows(self, x: Array, place: Placement) -> Array:
-        """The largest element of each window."""
-        return max_windows(self, x, place)
-
-    def fold(self, columns: Array, place: Placement, extents: Sequence[int]) -> Array:
-        """Sum windows at their positions: (N, C, *kernel, *positions) to (N, C, *extents)."""
-        return fold(self, columns, place, extents)
+    convolve = convolve
+    around = around
+    sum_windows = sum_windows
+    max_windows = max_windows
+    fold = fold
 
     def walk(
         self, gates: Array, states: States, lengths: Array | None, backwards: bool, advance: Advance

@@ -123,7 +123,7 @@ def _define_layer(at: RuleContext, advance: Advance, gates: int, functions: Sequ
         sequences.append(add_axes(sequence, 1))
         for found, end in zip(ends, last, strict=True):
             found.append(add_axes(end, 0))
-    whole, *finals = (_join(parts, axis) for parts, axis in ((sequences, 1), *((found, 0) for found in ends)))
+    whole, *finals = (_concatenate(parts, axis) for parts, axis in ((sequences, 1), *((found, 0) for found in ends)))
     if by_batch:
         return transpose(whole, [2, 0, 1, 3]), *(transpose(final, [1, 0, 2]) for final in finals)
     return whole, *finals
@@ -398,7 +398,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: 
         _collect(at, layer, go_back(layer), found)
     # Both directions read the same input, so their gradients add up.
     whole = add_up(found[0]) if found[0] else None
-    joined = [_join(parts) for parts in found[1:]]
+    joined = [_concatenate(parts) if parts else None for parts in found[1:]]
     if by_batch:
         whole = None if whole is None else transpose(whole, [1, 0, 2])
         joined[3:] = [None if one is None else transpose(one, [1, 0, 2]) for one in joined[3:]]
@@ -432,11 +432,9 @@ def _read_hidden_size(at: RuleContext) -> int:
     return hidden
 
 
-def _join(parts: Sequence[Tensor], axis: int = 0) -> Tensor | None:
-    """Concatenate the directions; None if the gradient is not wanted."""
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return emit("Concat", *parts, axis=axis)
+def _concatenate(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Concatenate the directions."""
+    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis)
 
 
 def _by_time(x: Tensor, by_batch: bool) -> Tensor:
