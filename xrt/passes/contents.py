@@ -156,22 +156,6 @@ def _quotient(a: Any, b: Any) -> Any:
     return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX cuts off what is behind the point
 
 
-def _added(a: Any, b: Any) -> Any:
-    return _neutral(a, b, 0) if a == 0 or b == 0 else None
-
-
-def _subtracted(a: Any, b: Any) -> Any:
-    return a if b == 0 else None
-
-
-def _multiplied(a: Any, b: Any) -> Any:
-    return _neutral(a, b, 1)
-
-
-def _divided(a: Any, b: Any) -> Any:
-    return a if b == 1 else None
-
-
 def _neutral(a: Any, b: Any, neutral: int) -> Any:
     return a if b == neutral else b if a == neutral else None
 
@@ -206,14 +190,6 @@ def _less_or_equal(a: Any, b: Any) -> Any:
     if isinstance(a, str) and _is_at_most(b, -1):
         return False
     return True if isinstance(b, str) and _is_at_most(a, 0) else None
-
-
-def _both(a: Any, b: Any) -> Any:
-    return False if a is False or b is False else None
-
-
-def _either(a: Any, b: Any) -> Any:
-    return True if a is True or b is True else None
 
 
 def _swapped(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -291,10 +267,10 @@ def _reduced(compute: Callable[..., Any]) -> Rule:
 ARITHMETIC: Mapping[str, Rule] = {
     "Cast": _cast,
     "Where": _where,
-    "Add": _computed(np.add, _added),
-    "Sub": _computed(np.subtract, _subtracted),
-    "Mul": _computed(np.multiply, _multiplied),
-    "Div": _computed(_quotient, _divided),
+    "Add": _computed(np.add, lambda a, b: _neutral(a, b, 0) if a == 0 or b == 0 else None),
+    "Sub": _computed(np.subtract, lambda a, b: a if b == 0 else None),
+    "Mul": _computed(np.multiply, lambda a, b: _neutral(a, b, 1)),
+    "Div": _computed(_quotient, lambda a, b: a if b == 1 else None),
     "Mod": _mod,
     "Min": _computed(lambda *given: reduce(np.minimum, given), _smaller),
     "Max": _computed(lambda *given: reduce(np.maximum, given), _larger),
@@ -303,8 +279,8 @@ ARITHMETIC: Mapping[str, Rule] = {
     "Not": _computed(np.logical_not),
     "Floor": _computed(np.floor),
     "Ceil": _computed(np.ceil),
-    "And": _computed(np.logical_and, _both),
-    "Or": _computed(np.logical_or, _either),
+    "And": _computed(np.logical_and, lambda a, b: False if a is False or b is False else None),
+    "Or": _computed(np.logical_or, lambda a, b: True if a is True or b is True else None),
     "Equal": _computed(np.equal, _equal, DType.BOOL),
     "Less": _computed(np.less, _less, DType.BOOL),
     "Greater": _computed(np.greater, _swapped(_less), DType.BOOL),
@@ -340,10 +316,6 @@ def _objects(values: Any) -> Elements:
 
 
 # ---------------------------------------------------------------------- moved
-
-
-def _same(case: PropagationCase) -> Sequence[Contents | None]:
-    return [case.known(0)]
 
 
 def _moved(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
@@ -412,10 +384,6 @@ def _expand(case: PropagationCase, elements: Elements) -> Elements | None:
     return np.broadcast_to(elements, np.broadcast_shapes(elements.shape, tuple(shape)))
 
 
-def _transpose(case: PropagationCase, elements: Elements) -> Elements:
-    return elements.transpose(case.node.attr("perm"))
-
-
 def _tile(case: PropagationCase, elements: Elements) -> Elements | None:
     repeats = case.integers(1)
     if repeats is None or len(repeats) != elements.ndim or elements.size * math.prod(repeats) > MOST_ELEMENTS:
@@ -447,14 +415,14 @@ def _split(case: PropagationCase) -> Sequence[Contents | None]:
 MOVES: Mapping[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
-    "Identity": _same,
+    "Identity": lambda case: [case.known(0)],
     "Gather": _moved(_gather),
     "Slice": _moved(_slice),
     "Squeeze": _moved(_squeeze),
     "Unsqueeze": _moved(_unsqueeze),
     "Reshape": _moved(_reshape),
     "Expand": _moved(_expand),
-    "Transpose": _moved(_transpose),
+    "Transpose": _moved(lambda case, elements: elements.transpose(case.node.attr("perm"))),
     "Tile": _moved(_tile),
     "Concat": _concat,
     "Split": _split,

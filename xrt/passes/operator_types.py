@@ -126,10 +126,6 @@ def _regressor(o: Operands) -> Sequence[Type | None]:
     return [TensorType(DType.FLOAT32, (_rows(o), o.attr(name, 1 if name == "targets" else None)))]
 
 
-def _tree_ensemble(o: Operands) -> Sequence[Type | None]:
-    return [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))]
-
-
 def _floats(o: Operands) -> Sequence[Type | None]:
     return [TensorType(DType.FLOAT32, o.shape(0))]
 
@@ -213,7 +209,7 @@ ML: Mapping[str, Rule] = {
     "SVMClassifier": _support_vectors,
     "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_rows(o), 1))],
     "Scaler": _floats,
-    "TreeEnsemble": _tree_ensemble,
+    "TreeEnsemble": lambda o: [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))],
     "TreeEnsembleClassifier": _classifier,
     "TreeEnsembleRegressor": _regressor,
     "ZipMap": _zipped,
@@ -292,10 +288,6 @@ def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     return [make_type(o.dtype(0), reduced)]
 
 
-def _quantize(o: Operands) -> Sequence[Type | None]:
-    return [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))]
-
-
 def _skip_norm(o: Operands) -> Sequence[Type | None]:
     first, shape = o.tensor(0), o.shape(0)
     mean = make_type(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
@@ -323,10 +315,6 @@ def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | No
     total = None if o.has(past) else length
     result = make_type(o.dtype(dtype), (batch, length, hidden))
     return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _over(hidden, heads or 0)))]
-
-
-def _quantized_attention(o: Operands) -> Sequence[Type | None]:
-    return _attention(o, dtype=3, past=8)
 
 
 def _multi_head(o: Operands) -> Sequence[Type | None]:
@@ -357,14 +345,6 @@ def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
     return [make_type(dtype, (steps, directions, batch, hidden)), last, last]
 
 
-def _split_gelu(o: Operands) -> Sequence[Type | None]:
-    return _rows_by(o, _over(o.dim(0, -1), 2))
-
-
-def _hash(o: Operands) -> Sequence[Type | None]:
-    return [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))]
-
-
 def _tokens(o: Operands) -> Sequence[Type | None]:
     shape = o.shape(0)
     return [make_type(DType.STRING, None if shape is None else (*shape, None))]
@@ -379,10 +359,6 @@ def _block_gather(o: Operands) -> Sequence[Type | None]:
     return [make_type(o.dtype(2), (*data[:place], *indices, *data[place + 1 :]))]
 
 
-def _distances(o: Operands) -> Sequence[Type | None]:
-    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))]
-
-
 def _qkv_product(o: Operands) -> Sequence[Type | None]:
     wide, narrow = _rows_by(o, o.attr("Nq")), _rows_by(o, o.attr("Nkv"))
     return [*wide, *narrow, *narrow, o.tensor(0)]
@@ -394,13 +370,13 @@ MICROSOFT: Mapping[str, Rule] = {
     **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
     **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), as_first()),
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
-    "BiasSplitGelu": _split_gelu,
+    "BiasSplitGelu": lambda o: _rows_by(o, _over(o.dim(0, -1), 2)),
     "SkipGroupNorm": as_first(also=2),
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "EmbedLayerNormalization": _embed,
     "QEmbedLayerNormalization": _quantized_embed,
-    "QuantizeLinear": _quantize,
+    "QuantizeLinear": lambda o: [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))],
     "DequantizeLinear": as_first(dtype=1),
     "QLinearAdd": like("Add", (0, 3)),
     "QLinearMul": like("Mul", (0, 3)),
@@ -438,7 +414,7 @@ MICROSOFT: Mapping[str, Rule] = {
     "MaxpoolWithMask": of_dtype(0),
     # sequences and attention
     "Attention": _attention,
-    "QAttention": _quantized_attention,
+    "QAttention": lambda o: _attention(o, dtype=3, past=8),
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _grouped,
     "LongformerAttention": as_first(),
@@ -447,11 +423,11 @@ MICROSOFT: Mapping[str, Rule] = {
     "DynamicQuantizeLSTM": _quantized_lstm,
     "NGramRepeatBlock": as_first(dtype=1),
     # the rest
-    "CDist": _distances,
+    "CDist": lambda o: [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))],
     "GatherND": of_dtype(0),
     "Irfft": of_dtype(0),
     "IsAllFinite": lambda o: [make_type(DType.BOOL, ())],
-    "MurmurHash3": _hash,
+    "MurmurHash3": lambda o: [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))],
     "Pad": of_dtype(0),
     "ReduceSumInteger": of_dtype(DType.INT32),
     "Rfft": of_dtype(0),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from math import pi, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,19 +18,7 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = [
-    "LEGACY",
-    "binary",
-    "elu",
-    "hard_sigmoid",
-    "leaky_relu",
-    "sigmoid",
-    "softplus",
-    "softsign",
-    "swish",
-    "thresholded_relu",
-    "universal",
-]
+__all__ = ["ACTIVATIONS", "LEGACY", "binary", "gemm", "universal"]
 
 # ---------------------------------------------------------------------- one tensor
 
@@ -107,103 +95,49 @@ def relu(node: Node, env: NodeContext) -> Run:
     return lambda x, out=None: xp.maximum(x, 0, out=out)
 
 
-def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Register ``f(xp, x, *attributes)``, a function of one float tensor; the keywords are its attributes' defaults.
-
-    Attributes are float32 numbers, and so are defaults, which a float64 tensor shows.
-    """
-
-    def register(compute: Callable[..., Array]) -> Callable[..., Array]:
-        def factory(node: Node, env: NodeContext) -> Run:
-            xp = env.xp
-            attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
-            return round_once(xp, lambda x: compute(xp, x, *attributes))
-
-        ops(*op_types, since=since)(factory)
-        return compute
-
-    return register
-
-
-SELU_ALPHA, SELU_GAMMA = float(np.float32(1.67326319217681884765625)), float(np.float32(1.05070102214813232421875))
-
-
-@activation("Sigmoid")
-def sigmoid(xp: Array, x: Array) -> Array:
-    """``1 / (1 + exp(-x))``."""
-    return 1 / (1 + xp.exp(-x))
-
-
-@activation("Softplus")
-def softplus(xp: Array, x: Array) -> Array:
-    """``log(1 + exp(x))``."""
-    return xp.logaddexp(x, 0)
-
-
-@activation("Softsign")
-def softsign(xp: Array, x: Array) -> Array:
-    """``x / (1 + |x|)``."""
-    return x / (1 + xp.abs(x))
-
-
-@activation("Elu", alpha=1.0)
-def elu(xp: Array, x: Array, alpha: float) -> Array:
-    """``alpha * (exp(x) - 1)`` below zero, x above."""
-    return xp.where(x < 0, alpha * xp.expm1(x), x)
-
-
-@activation("Selu", alpha=SELU_ALPHA, gamma=SELU_GAMMA)
-def selu(xp: Array, x: Array, alpha: float, gamma: float) -> Array:
-    """A scaled `elu`."""
-    return gamma * xp.where(x <= 0, alpha * xp.expm1(x), x)
-
-
-@activation("Celu", alpha=1.0)
-def celu(xp: Array, x: Array, alpha: float) -> Array:
-    """An `elu` whose slope is continuous whatever alpha is."""
-    return xp.where(x < 0, alpha * xp.expm1(x / alpha), x)
-
-
-@activation("LeakyRelu", alpha=0.01)
-def leaky_relu(xp: Array, x: Array, alpha: float) -> Array:
-    """``alpha * x`` below zero, x above."""
-    return xp.where(x < 0, alpha * x, x)
-
-
-@activation("ThresholdedRelu", alpha=1.0)
-def thresholded_relu(xp: Array, x: Array, alpha: float) -> Array:
-    """X above alpha, zero elsewhere."""
-    return xp.where(x > alpha, x, 0)
-
-
-@activation("HardSigmoid", alpha=0.2, beta=0.5)
-def hard_sigmoid(xp: Array, x: Array, alpha: float, beta: float) -> Array:
-    """``alpha * x + beta``, limited to 0 and 1."""
+def _hard_sigmoid(xp: Any, x: Array, alpha: float, beta: float) -> Array:
     return xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
 
 
-@activation("HardSwish")
-def hard_swish(xp: Array, x: Array) -> Array:
-    """X times its `hard_sigmoid`."""
-    return x * hard_sigmoid(xp, x, 1 / 6, 0.5)
-
-
-@activation("Swish", alpha=1.0)
-def swish(xp: Array, x: Array, alpha: float) -> Array:
-    """X times the `sigmoid` of ``alpha * x``."""
+def _swish(xp: Any, x: Array, alpha: float) -> Array:
     return x / (1 + xp.exp(-alpha * x))
 
 
-@ops("QuickGelu", domain="com.microsoft")
-def quick_gelu(node: Node, env: NodeContext) -> Run:
-    alpha = node.attr("alpha", 1.702)
-    return round_once(env.xp, lambda x: swish(env.xp, x, alpha))
+ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
+    "Celu": (lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x / alpha), x), {"alpha": 1.0}),
+    "Elu": (lambda xp, x, alpha: xp.where(x < 0, alpha * xp.expm1(x), x), {"alpha": 1.0}),
+    "HardSigmoid": (_hard_sigmoid, {"alpha": 0.2, "beta": 0.5}),
+    "HardSwish": (lambda xp, x: x * _hard_sigmoid(xp, x, 1 / 6, 0.5), {}),
+    "LeakyRelu": (lambda xp, x, alpha: xp.where(x < 0, alpha * x, x), {"alpha": 0.01}),
+    "Mish": (lambda xp, x: x * xp.tanh(xp.logaddexp(x, 0)), {}),
+    "Selu": (
+        lambda xp, x, alpha, gamma: gamma * xp.where(x <= 0, alpha * xp.expm1(x), x),
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    ),
+    "Sigmoid": (lambda xp, x: 1 / (1 + xp.exp(-x)), {}),
+    "Softplus": (lambda xp, x: xp.logaddexp(x, 0), {}),
+    "Softsign": (lambda xp, x: x / (1 + xp.abs(x)), {}),
+    "Swish": (_swish, {"alpha": 1.0}),
+    "ThresholdedRelu": (lambda xp, x, alpha: xp.where(x > alpha, x, 0), {"alpha": 1.0}),
+    "com.microsoft.QuickGelu": (_swish, {"alpha": 1.702}),
+}
+"""Functions of one float tensor, by qualified operator: ``f(xp, x, *attributes)``, and the attributes with their defaults."""
 
 
-@activation("Mish")
-def mish(xp: Array, x: Array) -> Array:
-    """X times the hyperbolic tangent of its `softplus`."""
-    return x * xp.tanh(softplus(xp, x))
+def activation(compute: Callable[..., Array], defaults: Mapping[str, float]) -> Factory:
+    """The factory of an activation; narrow floats are rounded once."""
+
+    def factory(node: Node, env: NodeContext) -> Run:
+        # Attributes are float32 numbers, and so are defaults, which a float64 tensor shows.
+        attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
+        return round_once(env.xp, lambda x: compute(env.xp, x, *attributes))
+
+    return factory
+
+
+for _op, (_compute, _defaults) in ACTIVATIONS.items():
+    _domain, _, _kind = _op.rpartition(".")
+    ops(_kind, domain=_domain)(activation(_compute, _defaults))
 
 
 @ops("Erf")
@@ -495,4 +429,4 @@ def rotary_embedding(node: Node, env: NodeContext) -> Run:
 @eager("SwiGLU")
 def swiglu(node: Node, env: NodeContext) -> Run:
     xp, alpha = env.xp, node.attr("alpha", 1.0)
-    return round_once(xp, lambda gate, value: swish(xp, gate, alpha) * value)
+    return round_once(xp, lambda gate, value: _swish(xp, gate, alpha) * value)

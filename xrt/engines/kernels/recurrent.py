@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xrt.engines.kernels import elementwise as e
 from xrt.engines.kernels.arrays import widen
+from xrt.engines.kernels.elementwise import ACTIVATIONS
 from xrt.engines.kernels.table import Advance, Array, Run, States, ops
 
 if TYPE_CHECKING:
@@ -14,34 +14,25 @@ if TYPE_CHECKING:
     from xrt.graph import Node
 
 Activation = Callable[[Array], Array]
-# Name, function of (xp, x, alpha, beta), default alpha, default beta.
-ACTIVATIONS: dict[str, tuple[Callable[..., Array], float, float]] = {
-    "affine": (lambda xp, x, a, b: a * x + b, 1.0, 0.0),
-    "elu": (lambda xp, x, a, b: e.elu(xp, x, a), 1.0, 0.0),
-    "hardsigmoid": (e.hard_sigmoid, 0.2, 0.5),
-    "leakyrelu": (lambda xp, x, a, b: e.leaky_relu(xp, x, a), 0.01, 0.0),
-    "relu": (lambda xp, x, a, b: xp.maximum(x, 0), 0.0, 0.0),
-    "scaledtanh": (lambda xp, x, a, b: a * xp.tanh(b * x), 1.0, 1.0),
-    "sigmoid": (lambda xp, x, a, b: e.sigmoid(xp, x), 0.0, 0.0),
-    "softplus": (lambda xp, x, a, b: e.softplus(xp, x), 0.0, 0.0),
-    "softsign": (lambda xp, x, a, b: e.softsign(xp, x), 0.0, 0.0),
-    "tanh": (lambda xp, x, a, b: xp.tanh(x), 0.0, 0.0),
-    "thresholdedrelu": (lambda xp, x, a, b: e.thresholded_relu(xp, x, a), 1.0, 0.0),
+_SHARED = ("Elu", "HardSigmoid", "LeakyRelu", "Sigmoid", "Softplus", "Softsign", "ThresholdedRelu")
+_ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
+    **{name.lower(): ACTIVATIONS[name] for name in _SHARED},
+    "affine": (lambda xp, x, alpha, beta: alpha * x + beta, {"alpha": 1.0, "beta": 0.0}),
+    "relu": (lambda xp, x: xp.maximum(x, 0), {}),
+    "scaledtanh": (lambda xp, x, alpha, beta: alpha * xp.tanh(beta * x), {"alpha": 1.0, "beta": 1.0}),
+    "tanh": (lambda xp, x: xp.tanh(x), {}),
 }
-TAKES_ALPHA = frozenset({"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtanh", "thresholdedrelu"})
-TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
 def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """The activation functions of each direction; alphas and betas go to those that take them, in order."""
+    """The activation functions of each direction; alphas and betas belong to those that have them, in order."""
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
-    alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
+    values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
 
     def bound(name: str) -> Activation:
-        function, alpha, beta = ACTIVATIONS[name]
-        a = next(alphas, alpha) if name in TAKES_ALPHA else alpha
-        b = next(betas, beta) if name in TAKES_BETA else beta
-        return lambda x: function(xp, x, a, b)
+        compute, defaults = _ACTIVATIONS[name]
+        attributes = [next(values[attribute], value) for attribute, value in defaults.items()]
+        return lambda x: compute(xp, x, *attributes)
 
     functions = [bound(name) for name in names]
     return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]

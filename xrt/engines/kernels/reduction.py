@@ -22,17 +22,6 @@ Reduce = Callable[[Any, Array, Axes, bool], Array]
 """Takes the namespace, the tensor, the axes (None for all) and whether they are kept with extent 1."""
 
 
-def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce], Reduce]:
-    """Register a reduction: axes come as an attribute before some version, and as an optional input since."""
-
-    def register(compute: Reduce) -> Reduce:
-        ops(op_type, until=axes_are_input_since - 1)(_by_attribute(compute))
-        ops(op_type, since=axes_are_input_since, host=(1,))(_by_input(compute))
-        return compute
-
-    return register
-
-
 def _by_attribute(compute: Reduce) -> Factory:
     def factory(node: Node, env: NodeContext) -> Run:
         axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
@@ -61,30 +50,13 @@ def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     return xp.astype(compute(xp, widen(xp, x), axis, keep), x.dtype)
 
 
-@reduction("ReduceSum", axes_are_input_since=13)
-def reduce_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.sum(x, axis=axis, keepdims=keep)
-
-
-@reduction("ReduceMean")
-def reduce_mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+def _mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     if not prod(x.shape) and xp.kind(x) == "f":  # NumPy warns of the mean of no elements
         return xp.sum(x, axis=axis, keepdims=keep) * nan
     return xp.mean(x, axis=axis, keepdims=keep)
 
 
-@reduction("ReduceProd")
-def reduce_prod(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.prod(x, axis=axis, keepdims=keep)
-
-
-@reduction("ReduceMax")
-def reduce_max(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return greatest(xp, x, axis, keep)
-
-
-@reduction("ReduceMin")
-def reduce_min(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+def _least(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     if prod(x.shape):
         return xp.min(x, axis=axis, keepdims=keep)
     return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=False), dtype=x.dtype)
@@ -104,34 +76,31 @@ def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int,
     return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
 
 
-@reduction("ReduceL1")
-def reduce_l1(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.sum(xp.abs(x), axis=axis, keepdims=keep)
-
-
-@reduction("ReduceL2")
-def reduce_l2(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.sqrt(reduce_sum_square(xp, x, axis, keep))
-
-
-@reduction("ReduceSumSquare")
-def reduce_sum_square(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.sum(x * x, axis=axis, keepdims=keep)
-
-
-@reduction("ReduceLogSum")
-def reduce_log_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.log(xp.sum(x, axis=axis, keepdims=keep))
-
-
-@reduction("ReduceLogSumExp")
-def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """The largest element is subtracted first, so that no exponential overflows."""
     x = x if xp.kind(x) == "f" else xp.astype(x, np.float64)
     top = greatest(xp, x, axis, True)
     top = xp.where(xp.isfinite(top), top, 0)
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
     return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+
+
+REDUCTIONS: dict[str, Reduce] = {
+    "ReduceL1": lambda xp, x, axis, keep: xp.sum(xp.abs(x), axis=axis, keepdims=keep),
+    "ReduceL2": lambda xp, x, axis, keep: xp.sqrt(xp.sum(x * x, axis=axis, keepdims=keep)),
+    "ReduceLogSum": lambda xp, x, axis, keep: xp.log(xp.sum(x, axis=axis, keepdims=keep)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": greatest,
+    "ReduceMean": _mean,
+    "ReduceMin": _least,
+    "ReduceProd": lambda xp, x, axis, keep: xp.prod(x, axis=axis, keepdims=keep),
+    "ReduceSum": lambda xp, x, axis, keep: xp.sum(x, axis=axis, keepdims=keep),
+    "ReduceSumSquare": lambda xp, x, axis, keep: xp.sum(x * x, axis=axis, keepdims=keep),
+}
+for _op, _compute in REDUCTIONS.items():
+    _since = 13 if _op == "ReduceSum" else 18  # the version that reads the axes from an input
+    ops(_op, until=_since - 1)(_by_attribute(_compute))
+    ops(_op, since=_since, host=(1,))(_by_input(_compute))
 
 
 @ops("ArgMax", "ArgMin")

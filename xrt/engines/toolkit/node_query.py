@@ -199,10 +199,6 @@ def _normalizes_last(node: Node, function: Function, shapes: Sequence[Shape]) ->
     return _alone(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][axis:])
 
 
-def _looks_up(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    return isinstance(shapes[0][node.attr("axis", 0)], int)
-
-
 def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether starts, ends and axes are constant and the sliced dims fixed."""
     starts, axes = _constant(node, 1, function), _constant(node, 3, function)
@@ -235,7 +231,7 @@ def _always(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Concat": _concat,
     "Flatten": _always,
-    "Gather": _looks_up,
+    "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
     "Gemm": _gemm,
     "LayerNormalization": _normalizes_last,
     "RMSNormalization": _normalizes_last,

@@ -88,18 +88,10 @@ def _shape(p: Padder, node: Node) -> Contents:
     return np.array(extents[slice(node.attr("start", 0), node.attr("end"))] or [], object)
 
 
-def _size(p: Padder, node: Node) -> Contents:
-    return np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object)
-
-
 def _constant(p: Padder, node: Node) -> Contents | None:
     constant = find_constant(node, p.function)
     integers = constant is not None and constant.array.dtype.kind in "iub"
     return p.set_contents(node.outputs[0], constant.array.tolist()) if constant is not None and integers else None
-
-
-def _cast(p: Padder, node: Node) -> Contents | None:
-    return _given(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None
 
 
 def _constant_of_shape(p: Padder, node: Node) -> Contents:
@@ -153,17 +145,13 @@ def _choose(flag: Extent, one: Extent, other: Extent) -> Extent | None:
     return None if flag.number is None else one if flag.number else other
 
 
-def _where(p: Padder, node: Node) -> Contents:
-    return _lift(_choose)(*(_given(p, node, slot) for slot in range(3)))
-
-
 def _binary(compute: Callable[[Extent, Extent], Extent | None]) -> Callable[[Padder, Node], Contents]:
     return lambda p, node: _lift(compute)(_given(p, node, 0), _given(p, node, 1))
 
 
 _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Add": _binary(lambda a, b: a + b),
-    "Cast": _cast,
+    "Cast": lambda p, node: _given(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Div": _divide,
@@ -173,9 +161,9 @@ _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "ReduceProd": _reduce(multiply),
     "ReduceSum": _reduce(_sum),
     "Shape": _shape,
-    "Size": _size,
+    "Size": lambda p, node: np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object),
     "Sub": _binary(lambda a, b: a - b),
-    "Where": _where,
+    "Where": lambda p, node: _lift(_choose)(*(_given(p, node, slot) for slot in range(3))),
 }
 """Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
 

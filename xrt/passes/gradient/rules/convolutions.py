@@ -18,7 +18,6 @@ from xrt.graph import DType, TensorType
 from xrt.passes.gradient.rules.indexing import sum_at_places
 from xrt.passes.gradient.table import (
     RuleContext,
-    add_axes,
     cast,
     count,
     expand_to,
@@ -119,7 +118,8 @@ def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int],
 
 
 MOST_PRODUCTS = 25
-"""Largest depthwise kernel, in elements, whose weight gradient is computed as elementwise products."""
+"""Largest depthwise kernel, in elements, whose weight gradient is computed as elementwise products: for 3 x 3 and 64 channels of
+32 x 32 they take 0.6 times as long as the convolution on ort, and half as long on toy."""
 
 
 def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
@@ -127,8 +127,6 @@ def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) ->
     elements, channels = math.prod(windows.kernel), (x.shape[1], g.shape[1])
     if not _knows_places(x, g, windows.axes) or not all(isinstance(count, int) for count in channels):
         return _exchange(x, g, windows, group)
-    if group == 1 and elements == 1:
-        return _multiply_batches(x, g, windows)
     if group == channels[0] == channels[1] and group > 1 and elements <= MOST_PRODUCTS:
         return _multiply_elements(x, g, windows)
     return _exchange(x, g, windows, group)
@@ -188,14 +186,6 @@ def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
     ]
 
 
-def _multiply_batches(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
-    """For 1x1 kernels: sum over the batch of G (M, positions) times X (positions, C)."""
-    (read,) = _cut(x, g, windows)
-    rows, columns = (emit("Reshape", one, integers(0, int(one.shape[1] or 0), -1)) for one in (g, read))
-    found = reduce_sum(emit("MatMul", rows, transpose(columns, [0, 2, 1])), [0])
-    return add_axes(found, *range(2, 2 + windows.axes))
-
-
 def _multiply_elements(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
     """For depthwise kernels: for each kernel element, the sum of the input elements that it reads times G."""
     axes = [0, *range(2, 2 + windows.axes)]
@@ -213,9 +203,6 @@ def _cut(x: Tensor, g: Tensor, windows: Windows) -> list[Tensor]:
     if any((*windows.begins, *windows.ends)):
         x = emit("Pad", x, integers(*windows.begins, *windows.ends), None, spatial)
     results = [int(n) for n in g.shape[2:] if isinstance(n, int)]
-    # A 1x1 kernel without strides reads the whole input.
-    if math.prod(windows.kernel) == 1 and [*x.shape[2:]] == results:
-        return [x]
     parts = []
     for offsets in product(*map(range, windows.kernel)):
         begins = integers(*(offset * dilation for offset, dilation in zip(offsets, windows.dilations, strict=True)))

@@ -276,30 +276,6 @@ def scatter_slices(at: RuleContext) -> Gradients:
     return data, None, emit("GatherND", at.g, at.input(1)) if at.wants(2) else None
 
 
-@rule("TensorScatter")
-def update_cache(at: RuleContext) -> Gradients:
-    """Overwritten entries of the cache have no gradient; updates get the gradient at their position."""
-    past, update = at.input(0), at.input(1)
-    options = {"axis": at.attr("axis", -2), "mode": at.attr("mode", "linear")}
-    indices = () if at.optional(2) is None else (at.input(2),)
-    data = emit("TensorScatter", at.g, zeros_like(update), *indices, **options) if at.wants(0) else None
-    if not at.wants(1):
-        return (data,)
-    # Find the positions of the updates by scattering their numbers, counted from 1, into zeros.
-    numbers = emit(
-        "TensorScatter",
-        emit("ConstantOfShape", get_shape(past), value=np.zeros(1, np.int64)),
-        list_places(update) + 1,
-        *indices,
-        **options,
-    )
-    order = numbers.reshape(-1)
-    base = zeros(emit("Add", emit("Reshape", emit("Size", update), [1]), np.asarray([1])), at.g.dtype)
-    found = emit("ScatterElements", base, order, at.g.reshape(-1), axis=0, reduction="add")
-    tail = emit("Slice", found, np.asarray([1]), np.asarray([np.iinfo(np.int64).max]))
-    return data, emit("Reshape", tail, get_shape(update))
-
-
 @rule("OneHot")
 def choose_values(at: RuleContext) -> Gradients:
     """The on-value gets the sum of the gradients at the selected positions, the off-value the rest."""
