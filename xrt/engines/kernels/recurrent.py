@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from xrt.graph import Node
 
 Activation = Callable[[Array], Array]
-_SHARED = ("Elu", "HardSigmoid", "LeakyRelu", "Sigmoid", "Softplus", "Softsign", "ThresholdedRelu")
 _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
-    **{name.lower(): ACTIVATIONS[name] for name in _SHARED},
+    **{name.lower(): entry for name, entry in ACTIVATIONS.items() if entry[1].keys() <= {"alpha", "beta"}},
     "affine": (lambda xp, x, alpha, beta: alpha * x + beta, {"alpha": 1.0, "beta": 0.0}),
     "relu": (lambda xp, x: xp.maximum(x, 0), {}),
     "scaledtanh": (lambda xp, x, alpha, beta: alpha * xp.tanh(beta * x), {"alpha": 1.0, "beta": 1.0}),
