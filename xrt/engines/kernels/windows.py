@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import ceil, floor, prod
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import along, round_once
 from xrt.engines.kernels.table import Array, Run, eager, ops
+from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -30,134 +31,6 @@ __all__ = [
     "sum_windows",
     "with_bias",
 ]
-
-# ---------------------------------------------------------------------- geometry
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A window applied to spatial axes: the padding that it needs and the number of positions."""
-
-    window: Window
-    extents: tuple[int, ...]
-    """Spatial extents before padding."""
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
-    """Padding that the window reads; larger than declared if ``ceil_mode`` adds a position."""
-    declared_ends: tuple[int, ...]
-    positions: tuple[int, ...]
-
-    @property
-    def pads(self) -> list[tuple[int, int]]:
-        """Padding before and after each spatial axis."""
-        return list(zip(self.begins, self.ends, strict=True))
-
-    def counts(self, xp: Any, with_padding: bool) -> Any:
-        """Number of elements in each window, the divisor of an average; counts declared padding only if ``with_padding``."""
-        counts = xp.ones((), dtype=np.int64)
-        for axis, extent in enumerate(self.extents):
-            begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
-            starts = xp.arange(self.positions[axis]) * self.window.strides[axis] - self.begins[axis]
-            seen = starts[:, None] + xp.arange(self.window.kernel[axis]) * self.window.dilations[axis]
-            counts = counts[..., None] * xp.sum((seen >= -begin) & (seen < extent + end), axis=1)
-        return counts
-
-    def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-        """Yield each offset inside the window with the index that selects it, for all positions, from the padded tensor."""
-        window = self.window
-        for offset in product(*map(range, window.kernel)):
-            starts = [o * d for o, d in zip(offset, window.dilations, strict=True)]
-            steps = zip(starts, self.positions, window.strides, strict=True)
-            yield offset, (..., *(slice(a, a + (n - 1) * s + 1, s) for a, n, s in steps))
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The attributes of a convolution or a pool, one entry per spatial axis."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
-    auto_pad: str = "NOTSET"
-    round_up: bool = False
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """Extent of the dilated window along each axis."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
-
-    @property
-    def size(self) -> int:
-        """Number of elements in the window."""
-        return prod(self.kernel)
-
-    def over(self, extents: Sequence[int]) -> Placement:
-        """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
-        axes = [self._axis(i, n) for i, n in enumerate(extents)]
-        begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
-        if any(n < 1 for n in positions):
-            raise ValueError(
-                f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}"
-            )
-        return Placement(self, tuple(extents), begins, ends, declared, positions)
-
-    def spread(self, positions: Sequence[int]) -> list[int]:
-        """The input extents, without declared padding, of a pool with this many positions."""
-        pads = zip(self.begins, self.ends, strict=True)
-        steps = zip(positions, self.strides, self.kernel, pads, strict=True)
-        return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
-
-    def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
-        """Begin, required end, declared end and number of positions along one axis."""
-        stride, span = self.strides[i], self.spans[i]
-        if self.auto_pad.startswith("SAME"):
-            count = -(-extent // stride)
-            total = max(0, (count - 1) * stride + span - extent)
-            begin = total // 2 if self.auto_pad == "SAME_UPPER" else total - total // 2
-            return begin, total - begin, total - begin, count
-        begin, end = (0, 0) if self.auto_pad == "VALID" else (self.begins[i], self.ends[i])
-        room = extent + begin + end - span
-        count = room // stride + 1
-        if self.round_up and self.auto_pad != "VALID" and room % stride and count * stride < extent + begin:
-            count += 1  # unless the last window would start in the end padding
-        return begin, max(end, (count - 1) * stride + span - extent - begin), end, count
-
-
-def make_window(node: Node, kernel: Sequence[int]) -> Window:
-    """Read the window attributes of a node; ``kernel`` may come from the shape of a weight."""
-    rank = len(kernel)
-    pads = node.attr("pads") or (0,) * (2 * rank)
-    ones = (1,) * rank
-    return Window(
-        kernel=tuple(kernel),
-        strides=node.attr("strides") or ones,
-        dilations=node.attr("dilations") or ones,
-        begins=tuple(pads[:rank]),
-        ends=tuple(pads[rank:]),
-        auto_pad=node.attr("auto_pad") or "NOTSET",
-        round_up=bool(node.attr("ceil_mode", 0)),
-    )
-
-
-def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inputs: Sequence[int]) -> list[int]:
-    """Pads, all begins then all ends, to apply to the full extents of a ConvTranspose; negative ones crop.
-
-    Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
-    """
-    extra = node.attr("output_padding") or (0,) * len(inputs)
-    asked = node.attr("output_shape")
-    if asked is None and window.auto_pad.startswith("SAME"):
-        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
-    begins, ends = list(window.begins), list(window.ends)
-    if asked is not None:
-        totals = [n + e - a for n, e, a in zip(whole, extra, asked, strict=True)]
-        # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
-        halves = [total // 2 for total in totals]
-        rests = [total - half for total, half in zip(totals, halves, strict=True)]
-        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
-    return [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
 
 
 def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:

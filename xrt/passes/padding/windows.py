@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from xrt.graph import Node
+from xrt.operators.windows import make_window
 from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused
 
 __all__ = [
@@ -39,18 +40,14 @@ class _Window:
 
 
 def _read_windows(p: Padder, node: Node, kernel: Sequence[int]) -> list[_Window]:
-    count = len(kernel)
-    strides, dilations = (node.attr(name) or [1] * count for name in ("strides", "dilations"))
-    pads, auto = node.attr("pads") or [0] * 2 * count, node.attr("auto_pad", "NOTSET")
+    window = make_window(node, kernel)
     found = []
-    for n, size in enumerate(kernel):
-        reach = (size - 1) * dilations[n] + 1
-        begin, end = pads[n], pads[n + count]
-        if auto == "VALID":
-            begin = end = 0
-        elif auto != "NOTSET":
-            begin, end = _same(p, node, n, reach, strides[n])
-        found.append(_Window(reach, strides[n], begin, end))
+    for n, (begin, end) in enumerate(zip(window.begins, window.ends, strict=True)):
+        if window.auto_pad == "VALID":
+            begin = end = 0  # noqa: PLW2901
+        elif window.auto_pad != "NOTSET":
+            begin, end = _same(p, node, n, window.spans[n], window.strides[n])  # noqa: PLW2901
+        found.append(_Window(window.spans[n], window.strides[n], begin, end))
     return found
 
 

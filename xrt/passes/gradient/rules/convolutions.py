@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.graph import DType, TensorType
+from xrt.operators.windows import Window, compute_padding_trims, make_window
 from xrt.passes.gradient.rules.indexing import sum_at_places
 from xrt.passes.gradient.table import (
     RuleContext,
@@ -34,58 +35,26 @@ from xrt.passes.gradient.table import (
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = ["Windows", "differentiate_weights", "fit", "read_windows"]
+__all__ = ["differentiate_weights", "fit", "read_window"]
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Placement of the windows over an input; each field has one number per spatial axis."""
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begins: tuple[int, ...]
-    ends: tuple[int, ...]
-
-    @property
-    def axes(self) -> int:
-        return len(self.kernel)
-
-    @property
-    def reaches(self) -> tuple[int, ...]:
-        """Extent of a window, dilation gaps included."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+def read_window(at: RuleContext, kernel: Sequence[int], inputs: Tensor) -> Window:
+    """Read the window of a node with explicit padding. `auto_pad` SAME modes need static extents."""
+    window, sizes = make_window(at.node, kernel), inputs.tensor_type.shape
+    if window.auto_pad == "NOTSET":
+        return window
+    if window.auto_pad == "VALID":
+        return _unpadded(window)
+    extents = [size for size in sizes[2:] if isinstance(size, int)] if sizes is not None else []
+    if len(extents) != len(kernel):
+        at.refuse(f"its padding is {window.auto_pad!r}, which needs extents that are known; bind the symbolic ones first")
+    place = window.over(extents)
+    return replace(window, begins=place.begins, ends=place.declared_ends)
 
 
-def read_windows(at: RuleContext, kernel: Sequence[int], inputs: Tensor, outputs: Tensor) -> Windows:
-    """Read the windows of a node from its attributes. `auto_pad` SAME modes need static extents."""
-    windows, mode = _read_attributes(at, kernel)
-    if not mode.startswith("SAME"):
-        return windows
-    sizes, results = inputs.shape[2:], outputs.shape[2:]
-    if not all(isinstance(size, int) for size in (*sizes, *results)):
-        at.refuse(f"its padding is {mode!r}, which needs extents that are known; bind the symbolic ones first")
-    totals = [
-        max((o - 1) * s + reach - i, 0)  # type: ignore[operator]  # checked above
-        for o, i, s, reach in zip(results, sizes, windows.strides, windows.reaches, strict=True)
-    ]
-    return _with_padding(windows, totals, mode)
-
-
-def _read_attributes(at: RuleContext, kernel: Sequence[int]) -> tuple[Windows, str]:
-    """The windows with explicit padding, none for VALID, and the padding mode."""
-    count, mode = len(kernel), at.attr("auto_pad", "NOTSET")
-    strides, dilations = (tuple(at.attr(name) or (1,) * count) for name in ("strides", "dilations"))
-    pads = tuple((at.attr("pads") if mode == "NOTSET" else None) or (0,) * (2 * count))
-    return Windows(tuple(kernel), strides, dilations, pads[:count], pads[count:]), mode
-
-
-def _with_padding(windows: Windows, totals: Sequence[int], mode: str) -> Windows:
-    """Pad each axis by its total; SAME_UPPER puts an odd element at the end, other modes at the begin."""
-    halves = tuple(total // 2 for total in totals)
-    rests = tuple(total - half for total, half in zip(totals, halves, strict=True))
-    begins, ends = (halves, rests) if mode == "SAME_UPPER" else (rests, halves)
-    return replace(windows, begins=begins, ends=ends)
+def _unpadded(window: Window) -> Window:
+    nothing = (0,) * len(window.kernel)
+    return replace(window, begins=nothing, ends=nothing)
 
 
 def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int]) -> Tensor:
@@ -122,14 +91,14 @@ MOST_PRODUCTS = 25
 32 x 32 they take 0.6 times as long as the convolution on ort, and half as long on toy."""
 
 
-def differentiate_weights(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
+def differentiate_weights(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     """Gradient of the weights (M, C / group, ...) from the input (N, C, ...) and the gradient (N, M, ...)."""
-    elements, channels = math.prod(windows.kernel), (x.shape[1], g.shape[1])
-    if not _knows_places(x, g, windows.axes) or not all(isinstance(count, int) for count in channels):
-        return _exchange(x, g, windows, group)
+    elements, channels = math.prod(window.kernel), (x.shape[1], g.shape[1])
+    if not _knows_places(x, g, len(window.kernel)) or not all(isinstance(count, int) for count in channels):
+        return _exchange(x, g, window, group)
     if group == channels[0] == channels[1] and group > 1 and elements <= MOST_PRODUCTS:
-        return _multiply_elements(x, g, windows)
-    return _exchange(x, g, windows, group)
+        return _multiply_elements(x, g, window)
+    return _exchange(x, g, window, group)
 
 
 def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
@@ -143,70 +112,70 @@ def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
 # ---------------------------------------------------------------------- forms
 
 
-def _exchange(x: Tensor, g: Tensor, windows: Windows, group: int) -> Tensor:
+def _exchange(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     """Convolve X with G: batch and channels are exchanged, and so are strides and dilations."""
-    spatial = range(2, 2 + windows.axes)
+    spatial = range(2, 2 + len(window.kernel))
     exchanged = [1, 0, *spatial]
     rows = transpose(x, exchanged)
     if group != 1:  # (N, group C', ...) as C' batches of group N channels
-        shape = [extent(x, axis) for axis in range(2 + windows.axes)]
+        shape = [extent(x, axis) for axis in range(2 + len(window.kernel))]
         channels = shape[1] // group if isinstance(shape[1], np.ndarray) else emit("Div", shape[1], integers(group))
         parts = _reshape(x, [shape[0], integers(group), channels, *shape[2:]])
-        moved = transpose(parts, [2, 1, 0, *range(3, 3 + windows.axes)])
+        moved = transpose(parts, [2, 1, 0, *range(3, 3 + len(window.kernel))])
         merged = shape[0] * group if isinstance(shape[0], np.ndarray) else emit("Mul", shape[0], integers(group))
         rows = _reshape(moved, [channels, merged, *shape[2:]])
     # If the strides leave part of the input unread, the result is larger than the kernel: reduce the padding or crop.
-    rests = _find_rests(x, g, windows)
-    is_read = rests is not None and all(rest <= end for rest, end in zip(rests, windows.ends, strict=True))
-    ends = [end - rest for rest, end in zip(rests, windows.ends, strict=True)] if rests and is_read else windows.ends
+    rests = _find_rests(x, g, window)
+    is_read = rests is not None and all(rest <= end for rest, end in zip(rests, window.ends, strict=True))
+    ends = [end - rest for rest, end in zip(rests, window.ends, strict=True)] if rests and is_read else window.ends
     found = emit(
         "Conv",
         rows,
         transpose(g, exchanged),
         group=group,
-        strides=windows.dilations,
-        dilations=windows.strides,
-        pads=(*windows.begins, *ends),
+        strides=window.dilations,
+        dilations=window.strides,
+        pads=(*window.begins, *ends),
     )
     if not is_read:
-        kernel = integers(*windows.kernel)
+        kernel = integers(*window.kernel)
         found = emit("Slice", found, np.zeros_like(kernel), kernel, integers(*spatial))
     return transpose(found, exchanged)
 
 
-def _find_rests(x: Tensor, g: Tensor, windows: Windows) -> list[int] | None:
+def _find_rests(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
     """How much of each padded extent no window reads; None if an extent is unknown."""
-    if not _knows_places(x, g, windows.axes):
+    if not _knows_places(x, g, len(window.kernel)):
         return None
-    sizes = zip(x.shape[2:], windows.begins, windows.ends, strict=True)
-    read = zip(g.shape[2:], windows.strides, windows.reaches, strict=True)
+    sizes = zip(x.shape[2:], window.begins, window.ends, strict=True)
+    read = zip(g.shape[2:], window.strides, window.spans, strict=True)
     return [
         int(size) + begin + end - ((int(count) - 1) * stride + reach)  # type: ignore[arg-type]  # checked above
         for (size, begin, end), (count, stride, reach) in zip(sizes, read, strict=True)
     ]
 
 
-def _multiply_elements(x: Tensor, g: Tensor, windows: Windows) -> Tensor:
+def _multiply_elements(x: Tensor, g: Tensor, window: Window) -> Tensor:
     """For depthwise kernels: for each kernel element, the sum of the input elements that it reads times G."""
-    axes = [0, *range(2, 2 + windows.axes)]
-    sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut(x, g, windows)]
+    axes = [0, *range(2, 2 + len(window.kernel))]
+    sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut(x, g, window)]
     joined = sums[0] if len(sums) == 1 else emit("Concat", *sums, axis=1)
-    return emit("Reshape", joined, integers(int(g.shape[1] or 0), 1, *windows.kernel))
+    return emit("Reshape", joined, integers(int(g.shape[1] or 0), 1, *window.kernel))
 
 
 # ---------------------------------------------------------------------- parts
 
 
-def _cut(x: Tensor, g: Tensor, windows: Windows) -> list[Tensor]:
+def _cut(x: Tensor, g: Tensor, window: Window) -> list[Tensor]:
     """For each kernel element, the input elements that it reads, in the shape of the output."""
-    spatial = np.arange(2, 2 + windows.axes)
-    if any((*windows.begins, *windows.ends)):
-        x = emit("Pad", x, integers(*windows.begins, *windows.ends), None, spatial)
+    spatial = np.arange(2, 2 + len(window.kernel))
+    if any((*window.begins, *window.ends)):
+        x = emit("Pad", x, integers(*window.begins, *window.ends), None, spatial)
     results = [int(n) for n in g.shape[2:] if isinstance(n, int)]
     parts = []
-    for offsets in product(*map(range, windows.kernel)):
-        begins = integers(*(offset * dilation for offset, dilation in zip(offsets, windows.dilations, strict=True)))
-        steps = np.asarray(windows.strides, np.int64)
+    for offsets in product(*map(range, window.kernel)):
+        begins = integers(*(offset * dilation for offset, dilation in zip(offsets, window.dilations, strict=True)))
+        steps = np.asarray(window.strides, np.int64)
         parts.append(emit("Slice", x, begins, begins + (integers(*results) - 1) * steps + 1, spatial, steps))
     return parts
 
@@ -225,10 +194,10 @@ Gradients = Sequence["Tensor | None"]
 def convolve(at: RuleContext) -> Gradients:
     """Rule: dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
-    windows = read_windows(at, _kernel(at, w), x, at.y)
-    first = _transposed(at.g, w, x, windows, group) if at.wants(0) else None
-    second = differentiate_weights(x, at.g, windows, group) if at.wants(1) else None
-    third = reduce_sum(at.g, [0, *range(2, 2 + windows.axes)]) if at.wants(2) else None
+    window = read_window(at, _kernel(at, w), x)
+    first = _transposed(at.g, w, x, window, group) if at.wants(0) else None
+    second = differentiate_weights(x, at.g, window, group) if at.wants(1) else None
+    third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
 
 
@@ -236,15 +205,14 @@ def convolve(at: RuleContext) -> Gradients:
 def convolve_transposed(at: RuleContext) -> Gradients:
     """Rule: dX is the convolution of G with W, dW the convolution of G with X, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
-    windows = _transposed_windows(at, _kernel(at, w))
-    options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
-    # The output is the full extent of all windows, cropped at the begins and possibly zero-padded at the ends.
-    whole = _uncut(at.g, x, windows)
+    window = _read_transposed_window(at, _kernel(at, w))
+    options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
+    # The output is the full extent of all window, cropped at the begins and possibly zero-padded at the ends.
+    whole = _uncut(at.g, x, window)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
     # `whole` is not cropped, so no padding is left.
-    bare = Windows(windows.kernel, windows.strides, windows.dilations, (0,) * windows.axes, (0,) * windows.axes)
-    second = differentiate_weights(whole, x, bare, group) if at.wants(1) else None
-    third = reduce_sum(at.g, [0, *range(2, 2 + windows.axes)]) if at.wants(2) else None
+    second = differentiate_weights(whole, x, _unpadded(window), group) if at.wants(1) else None
+    third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
 
 
@@ -257,62 +225,63 @@ def _kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
     return tuple(int(size) for size in found if isinstance(size, int))
 
 
-def _transposed(g: Tensor, weights: Tensor, like: Tensor, windows: Windows, group: int) -> Tensor:
+def _transposed(g: Tensor, weights: Tensor, like: Tensor, window: Window, group: int) -> Tensor:
     """Transposed convolution in the shape of the convolution's input."""
-    options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations, "group": group}
+    options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations, "group": group}
     results, sizes = g.tensor_type.shape, like.tensor_type.shape
     if results is not None and sizes is not None and all(isinstance(d, int) for d in (*results[2:], *sizes[2:])):
         over = [
             i - ((o - 1) * s + reach - begin - end)
             for i, o, s, reach, begin, end in zip(
-                sizes[2:], results[2:], windows.strides, windows.reaches, windows.begins, windows.ends, strict=True
+                sizes[2:], results[2:], window.strides, window.spans, window.begins, window.ends, strict=True
             )
         ]
-        if all(0 <= rest < stride for rest, stride in zip(over, windows.strides, strict=True)):
-            pads = (*windows.begins, *windows.ends)
+        if all(0 <= rest < stride for rest, stride in zip(over, window.strides, strict=True)):
+            pads = (*window.begins, *window.ends)
             return emit("ConvTranspose", g, weights, pads=pads, output_padding=over if any(over) else None, **options)
-    return fit(emit("ConvTranspose", g, weights, **options), like, windows.begins, windows.reaches)
+    return fit(emit("ConvTranspose", g, weights, **options), like, window.begins, window.spans)
 
 
-def _uncut(g: Tensor, x: Tensor, windows: Windows) -> Tensor:
+def _uncut(g: Tensor, x: Tensor, window: Window) -> Tensor:
     """Zero-pad the gradient to the full extent of a transposed convolution, of which the output is a crop.
 
     The full extent is `(n - 1) * stride + reach` for an input extent n.
     """
     ends: list[Any] = []
-    for axis, (begin, stride, reach) in enumerate(zip(windows.begins, windows.strides, windows.reaches, strict=True), 2):
+    for axis, (begin, stride, reach) in enumerate(zip(window.begins, window.strides, window.spans, strict=True), 2):
         size, result = extent(x, axis), extent(g, axis)
         if isinstance(size, np.ndarray) and isinstance(result, np.ndarray):
             ends.append((size - 1) * stride + reach - begin - result)
         else:
             whole = emit("Add", emit("Mul", size, integers(stride)), integers(reach - stride - begin))
             ends.append(emit("Sub", whole, result))
-    begins = integers(*windows.begins)
+    begins = integers(*window.begins)
     if all(isinstance(end, np.ndarray) for end in ends):
         pads: Any = np.concatenate([begins, *ends])
         if not pads.any():
             return g
     else:
         pads = emit("Concat", begins, *ends, axis=0)
-    return emit("Pad", g, pads, None, np.arange(2, 2 + windows.axes))
+    return emit("Pad", g, pads, None, np.arange(2, 2 + len(window.kernel)))
 
 
-def _transposed_windows(at: RuleContext, kernel: Sequence[int]) -> Windows:
-    """Windows of a ConvTranspose; an explicit output shape determines the padding."""
-    windows, mode = _read_attributes(at, kernel)
-    if at.attr("output_shape") is None and not mode.startswith("SAME"):
-        return windows
-    if mode.startswith("SAME") and any(reach < s for reach, s in zip(windows.reaches, windows.strides, strict=True)):
-        at.refuse(f"its windows do not touch (auto_pad={mode!r}), for which ONNX gives two shapes; give it pads")
-    sizes, results = at.x.shape[2:], at.y.shape[2:]
-    if not all(isinstance(size, int) for size in (*sizes, *results)):
+def _read_transposed_window(at: RuleContext, kernel: Sequence[int]) -> Window:
+    """Window of a ConvTranspose; an explicit output shape determines the padding."""
+    window = make_window(at.node, kernel)
+    if window.auto_pad == "VALID":
+        window = _unpadded(window)
+    is_same = window.auto_pad.startswith("SAME")
+    if at.attr("output_shape") is None and not is_same:
+        return window
+    if is_same and any(span < stride for span, stride in zip(window.spans, window.strides, strict=True)):
+        at.refuse(f"its windows do not touch (auto_pad={window.auto_pad!r}), for which ONNX gives two shapes; give it pads")
+    sizes = [size for size in at.x.shape[2:] if isinstance(size, int)]
+    if len(sizes) != len(kernel):
         at.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
-    extra = at.attr("output_padding") or (0,) * windows.axes
-    totals = [
-        (i - 1) * s + reach + more - o  # type: ignore[operator]  # checked above
-        for i, o, s, reach, more in zip(sizes, results, windows.strides, windows.reaches, extra, strict=True)
-    ]
-    return _with_padding(windows, totals, mode)
+    whole = [(size - 1) * stride + span for size, stride, span in zip(sizes, window.strides, window.spans, strict=True)]
+    trims, extra = compute_padding_trims(at.node, window, whole, sizes), at.attr("output_padding") or (0,) * len(sizes)
+    ends = (more - trim for more, trim in zip(extra, trims[len(sizes) :], strict=True))
+    return replace(window, begins=tuple(-trim for trim in trims[: len(sizes)]), ends=tuple(ends))
 
 
 @rule("GlobalAveragePool")
@@ -349,43 +318,43 @@ def read_places(at: RuleContext) -> Gradients:
 
 @rule("AveragePool")
 def average(at: RuleContext) -> Gradients:
-    """Each element gets the gradients of its windows, divided by their element counts."""
-    windows = read_windows(at, at.attr("kernel_shape"), at.x, at.y)
+    """Each element gets the gradients of its window, divided by their element counts."""
+    window = read_window(at, at.attr("kernel_shape"), at.x)
     is_padding_counted = at.attr("count_include_pad", 0) == 1
     weighted = at.g
-    for axis in range(windows.axes):
-        weighted = weighted / _count_elements(at, windows, axis, is_padding_counted)
-    return (_spread(weighted, at.x, windows),)
+    for axis in range(len(window.kernel)):
+        weighted = weighted / _count_elements(at, window, axis, is_padding_counted)
+    return (_spread(weighted, at.x, window),)
 
 
-def _count_elements(at: RuleContext, windows: Windows, axis: int, is_padding_counted: bool) -> Tensor:
+def _count_elements(at: RuleContext, window: Window, axis: int, is_padding_counted: bool) -> Tensor:
     """Number of elements per window along an axis, in a shape that broadcasts to the output."""
     size, results = extent(at.x, 2 + axis), extent(at.y, 2 + axis)
     zero, one = np.asarray(0, np.int64), np.asarray(1, np.int64)
-    starts = emit("Range", zero, emit("Reshape", results, integers()), one) * windows.strides[axis] - windows.begins[axis]
-    offsets = np.arange(windows.kernel[axis], dtype=np.int64) * windows.dilations[axis]
+    starts = emit("Range", zero, emit("Reshape", results, integers()), one) * window.strides[axis] - window.begins[axis]
+    offsets = np.arange(window.kernel[axis], dtype=np.int64) * window.dilations[axis]
     places = emit("Unsqueeze", starts, integers(1)) + offsets
-    low, high = (-windows.begins[axis], windows.ends[axis]) if is_padding_counted else (0, 0)
+    low, high = (-window.begins[axis], window.ends[axis]) if is_padding_counted else (0, 0)
     limit = emit("Add", size, integers(high))
     inside = emit("And", places >= low, emit("Less", places, limit))
     counted = emit("ReduceSum", cast(inside, at.x.dtype), integers(1), keepdims=0)
     # A window entirely in the padding counts 0 elements; avoid a division by zero, its gradient is unused.
     counted = emit("Max", counted, number(1, at.x))
-    trailing = windows.axes - axis - 1
+    trailing = len(window.kernel) - axis - 1
     return emit("Unsqueeze", counted, integers(*range(1, 1 + trailing))) if trailing else counted
 
 
-def _spread(g: Tensor, like: Tensor, windows: Windows) -> Tensor:
+def _spread(g: Tensor, like: Tensor, window: Window) -> Tensor:
     """For each input element, the sum of the gradients of its windows."""
     channels = like.tensor_type.shape and like.shape[1]
-    options: dict[str, Any] = {"strides": windows.strides, "dilations": windows.dilations}
+    options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     if isinstance(channels, int):
-        ones: Any = np.ones((channels, 1, *windows.kernel), g.dtype.numpy)
+        ones: Any = np.ones((channels, 1, *window.kernel), g.dtype.numpy)
         whole = emit("ConvTranspose", g, ones, group=channels, **options)
     else:  # merge channels into the batch
-        spatial = [extent(g, axis) for axis in range(2, 2 + windows.axes)]
+        spatial = [extent(g, axis) for axis in range(2, 2 + len(window.kernel))]
         apart = emit("Reshape", g, emit("Concat", integers(-1, 1), *spatial, axis=0))
-        whole = emit("ConvTranspose", apart, np.ones((1, 1, *windows.kernel), g.dtype.numpy), **options)
+        whole = emit("ConvTranspose", apart, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
         ends = [emit("Shape", whole, start=2), emit("Shape", like, end=2)]
         whole = emit("Reshape", whole, emit("Concat", ends[1], ends[0], axis=0), allowzero=1)
-    return fit(whole, like, windows.begins, windows.reaches)
+    return fit(whole, like, window.begins, window.spans)
