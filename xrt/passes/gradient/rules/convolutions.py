@@ -318,7 +318,7 @@ def read_places(at: RuleContext) -> Gradients:
 
 @rule("AveragePool")
 def average(at: RuleContext) -> Gradients:
-    """Each element gets the gradients of its window, divided by their element counts."""
+    """Each element gets the gradients of its windows, divided by their element counts."""
     window = read_window(at, at.attr("kernel_shape"), at.x)
     is_padding_counted = at.attr("count_include_pad", 0) == 1
     weighted = at.g
