@@ -39,7 +39,7 @@ LEFT = Counter(
         "engines/xla/support.py": 2,
         "passes/gradient/preparation.py": 1,
         "passes/gradient/rules/recurrent.py": 1,
-        "passes/padding/rules.py": 2,
+        "passes/padding/function.py": 1,
         "passes/quantize/static.py": 1,
     }
 )

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.operators.decompositions import (
-        decompose_operators as decompose_operators,
-        is_decomposable as is_decomposable,
-    )
     from xrt.operators.rewriting import (
         NodeWriter as NodeWriter,
         as_function as as_function,

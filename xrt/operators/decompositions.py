@@ -6,17 +6,17 @@ for it, or if the body is less accurate or harder to compile, as the rule then s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
 
-from xrt.graph import DType, Function, Node
-from xrt.operators.rewriting import NodeWriter, Write, rewrite_nodes
+from xrt.graph import DType
+from xrt.operators.rewriting import NodeWriter, Write
 from xrt.operators.traits import is_training
 
-__all__ = ["DECOMPOSITIONS", "decompose_operators", "is_decomposable", "write_decomposition"]
+__all__ = ["DECOMPOSITIONS", "write_decomposition"]
 
 DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
 """By operator of ai.onnx: the first opset whose form the rule reads and writes, and the rule."""
@@ -37,16 +37,6 @@ def write_decomposition(writer: NodeWriter) -> str | Sequence[str] | None:
     """Write the decomposition of the writer's node; None if there is none or it does not support the node."""
     since, rule = DECOMPOSITIONS.get(writer.node.op, (0, None))
     return None if rule is None or writer.function.opsets.get("", 0) < since else rule(writer)
-
-
-def decompose_operators(function: Function, operators: Collection[str]) -> Function:
-    """Decompose all nodes of these operators where possible; same Function if there is none. Needs types."""
-    return rewrite_nodes(function, lambda w: write_decomposition(w) if w.node.op in operators else None)
-
-
-def is_decomposable(node: Node, function: Function) -> bool:
-    """Whether the decomposition of the node's operator supports this node; its inputs must have types."""
-    return write_decomposition(NodeWriter(node, function)) is not None
 
 
 # ---------------------------------------------------------------------- elementwise operators

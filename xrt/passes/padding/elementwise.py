@@ -9,31 +9,19 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType, Node
-from xrt.operators import Trait, has_trait
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused
+from xrt.operators import Trait, has_trait, list_operators
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, rule
 
-__all__ = [
-    "apply_arg",
-    "apply_cumulative",
-    "apply_einsum",
-    "apply_elementwise",
-    "apply_first",
-    "apply_gemm",
-    "apply_global_pool",
-    "apply_integer_division",
-    "apply_matmul",
-    "apply_normalization",
-    "apply_reduction",
-    "apply_softmax",
-    "broadcast",
-]
+_MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu")
 
 
+@rule(*sorted(list_operators(Trait.ELEMENTWISE)), *_MICROSOFT)
 def apply_elementwise(p: Padder, node: Node) -> None:
     """Output axes are padded like those of the inputs; an axis padded in one is padded or broadcast in all."""
     p.set(node.outputs[0], broadcast(p, node), p.zeros(node.inputs[0]) if has_trait(node, Trait.KEEPS_ZERO) else ())
 
 
+@rule("Div", "Mod")
 def apply_integer_division(p: Padder, node: Node) -> Node:
     """As elementwise, with integer divisors masked by 1: a division by zero can crash the process."""
     apply_elementwise(p, node)
@@ -85,6 +73,7 @@ def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int)
     return p.mask(left, left_axis, 0), p.mask(right, right_axis, 0)
 
 
+@rule("MatMul")
 def apply_matmul(p: Padder, node: Node) -> Node:
     """Rows and columns may be padded; the contracted axis is masked."""
     left, right = node.inputs
@@ -99,6 +88,7 @@ def apply_matmul(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(left, right))
 
 
+@rule("Gemm")
 def apply_gemm(p: Padder, node: Node) -> Node:
     """As MatMul; the bias broadcasts to the product."""
     left, right, *more = node.inputs
@@ -113,6 +103,7 @@ def apply_gemm(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(left, right, *more))
 
 
+@rule("Einsum")
 def apply_einsum(p: Padder, node: Node) -> Node:
     """Output indices may be padded; a contracted index is masked in each input."""
     equation = node.attr("equation", "").replace(" ", "")
@@ -169,6 +160,7 @@ def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
     p.set(node.outputs[0], [axis for _, axis in kept])
 
 
+@rule(*(op for op in NEUTRAL if op.startswith("Reduce")))
 def apply_reduction(p: Padder, node: Node) -> Node | None:
     """Mask with the neutral element; a mean becomes the sum divided by the true element count."""
     over = _read_axes(p, node)
@@ -204,6 +196,7 @@ SUM_AXES_OPSET = 13
 """First opset in which ReduceSum reads its axes from an input."""
 
 
+@rule("GlobalAveragePool", "GlobalMaxPool")
 def apply_global_pool(p: Padder, node: Node) -> Node | None:
     """A reduction over all but the first two axes."""
     (given,) = node.inputs
@@ -219,6 +212,7 @@ def apply_global_pool(p: Padder, node: Node) -> Node | None:
     return _divide_sum(p, node.with_attributes(keepdims=1), p.mask_all(given, over, 0), over, total)
 
 
+@rule("ArgMax", "ArgMin")
 def apply_arg(p: Padder, node: Node) -> Node:
     """Masked elements lose against all others, and of equal ones the first wins."""
     axes = p.axes(node.inputs[0])
@@ -235,6 +229,7 @@ WHOLE_AXIS_OPSET = 13
 """Before this opset, Softmax normalized over all axes from the given one on."""
 
 
+@rule("Softmax", "LogSoftmax", "Hardmax")
 def apply_softmax(p: Padder, node: Node) -> Node:
     """Mask with minus infinity, so that padding gets weight 0."""
     (given,) = node.inputs
@@ -247,6 +242,16 @@ def apply_softmax(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(masked,))
 
 
+@rule(
+    "BatchNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LRN",
+    "LayerNormalization",
+    "LpNormalization",
+    "MeanVarianceNormalization",
+    "RMSNormalization",
+)
 def apply_normalization(p: Padder, node: Node) -> None:
     """Supported if the normalized axes are not padded."""
     given, rank = node.inputs[0], len(p.axes(node.inputs[0]))
@@ -274,6 +279,7 @@ def _find_normalized(node: Node, rank: int) -> list[int]:
     return [1] if node.op_type in ("BatchNormalization", "LRN") else list(range(1, rank))
 
 
+@rule("CumSum")
 def apply_cumulative(p: Padder, node: Node) -> Node:
     """Padding comes after all valid elements, so it matters only for a reverse sum, where it is masked."""
     axes, asked = p.axes(node.inputs[0]), p.integers(node, 1)
@@ -284,3 +290,36 @@ def apply_cumulative(p: Padder, node: Node) -> Node:
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
         return node
     return replace(node, inputs=(p.mask(node.inputs[0], axis, 0), *node.inputs[1:]))
+
+
+@rule("Dropout")
+def apply_dropout(p: Padder, node: Node) -> None:
+    if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
+        raise Refused("it is in training mode")
+    apply_first(p, node)
+
+
+@rule("CastLike")
+def apply_cast_like(p: Padder, node: Node) -> None:
+    """Of the second input only the type matters."""
+    p.set(node.outputs[0], p.axes(node.inputs[0]), p.zeros(node.inputs[0]))
+
+
+@rule("QuantizeLinear", "DequantizeLinear")
+def apply_quantized(p: Padder, node: Node) -> None:
+    """Per-axis scales must belong to an axis without padding."""
+    if any(name in p.states for name in node.inputs[1:] if name) or node.attr("block_size", 0):
+        raise Refused("its scales are padded, or of blocks")
+    axes = p.axes(node.inputs[0])
+    if len(p.axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
+        raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])
+    p.set(node.outputs[0], axes)
+
+
+@rule("Trilu")
+def apply_trilu(p: Padder, node: Node) -> None:
+    """The triangle depends on positions only."""
+    axes = p.axes(node.inputs[0])
+    if any(len(axis) != 1 for axis in axes[-2:]):
+        raise p.refuse("the padded axis is merged with others", *axes)
+    p.set(node.outputs[0], axes, p.zeros(node.inputs[0]))

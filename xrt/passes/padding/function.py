@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.operators import find_constant
+from xrt.operators import SHAPE_OPERANDS, find_constant
 from xrt.passes import contents
 from xrt.passes.contents import MOVES, propagate
+from xrt.passes.padding import elementwise, movement, windows  # noqa: F401  # they register their rules
 from xrt.passes.padding.padder import (
     MOST_ELEMENTS,
+    RULES,
     SIZE,
     Axis,
     Contents,
@@ -26,10 +28,17 @@ from xrt.passes.padding.padder import (
     Refused,
     multiply,
 )
-from xrt.passes.padding.rules import PADDED_SHAPES, RULES, SIZED
 from xrt.passes.shape_inference import list_symbols
 
 __all__ = ["PaddedFunction", "follow", "pad_dims", "walk"]
+
+PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
+    **{op: SHAPE_OPERANDS[op] for op in ("ConstantOfShape", "Expand", "Range", "Reshape", "Tile")},
+    "Slice": (1, 2),
+}
+"""Inputs that describe shapes and so use padded sizes; in all other inputs a size is a value and must be the true one."""
+SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsqueeze"))
+"""Operators that must not read padded sizes: no rule follows these. Squeeze and Unsqueeze read axes."""
 
 
 def follow(p: Padder, node: Node) -> bool:
@@ -294,7 +303,7 @@ def _visit(p: Padder, node: Node) -> Node:
 
 def _note(p: Padder, node: Node) -> Node:
     """Record the extents of outputs that padding does not affect, if they have names."""
-    rule = RULES.get((node.domain, node.op_type))
+    rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
         with suppress(Refused, IndexError, ValueError, TypeError, AttributeError, KeyError):
             rule(p, node)
@@ -310,7 +319,7 @@ def _find_dims(p: Padder, state: object) -> frozenset[str]:
 def _apply(p: Padder, node: Node) -> Node:
     if node.bodies:
         raise Refused("what its body does with padded values is not followed")
-    rule = p.rules.get(node.name) or RULES.get((node.domain, node.op_type))
+    rule = p.rules.get(node.name) or RULES.get(node.op)
     if rule is None:
         raise Refused("there is no rule for its operator")
     own = () if node.domain else PADDED_SHAPES.get(node.op_type, ())

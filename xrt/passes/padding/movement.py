@@ -9,33 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from xrt.graph import DType, Node
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, multiply
-
-__all__ = [
-    "apply_concat",
-    "apply_depth_to_space",
-    "apply_expand",
-    "apply_fill",
-    "apply_flatten",
-    "apply_gather",
-    "apply_gather_elements",
-    "apply_gather_nd",
-    "apply_one_hot",
-    "apply_pad",
-    "apply_range",
-    "apply_reshape",
-    "apply_scatter_elements",
-    "apply_slice",
-    "apply_split",
-    "apply_squeeze",
-    "apply_tensor_scatter",
-    "apply_tile",
-    "apply_top_k",
-    "apply_transpose",
-    "apply_unsqueeze",
-]
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, multiply, rule
 
 
+@rule("Transpose")
 def apply_transpose(p: Padder, node: Node) -> None:
     """Permute the axes."""
     axes, zeros = p.axes(node.inputs[0]), p.zeros(node.inputs[0])
@@ -43,6 +20,7 @@ def apply_transpose(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], [axes[n] for n in order], [place for place, n in enumerate(order) if n in zeros])
 
 
+@rule("Unsqueeze")
 def apply_unsqueeze(p: Padder, node: Node) -> None:
     """Insert axes of extent 1."""
     axes, asked = list(p.axes(node.inputs[0])), p.integers(node, 1, "axes") or []
@@ -53,6 +31,7 @@ def apply_unsqueeze(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], [axis for _, axis in order], [place for place, (n, _) in enumerate(order) if n in zeros])
 
 
+@rule("Squeeze")
 def apply_squeeze(p: Padder, node: Node) -> None:
     """Drop axes of extent 1."""
     axes, asked = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
@@ -64,6 +43,7 @@ def apply_squeeze(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], [axis for n, axis in enumerate(axes) if n not in gone])
 
 
+@rule("Concat")
 def apply_concat(p: Padder, node: Node) -> None:
     """Along the concatenated axis only the last input may be padded; otherwise padding would lie between the parts."""
     shapes = [p.axes(name) for name in node.inputs]
@@ -95,6 +75,7 @@ def _add(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
     return parts[0] if len(parts) == 1 else (total,)
 
 
+@rule("Split")
 def apply_split(p: Padder, node: Node) -> None:
     """All axes but the split one may be padded."""
     axes = list(p.axes(node.inputs[0]))
@@ -113,6 +94,7 @@ def apply_split(p: Padder, node: Node) -> None:
             p.set(name, [*axes[:place], size, *axes[place + 1 :]], zeros)
 
 
+@rule("Expand")
 def apply_expand(p: Padder, node: Node) -> None:
     """Axes of extent 1 may expand to padded ones."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
@@ -130,6 +112,7 @@ def apply_expand(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], found, {n + shift for n in p.zeros(node.inputs[0])})
 
 
+@rule("Tile")
 def apply_tile(p: Padder, node: Node) -> None:
     """Only axes without padding may be repeated."""
     axes, repeats = p.axes(node.inputs[0]), p.elements(node.inputs[1])
@@ -143,6 +126,7 @@ def apply_tile(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], found, p.zeros(node.inputs[0]))
 
 
+@rule("Pad")
 def apply_pad(p: Padder, node: Node) -> Node:
     """Elements added behind a padded axis go directly behind its valid part."""
     given, axes = node.inputs[0], p.axes(node.inputs[0])
@@ -178,6 +162,7 @@ def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: in
     return p.mask(given, place, number)
 
 
+@rule("Range")
 def apply_range(p: Padder, node: Node) -> Node | None:
     """A Range up to a padded limit only gets more numbers behind the valid ones."""
     found = [p.elements(name) for name in node.inputs]
@@ -195,6 +180,7 @@ def apply_range(p: Padder, node: Node) -> Node | None:
     return replace(node, op_type="Add", inputs=(p.positions(Extent.of(0), count), p.value(start)))
 
 
+@rule("ConstantOfShape")
 def apply_fill(p: Padder, node: Node) -> None:
     """The same number everywhere."""
     extents = p.elements(node.inputs[0])
@@ -206,6 +192,7 @@ def apply_fill(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], axes, {n for n, axis in enumerate(axes) if p.is_padded(axis)} if is_zero else ())
 
 
+@rule("OneHot")
 def apply_one_hot(p: Padder, node: Node) -> None:
     """Insert an axis; the others may be padded."""
     axes = list(p.axes(node.inputs[0]))
@@ -215,6 +202,7 @@ def apply_one_hot(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], [*axes[:place], p.unknown(node.outputs[0], place), *axes[place:]])
 
 
+@rule("DepthToSpace")
 def apply_depth_to_space(p: Padder, node: Node) -> None:
     """Channels move to the spatial axes, so that each element becomes a block."""
     batch, channels, *spatial = p.axes(node.inputs[0])
@@ -291,6 +279,7 @@ def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
     return tuple(joined)
 
 
+@rule("Reshape")
 def apply_reshape(p: Padder, node: Node) -> None:
     """Padded extents stay whole or merge with their neighbors."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
@@ -325,6 +314,7 @@ def _find_zeros(p: Padder, given: str, axes: Sequence[Axis]) -> list[int]:
     return [n for n, axis in enumerate(axes) if axis in own and axis not in old]
 
 
+@rule("Flatten")
 def apply_flatten(p: Padder, node: Node) -> None:
     """Merge the axes before the given one, and those from it on."""
     axes = p.axes(node.inputs[0])
@@ -369,6 +359,7 @@ def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
     return _count_from_start(p, indices, extents[0])
 
 
+@rule("Gather")
 def apply_gather(p: Padder, node: Node) -> Node:
     """Padding of indices is masked with 0, which is in range; negative indices count from the true end."""
     data, indices = node.inputs
@@ -380,6 +371,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(data, made))
 
 
+@rule("GatherElements")
 def apply_gather_elements(p: Padder, node: Node) -> Node:
     """As Gather; the other axes must be padded alike in data and indices."""
     data, indices = node.inputs
@@ -393,6 +385,7 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(data, made))
 
 
+@rule("GatherND")
 def apply_gather_nd(p: Padder, node: Node) -> Node:
     """As Gather, for positions along several axes."""
     data, indices = node.inputs
@@ -409,6 +402,7 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(data, made))
 
 
+@rule("ScatterElements")
 def apply_scatter_elements(p: Padder, node: Node) -> Node:
     """Padding of the updates repeats the last valid entry, so that it is written twice with the same value.
 
@@ -435,6 +429,7 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(data, made, updates))
 
 
+@rule("TensorScatter")
 def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     """Replaced by a ScatterElements if the update is padded, with the last valid entry repeated."""
     past, update, *rest = node.inputs
@@ -470,6 +465,7 @@ def _repeat_last(p: Padder, name: str, axis: int) -> str:
     return p.node("Where", valid, p.node("Range", zero, p.length(name, axis), one), p.node("Sub", p.value(extent), one))
 
 
+@rule("TopK")
 def apply_top_k(p: Padder, node: Node) -> None:
     """All axes but the sorted one may be padded."""
     axes = list(p.axes(node.inputs[0]))
@@ -480,6 +476,7 @@ def apply_top_k(p: Padder, node: Node) -> None:
         p.set(name, [*axes[:axis], p.unknown(name, axis), *axes[axis + 1 :]])
 
 
+@rule("Slice")
 def apply_slice(p: Padder, node: Node) -> Node | None:
     """Slices from a fixed start are unchanged; those relative to the end are gathered from their true positions."""
     axes = list(p.axes(node.inputs[0]))

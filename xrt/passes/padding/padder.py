@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from xrt.graph.node import FreshNames
 
 __all__ = [
     "ONE",
+    "RULES",
     "SIZE",
     "SIZE_INPUT",
     "Axis",
@@ -28,6 +29,7 @@ __all__ = [
     "Rule",
     "State",
     "multiply",
+    "rule",
 ]
 
 
@@ -220,6 +222,21 @@ Contents: TypeAlias = "np.ndarray[Any, Any]"
 """Elements of a small integer tensor: an Extent each, or None if unknown."""
 Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
 """Records the outputs of a node and returns its replacement; raises Refused if padding changes the result."""
+RULES: dict[str, Rule] = {}
+"""Padding rules by qualified operator name, as in `Node.op`."""
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def rule(*operators: str) -> Callable[[_Rule], _Rule]:
+    """Decorator: register a padding rule for operators, in place of an earlier one."""
+
+    def register(function: _Rule) -> _Rule:
+        RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
 SIZE_INPUT = "xrt.size."
 """Prefix of the inputs that hold true sizes."""
 MOST_ELEMENTS = 64

@@ -9,18 +9,7 @@ import numpy as np
 
 from xrt.graph import Node
 from xrt.operators.windows import make_window
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused
-
-__all__ = [
-    "apply_attention",
-    "apply_average_pool",
-    "apply_conv",
-    "apply_conv_transpose",
-    "apply_max_pool",
-    "apply_recurrent",
-    "apply_resize",
-    "apply_rotary",
-]
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +67,7 @@ def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tup
     return name, spatial
 
 
+@rule("Conv")
 def apply_conv(p: Padder, node: Node) -> Node:
     """Windows that reach behind the end must read zeros, so the padding is masked."""
     given, weight = node.inputs[:2]
@@ -98,6 +88,7 @@ def _check_pool(p: Padder, node: Node) -> list[_Window]:
     return _read_windows(p, node, node.attr("kernel_shape"))
 
 
+@rule("MaxPool")
 def apply_max_pool(p: Padder, node: Node) -> Node:
     """As Conv, masked with minus infinity."""
     (given,) = node.inputs
@@ -108,6 +99,7 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(masked,))
 
 
+@rule("AveragePool", "LpPool")
 def apply_average_pool(p: Padder, node: Node) -> Node:
     """As Conv, if all windows have the same divisor; LpPool has none."""
     (given,) = node.inputs
@@ -121,6 +113,7 @@ def apply_average_pool(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(masked,))
 
 
+@rule("ConvTranspose")
 def apply_conv_transpose(p: Padder, node: Node) -> Node:
     """Each input element adds to a window of the output, so the padding is masked with zeros."""
     given, weight = node.inputs[:2]
@@ -142,6 +135,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
 
+@rule("Resize")
 def apply_resize(p: Padder, node: Node) -> None:
     """Padded axes support nearest-neighbor resizing by an integer factor."""
     given = node.inputs[0]
@@ -167,6 +161,7 @@ _NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("hal
 _Q, _K, _V, _MASK = range(4)
 
 
+@rule("Attention")
 def apply_attention(p: Padder, node: Node) -> Node:
     """Queries may be padded; the mask hides padded keys, and padded values are zeroed."""
     names = [*node.inputs, *[""] * (7 - len(node.inputs))]
@@ -205,6 +200,7 @@ def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
     return p.node("Where", flags, mask, p.constant(hidden))
 
 
+@rule("LSTM", "GRU", "RNN")
 def apply_recurrent(p: Padder, node: Node) -> Node:
     """The batch may be padded in all inputs; a padded time axis uses the sequence_lens input."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
@@ -246,6 +242,7 @@ def _feed_length(p: Padder, given: str, time: Axis) -> str:
 _INT32 = 6
 
 
+@rule("RotaryEmbedding")
 def apply_rotary(p: Padder, node: Node) -> Node:
     """Positions are independent; padded position indices are masked with zero."""
     names = list(node.inputs)
