@@ -22,7 +22,7 @@ MOST = 6
 """Cases of an operator that are run."""
 
 
-ELSEWHERE = {"GlobalLpPool", "com.microsoft.QuickGelu"}
+ELSEWHERE = {"Equal", "GlobalLpPool", "com.microsoft.QuickGelu"}
 """Operators without a case that can be decomposed, tested below."""
 
 
@@ -81,6 +81,13 @@ def test_a_global_norm_is_decomposed(power: int) -> None:
     lowered = rewrite_nodes(function, write_decomposition)
     assert {node.op for node in lowered.nodes} <= {"Abs", "Pow", "ReduceSum", "ReduceL2"}
     np.testing.assert_allclose(evaluate(lowered, [x])[0], evaluate(function, [x])[0], rtol=1e-5)
+
+
+def test_equality_of_truth_values_is_decomposed() -> None:
+    x, y = np.array([True, False, True]), np.array([True, True, False])
+    lowered = rewrite_nodes(one("Equal", x, y), write_decomposition)
+    assert [node.op for node in lowered.nodes] == ["Xor", "Not"]
+    np.testing.assert_array_equal(evaluate(lowered, [x])[0], x == y)
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort", "openvino"])
