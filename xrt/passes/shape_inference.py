@@ -468,11 +468,14 @@ class Knowledge:
             return self.function.get_type(name)
         return self.outer.get_type(name)
 
+    def _is_local(self, name: str) -> bool:
+        """Whether the value belongs to this Function, not to an enclosing one."""
+        return name in self.types or self.function.defines(name)
+
     def find_constant(self, name: str) -> Constant | None:
         if (constant := self.constants.get(name)) is not None:
             return constant
-        hidden = self.outer is None or name in self.types or self.function.defines(name)
-        return None if hidden or self.outer is None else self.outer.find_constant(name)
+        return None if self.outer is None or self._is_local(name) else self.outer.find_constant(name)
 
     def find_contents(self, name: str) -> Contents | None:
         """Known elements of a value, or None."""
@@ -482,8 +485,7 @@ class Knowledge:
             return contents
         if (constant := self.constants.get(name)) is not None:
             return self._remember(name, Contents.of(constant))
-        hidden = self.outer is None or name in self.types or self.function.defines(name)
-        return None if hidden or self.outer is None else self.outer.find_contents(name)
+        return None if self.outer is None or self._is_local(name) else self.outer.find_contents(name)
 
     def _remember(self, name: str, contents: Contents | None) -> Contents | None:
         if contents is not None:
@@ -495,10 +497,7 @@ class Knowledge:
         return bool(self._news) or (self.outer is not None and self.outer.has_news)
 
     def is_news(self, name: str) -> bool:
-        if name in self._news:
-            return True
-        hidden = self.outer is None or name in self.types or self.function.defines(name)
-        return not hidden and self.outer is not None and self.outer.is_news(name)
+        return name in self._news or (self.outer is not None and not self._is_local(name) and self.outer.is_news(name))
 
     def value(self, name: str) -> Value:
         return Value(name, self.get_type(name))

@@ -165,13 +165,7 @@ def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Ar
     return xp.take_along_axis(x, order, axis=axis), xp.astype(order, np.int64)
 
 
-@ops("TopK", until=9)
-def top_k_by_attribute(node: Node, env: NodeContext) -> Run:
-    xp, k, axis = env.xp, node.attr("k"), node.attr("axis", -1)
-    return lambda x: _top(xp, x, k, axis, largest=True)
-
-
-@ops("TopK", since=10, host=(1,))
+@ops("TopK", host=(1,))
 def top_k(node: Node, env: NodeContext) -> Run:
-    xp, axis, largest = env.xp, node.attr("axis", -1), bool(node.attr("largest", 1))
-    return lambda x, k: _top(xp, x, int(k.reshape(())), axis, largest)
+    axis, largest, listed = node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
+    return lambda x, k=None: _top(env.xp, x, listed if k is None else int(k.reshape(())), axis, largest)

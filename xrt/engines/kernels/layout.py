@@ -38,16 +38,10 @@ def _reshape(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
     return x.reshape(tuple(extents))
 
 
-@ops("Reshape", until=4)
-def reshape_by_attribute(node: Node, env: NodeContext) -> Run:
-    target = node.attr("shape", ())
-    return lambda x: _reshape(x, target, False)
-
-
-@ops("Reshape", since=5, host=(1,))
+@ops("Reshape", host=(1,))
 def reshape(node: Node, env: NodeContext) -> Run:
-    allow_zero = bool(node.attr("allowzero", 0))
-    return lambda x, target: _reshape(x, target.tolist(), allow_zero)
+    listed, allow_zero = node.attr("shape", ()), bool(node.attr("allowzero", 0))
+    return lambda x, target=None: _reshape(x, listed if target is None else target.tolist(), allow_zero)
 
 
 @ops("Flatten")
@@ -61,26 +55,16 @@ def flatten(node: Node, env: NodeContext) -> Run:
     return run
 
 
-@ops("Squeeze", until=12)
-def squeeze_by_attribute(node: Node, env: NodeContext) -> Run:
-    axes = node.attr("axes")
-    return lambda x: env.xp.squeeze(x, axis=axes)
-
-
-@ops("Squeeze", since=13, host=(1,))
+@ops("Squeeze", host=(1,))
 def squeeze(node: Node, env: NodeContext) -> Run:
-    return lambda x, axes=None: env.xp.squeeze(x, axis=None if axes is None else tuple(axes.tolist()))
+    listed = node.attr("axes")
+    return lambda x, axes=None: env.xp.squeeze(x, axis=listed if axes is None else tuple(axes.tolist()))
 
 
-@ops("Unsqueeze", until=12)
-def unsqueeze_by_attribute(node: Node, env: NodeContext) -> Run:
-    axes = node.attr("axes")
-    return lambda x: env.xp.expand_dims(x, axes)
-
-
-@ops("Unsqueeze", since=13, host=(1,))
+@ops("Unsqueeze", host=(1,))
 def unsqueeze(node: Node, env: NodeContext) -> Run:
-    return lambda x, axes: env.xp.expand_dims(x, tuple(axes.reshape(-1).tolist()))
+    listed = node.attr("axes")
+    return lambda x, axes=None: env.xp.expand_dims(x, listed if axes is None else tuple(axes.reshape(-1).tolist()))
 
 
 # ---------------------------------------------------------------------- order of axes and elements
@@ -145,22 +129,15 @@ def concat(node: Node, env: NodeContext) -> Run:
     return lambda *parts: env.xp.concatenate(parts, axis=axis)
 
 
-@ops("Split", until=12, host=(1,))
-def split_by_attribute(node: Node, env: NodeContext) -> Run:
-    """Version 1 may have the sizes as an input too."""
-    axis, sizes, count = node.attr("axis", 0), node.attr("split"), env.n_outputs
+@ops("Split", host=(1,))
+def split(node: Node, env: NodeContext) -> Run:
+    axis, listed, count = node.attr("axis", 0), node.attr("split"), node.attr("num_outputs", env.n_outputs)
 
-    def run(x: Array, split: Array | None = None) -> tuple[Array, ...]:
-        chosen = split.tolist() if split is not None else sizes
-        return split_axis(x, chosen or even(x.shape[axis], count), axis)
+    def run(x: Array, sizes: Array | None = None) -> tuple[Array, ...]:
+        chosen = listed if sizes is None else sizes.tolist()
+        return split_axis(x, even(x.shape[axis], count) if chosen is None else chosen, axis)
 
     return run
-
-
-@ops("Split", since=13, host=(1,))
-def split(node: Node, env: NodeContext) -> Run:
-    axis, count = node.attr("axis", 0), node.attr("num_outputs", env.n_outputs)
-    return lambda x, sizes=None: split_axis(x, even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
 
 
 # ---------------------------------------------------------------------- ranges
@@ -183,17 +160,13 @@ def _slice(
     return x
 
 
-@ops("Slice", until=9)
-def slice_by_attributes(node: Node, env: NodeContext) -> Run:
-    starts, ends, axes = node.attr("starts"), node.attr("ends"), node.attr("axes")
-    return lambda x: _slice(env.xp, x, starts, ends, axes or None, None)
-
-
-@ops("Slice", since=10, host=(1, 2, 3, 4))
+@ops("Slice", host=(1, 2, 3, 4))
 def slice_(node: Node, env: NodeContext) -> Run:
-    def run(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
-        lists = (None if one is None else one.reshape(-1).tolist() for one in (axes, steps))
-        return _slice(env.xp, x, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), *lists)
+    listed = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
+
+    def run(x: Array, *bounds: Array | None) -> Array:
+        given = [None if one is None else one.reshape(-1).tolist() for one in bounds]
+        return _slice(env.xp, x, *[*given, None, None][:4] if given else listed)
 
     return run
 
@@ -237,18 +210,14 @@ def trilu(node: Node, env: NodeContext) -> Run:
     return run
 
 
-@eager("Pad", until=10)
-def pad_by_attributes(node: Node, env: NodeContext) -> Run:
-    pads, mode, value = node.attr("pads", node.attr("paddings")), node.attr("mode", "constant"), node.attr("value", 0.0)
-    return lambda x: env.xp.pad_axes(x, pads, mode, value)
-
-
-@eager("Pad", since=11, host=(1, 2, 3))
+@eager("Pad", host=(1, 2, 3))
 def pad(node: Node, env: NodeContext) -> Run:
     xp, mode = env.xp, node.attr("mode", "constant")
+    listed, number = node.attr("pads", node.attr("paddings")), node.attr("value", 0)
 
-    def run(x: Array, pads: Array, value: Array | None = None, axes: Array | None = None) -> Array:
-        fill = ("" if xp.kind(x) == "O" else 0) if value is None else value.reshape(()).item()
-        return xp.pad_axes(x, pads.tolist(), mode, fill, None if axes is None else axes.tolist())
+    def run(x: Array, pads: Array | None = None, value: Array | None = None, axes: Array | None = None) -> Array:
+        fill = ("" if xp.kind(x) == "O" else number) if value is None else value.reshape(()).item()
+        amounts = listed if pads is None else pads.tolist()
+        return xp.pad_axes(x, amounts, mode, fill, None if axes is None else axes.tolist())
 
     return run

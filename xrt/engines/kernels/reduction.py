@@ -22,23 +22,16 @@ Reduce = Callable[[Any, Array, Axes, bool], Array]
 """Takes the namespace, the tensor, the axes (None for all) and whether they are kept with extent 1."""
 
 
-def _by_attribute(compute: Reduce) -> Factory:
+def reduction(compute: Reduce) -> Factory:
+    """The factory of a reduction over the axes of an attribute or, in later versions, of an optional input."""
+
     def factory(node: Node, env: NodeContext) -> Run:
-        axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
-        axis = tuple(axes) if axes else None
-        return lambda x: _typed(compute, xp, x, axis, keep)
-
-    return factory
-
-
-def _by_input(compute: Reduce) -> Factory:
-    def factory(node: Node, env: NodeContext) -> Run:
-        keep, xp = bool(node.attr("keepdims", 1)), env.xp
+        listed, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
         def run(x: Array, axes: Array | None = None) -> Array:
-            axis = empty if axes is None or len(axes) == 0 else tuple(axes.tolist())
-            return _typed(compute, xp, x, axis, keep)
+            chosen = listed if axes is None else axes.tolist()
+            return _typed(compute, xp, x, tuple(chosen) if chosen else empty, keep)
 
         return run
 
@@ -98,9 +91,7 @@ REDUCTIONS: dict[str, Reduce] = {
     "ReduceSumSquare": lambda xp, x, axis, keep: xp.sum(x * x, axis=axis, keepdims=keep),
 }
 for _op, _compute in REDUCTIONS.items():
-    _since = 13 if _op == "ReduceSum" else 18  # the version that reads the axes from an input
-    ops(_op, until=_since - 1)(_by_attribute(_compute))
-    ops(_op, since=_since, host=(1,))(_by_input(_compute))
+    ops(_op, host=(1,))(reduction(_compute))
 
 
 @ops("ArgMax", "ArgMin")

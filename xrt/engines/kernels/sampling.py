@@ -317,19 +317,17 @@ def resize(node: Node, env: NodeContext) -> Run:
     return run
 
 
-@ops("Upsample", since=9, host=(1,))
+@ops("Upsample", host=(1,))
 @ops("Resize", until=10, host=(1,))
 def upsample(node: Node, env: NodeContext) -> Run:
+    """Version 1 names the two scales of an image as attributes, version 7 one per axis; then they are an input."""
     xp, sampling = env.xp, read_rounding(node)
-    return lambda x, scales: _resize(xp, x, scale_coordinates(x.shape, scales.tolist()), sampling)
+    listed = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
+    def run(x: Array, scales: Array | None = None) -> Array:
+        return _resize(xp, x, scale_coordinates(x.shape, listed if scales is None else scales.tolist()), sampling)
 
-@ops("Upsample", until=8)
-def upsample_by_attributes(node: Node, env: NodeContext) -> Run:
-    """Version 1 names the two scales of an image; version 7 lists one per axis."""
-    xp, sampling = env.xp, read_rounding(node)
-    scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
-    return lambda x: _resize(xp, x, scale_coordinates(x.shape, scales), sampling)
+    return run
 
 
 # ---------------------------------------------------------------------- pools

@@ -67,12 +67,12 @@ def apply_concat(p: Padder, node: Node) -> None:
 
 
 def _add(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
-    if len(parts) > 1 and any(len(part) != 1 for part in parts):
-        raise p.refuse("the padded axis is merged with others", *parts)
-    total = parts[0][0]
-    for part in parts[1:]:
-        total += part[0]
-    return parts[0] if len(parts) == 1 else (total,)
+    if len(parts) == 1:
+        return parts[0]
+    total = Extent.of(0)
+    for part in parts:
+        total += p.only(part)
+    return (total,)
 
 
 @rule("Split")
@@ -352,11 +352,7 @@ def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
     """Indices that are in range behind their valid part too."""
     indices = p.mask_all(indices, range(len(p.axes(indices))), 0) if indices in p.states else indices
     extents = p.axes(data)[axis]
-    if not p.is_padded(extents):
-        return indices
-    if len(extents) != 1:
-        raise p.refuse("the padded axis is merged with others", extents)
-    return _count_from_start(p, indices, extents[0])
+    return _count_from_start(p, indices, p.only(extents)) if p.is_padded(extents) else indices
 
 
 @rule("Gather")
@@ -377,9 +373,7 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
-    for number, (one, other) in enumerate(zip(axes, places, strict=True)):
-        if number != axis and one != other and (p.is_padded(one) or p.is_padded(other)):
-            raise p.refuse(f"data and indices differ along axis {number}", one, other)
+    p.match(axes, places, skip=axis)
     made = _prepare(p, data, axis, indices)
     p.set(node.outputs[0], places)
     return replace(node, inputs=(data, made))
@@ -395,9 +389,7 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
         raise p.refuse("it has batch_dims, or indices of unknown depth", *axes, *places)
     made = p.mask_all(indices, range(len(places)), 0) if indices in p.states else indices
     if any(map(p.is_padded, axes[:depth])):
-        if any(len(axis) != 1 for axis in axes[:depth]):
-            raise p.refuse("the padded axis is merged with others", *axes[:depth])
-        made = _add_where_negative(p, made, p.vector(axis[0] for axis in axes[:depth]))
+        made = _add_where_negative(p, made, p.vector(map(p.only, axes[:depth])))
     p.set(node.outputs[0], [*places[:-1], *axes[depth:]])
     return replace(node, inputs=(data, made))
 
@@ -411,15 +403,11 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
     data, indices, updates = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
-    for number, extents in enumerate(zip(axes, places, p.axes(updates), strict=True)):
-        chosen = extents[1:] if number == axis else extents
-        if any(one != chosen[0] for one in chosen) and any(map(p.is_padded, chosen)):
-            raise p.refuse(f"its operands differ along axis {number}", *chosen)
+    p.match(axes, places, skip=axis)
+    p.match(places, p.axes(updates))
     made = p.mask_all(indices, (number for number in range(len(axes)) if number != axis), 0) if indices in p.states else indices
     if p.is_padded(axes[axis]):
-        if len(axes[axis]) != 1:
-            raise p.refuse("the padded axis is merged with others", axes[axis])
-        made = _count_from_start(p, made, axes[axis][0])
+        made = _count_from_start(p, made, p.only(axes[axis]))
     if p.is_padded(places[axis]):
         if (reduction := node.attr("reduction", "none")) in ("add", "mul"):
             raise p.refuse(f"an entry that is written twice counts twice in reduction {reduction!r}", places[axis])
@@ -437,9 +425,7 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     axis = node.attr("axis", -2) % len(axes)
     if p.is_padded(axes[axis]) or (rest and rest[0] in p.states):
         raise p.refuse("it writes along an axis of the past that is padded, or to padded places", *axes)
-    for number, (one, other) in enumerate(zip(axes, places, strict=True)):
-        if number != axis and one != other and (p.is_padded(one) or p.is_padded(other)):
-            raise p.refuse(f"its operands differ along axis {number}", one, other)
+    p.match(axes, places, skip=axis)
     p.set(node.outputs[0], axes)
     if not p.is_padded(places[axis]):
         return None

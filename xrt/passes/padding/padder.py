@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -283,6 +283,18 @@ class Padder:
         parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
         return Refused(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
+    def only(self, axis: Axis) -> Extent:
+        """The extent of an axis; refuses one that a reshape merged of several."""
+        if len(axis) != 1:
+            raise self.refuse("the padded axis is merged with others", axis)
+        return axis[0]
+
+    def match(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
+        """Refuse operands that differ along a padded axis, apart from the axis `skip`."""
+        for number, axes in enumerate(zip(*shapes, strict=True)):
+            if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
+                raise self.refuse(f"its operands differ along axis {number}", *axes)
+
     def open_input(self, value: Value) -> None:
         """Register an input, whose dims are padded with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
@@ -484,15 +496,13 @@ class Padder:
         """Emit the boolean vector that is true for the valid part of an axis."""
         if (opset := self.function.opsets.get("", 0)) < OPSET:
             raise Refused(f"a mask needs opset {OPSET}, and the model has {opset}")
-        parts = self.axes(name)[axis]
-        if len(parts) != 1:
-            raise self.refuse("the padded axis is merged with others", parts)
+        extent = self.only(self.axes(name)[axis])
         # Equal extents share one mask.
-        key = ("valid", parts)
+        key = ("valid", extent)
         if key not in self._made:
             zero, one = self.constant(np.int64(0)), self.constant(np.int64(1))
             positions = self.node("Range", zero, self.length(name, axis), one)
-            self._made[key] = self.node("Less", positions, self.value(parts[0]))
+            self._made[key] = self.node("Less", positions, self.value(extent))
         return self._made[key]
 
     def mask(self, name: str, axis: int, fill: Any) -> str:

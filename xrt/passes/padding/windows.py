@@ -57,9 +57,7 @@ def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tup
         raise p.refuse("its channels are padded", axes[1])
     spatial: list[Axis] = []
     for number, (axis, window) in enumerate(zip(axes[2:], windows, strict=True), 2):
-        if len(axis) != 1:
-            raise p.refuse("the padded axis is merged with others", axis)
-        p.require(axis[0] + Extent.of(window.begin + window.end - window.reach))
+        p.require(p.only(axis) + Extent.of(window.begin + window.end - window.reach))
         spatial.append((window.count(axis[0]),))
         # Without padding at the end, windows of valid outputs stay within the valid part.
         if window.end > 0 and p.is_padded(axis):
@@ -232,11 +230,9 @@ def _reads_end(p: Padder, node: Node) -> bool:
 
 def _feed_length(p: Padder, given: str, time: Axis) -> str:
     """The true sequence length, per batch element."""
-    if len(time) != 1:
-        raise p.refuse("the padded axis is merged with others", time)
     one = p.constant(np.array([1], np.int64))
     count = p.node("Reshape", p.length(given, 1), one)
-    return p.node("Expand", p.node("Cast", p.value(time[0]), to=_INT32), count)
+    return p.node("Expand", p.node("Cast", p.value(p.only(time)), to=_INT32), count)
 
 
 _INT32 = 6
