@@ -363,9 +363,6 @@ def _go_back_rnn(layer: _Layer) -> Found:
     return found, found, [start]
 
 
-# ---------------------------------------------------------------------- what they share
-
-
 def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found], states: int) -> Gradients:
     by_batch, ways, hidden = at.attr("layout", 0) == 1, _WAYS[at.attr("direction", "forward")], _read_hidden_size(at)
     x = _by_time(at.x, by_batch)
