@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
@@ -258,17 +258,16 @@ def test_a_large_value_inside_of_a_body() -> None:
 # ---------------------------------------------------------------------------------------------- laws
 
 
-def _is_served(function: Function) -> bool:
-    """Whether the evaluator of onnx serves the graph: its Softsign raises on what has no dimensions."""
-    return all(node.op_type != "Softsign" for node in function.nodes)
-
-
 @pytest.mark.slow
-@given(functions(Form(control=False, empty=False, takes=_is_served)))  # on others the reference fails
+@given(functions(Form(control=False, empty=False)))
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
-    folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))
     inputs = make_random_inputs(function, 0)
+    try:
+        run(function, inputs)
+    except Exception:  # noqa: BLE001  # onnx's evaluator has no negative pads and no Softsign of a number
+        reject()
+    folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))
     assert_computes_the_same(folded, function, inputs, run)
     assert [value.name for value in folded.outputs] == [value.name for value in function.outputs]
 
