@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from xrt.builder import numerics as numpy_meaning
+from xrt.builder import numerics
 from xrt.builder.numerics import cast
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import Symbol, current
@@ -19,7 +19,7 @@ from xrt.graph.types import DType
 if TYPE_CHECKING:
     from xrt.builder.record_op import DTypeLike, Operand
 
-__all__ = ["Tensor", "index", "integers", "reduce", "reshape", "squeeze", "transpose", "unsqueeze"]
+__all__ = ["Tensor", "stack_indices"]
 
 
 def integers(items: Sequence[Any]) -> Any:
@@ -100,25 +100,24 @@ def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
 # ---------------------------------------------------------------------- reductions
 
 
-def reduce(x: Tensor, method: str, axis: Any, keepdims: bool) -> Tensor:
-    """``x.sum(...)`` and similar, accumulated in the same type as in NumPy."""
-    op_type = {"sum": "ReduceSum", "prod": "ReduceProd", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin"}[method]
+def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
+    """Reduce over axes, accumulated in the same type as in NumPy."""
     axes = None if axis is None else [_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
-    summed = cast(x, _accumulator(x.dtype, method))
+    summed = cast(x, _accumulator(x.dtype, op_type))
     # As in NumPy, no axes means no reduction; ONNX would reduce all of them.
     if axes == []:
         return summed
     # Reductions changed axes from an attribute to an input, at different opsets.
-    if "axes" in require_operator(op_type, current(method).version("")).attributes:
+    if "axes" in require_operator(op_type, current(op_type).version("")).attributes:
         return emit(op_type, summed, axes=axes, keepdims=int(keepdims))
     return emit(op_type, summed, axes, keepdims=int(keepdims))
 
 
-def _accumulator(dtype: DType, method: str) -> DType:
+def _accumulator(dtype: DType, op_type: str) -> DType:
     """Result type: NumPy widens sums of small integers to 64 bits and computes means of integers in float64."""
-    if dtype.is_float or method in ("max", "min"):
+    if dtype.is_float or op_type in ("ReduceMax", "ReduceMin"):
         return dtype
-    if method == "mean":
+    if op_type == "ReduceMean":
         return DType.FLOAT64
     return DType.UINT64 if dtype.text.startswith("uint") else DType.INT64
 
@@ -301,7 +300,7 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     # Several index arrays need GatherND, which indexes leading axes.
     front = x if axes == list(range(len(axes))) else emit("Transpose", x, perm=[*axes, *rest])
-    positions, rank = _positions([item.index for item in items])
+    positions, rank = stack_indices([item.index for item in items])
     result = emit("GatherND", front, positions)
     # NumPy puts the indexed axes in place of adjacent index arrays, and in front otherwise.
     are_adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
@@ -311,15 +310,17 @@ def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     return emit("Transpose", result, perm=order)
 
 
-def _positions(indices: Sequence[Any]) -> tuple[Any, int]:
+def stack_indices(indices: Sequence[Any]) -> tuple[Any, int]:
     """Broadcast the index arrays and stack them along a last axis; also return the rank of one of them."""
     rank = max(np.ndim(item) if not isinstance(item, Symbol) else item.ndim for item in indices)
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
     tensors = [_int64(item) for item in indices]
-    shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
-    rows = [unsqueeze(emit("Expand", tensor, shape), [-1]) for tensor in tensors]
-    return emit("Concat", *rows, axis=-1), rank
+    shapes = {tensor.shape for tensor in tensors}
+    if len(shapes) > 1 or any(None in shape for shape in shapes):
+        shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
+        tensors = [emit("Expand", tensor, shape) for tensor in tensors]
+    return emit("Concat", *[unsqueeze(tensor, [-1]) for tensor in tensors], axis=-1), rank
 
 
 def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
@@ -335,9 +336,27 @@ def _int64(item: Any) -> Tensor:
     return cast(current("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
 
 
-def _binary(symbol: str, left: Any, right: Any) -> Tensor:
-    other = right if isinstance(left, Tensor) else left
-    return numpy_meaning.binary(symbol, left, right) if numpy_meaning.is_operand(other) else NotImplemented
+Method: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
+
+
+def _operator(symbol: str) -> tuple[Method, Method]:
+    """The methods of a binary operator with the tensor on its left and on its right."""
+
+    def left(self: Tensor, other: Operand) -> Tensor:
+        return numerics.binary(symbol, self, other) if numerics.is_operand(other) else NotImplemented
+
+    def right(self: Tensor, other: Operand) -> Tensor:
+        return numerics.binary(symbol, other, self) if numerics.is_operand(other) else NotImplemented
+
+    return left, right
+
+
+def _reduction(op_type: str, doc: str) -> Callable[..., Tensor]:
+    def reduction(self: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return _reduce(self, op_type, axis, keepdims)
+
+    reduction.__doc__ = doc
+    return reduction
 
 
 class Tensor(Symbol):
@@ -351,121 +370,36 @@ class Tensor(Symbol):
     __slots__ = ()
     __array_ufunc__ = None  # so that NumPy defers `array * tensor` to Tensor.__rmul__
 
-    # ------------------------------------------------------------------ arithmetic
-
-    def __add__(self, other: Operand) -> Tensor:
-        return _binary("+", self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return _binary("+", other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return _binary("-", self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return _binary("-", other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return _binary("*", self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return _binary("*", other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return _binary("/", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return _binary("/", other, self)
-
-    def __floordiv__(self, other: Operand) -> Tensor:
-        return _binary("//", self, other)
-
-    def __rfloordiv__(self, other: Operand) -> Tensor:
-        return _binary("//", other, self)
-
-    def __mod__(self, other: Operand) -> Tensor:
-        return _binary("%", self, other)
-
-    def __rmod__(self, other: Operand) -> Tensor:
-        return _binary("%", other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return _binary("**", self, other)
-
-    def __rpow__(self, other: Operand) -> Tensor:
-        return _binary("**", other, self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return _binary("@", self, other)
-
-    def __rmatmul__(self, other: Operand) -> Tensor:
-        return _binary("@", other, self)
+    __hash__ = object.__hash__  # == records a node, so tensors hash by identity
+    __add__, __radd__ = _operator("+")
+    __sub__, __rsub__ = _operator("-")
+    __mul__, __rmul__ = _operator("*")
+    __truediv__, __rtruediv__ = _operator("/")
+    __floordiv__, __rfloordiv__ = _operator("//")
+    __mod__, __rmod__ = _operator("%")
+    __pow__, __rpow__ = _operator("**")
+    __matmul__, __rmatmul__ = _operator("@")
+    __eq__ = _operator("==")[0]  # type: ignore[assignment]  # as in NumPy
+    __ne__ = _operator("!=")[0]  # type: ignore[assignment]  # as in NumPy
+    __lt__, __gt__ = _operator("<")[0], _operator(">")[0]
+    __le__, __ge__ = _operator("<=")[0], _operator(">=")[0]
+    __and__, __rand__ = _operator("&")
+    __or__, __ror__ = _operator("|")
+    __xor__, __rxor__ = _operator("^")
+    __lshift__, __rlshift__ = _operator("<<")
+    __rshift__, __rrshift__ = _operator(">>")
 
     def __neg__(self) -> Tensor:
-        return numpy_meaning.negative(self)
+        return numerics.negative(self)
 
     def __pos__(self) -> Tensor:
         return self
 
     def __abs__(self) -> Tensor:
-        return numpy_meaning.absolute(self)
-
-    # ------------------------------------------------------------------ comparison
-
-    __hash__ = object.__hash__  # == records a node, so tensors hash by identity
-
-    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]  # as in NumPy
-        return _binary("==", self, other)
-
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]  # as in NumPy
-        return _binary("!=", self, other)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return _binary("<", self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return _binary("<=", self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return _binary(">", self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return _binary(">=", self, other)
-
-    # ------------------------------------------------------------------ bits and truth
-
-    def __and__(self, other: Operand) -> Tensor:
-        return _binary("&", self, other)
-
-    def __rand__(self, other: Operand) -> Tensor:
-        return _binary("&", other, self)
-
-    def __or__(self, other: Operand) -> Tensor:
-        return _binary("|", self, other)
-
-    def __ror__(self, other: Operand) -> Tensor:
-        return _binary("|", other, self)
-
-    def __xor__(self, other: Operand) -> Tensor:
-        return _binary("^", self, other)
-
-    def __rxor__(self, other: Operand) -> Tensor:
-        return _binary("^", other, self)
-
-    def __lshift__(self, other: Operand) -> Tensor:
-        return _binary("<<", self, other)
-
-    def __rlshift__(self, other: Operand) -> Tensor:
-        return _binary("<<", other, self)
-
-    def __rshift__(self, other: Operand) -> Tensor:
-        return _binary(">>", self, other)
-
-    def __rrshift__(self, other: Operand) -> Tensor:
-        return _binary(">>", other, self)
+        return numerics.absolute(self)
 
     def __invert__(self) -> Tensor:
-        return numpy_meaning.invert(self)
+        return numerics.invert(self)
 
     # ------------------------------------------------------------------ shape and type
 
@@ -487,29 +421,13 @@ class Tensor(Symbol):
 
     def astype(self, dtype: DTypeLike) -> Tensor:
         """Convert to an element type: a DType, a NumPy type, or a name such as ``"float32"``."""
-        return numpy_meaning.cast(self, dtype)
+        return numerics.cast(self, dtype)
 
-    # ------------------------------------------------------------------ reductions
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Sum over the axes; integers are summed in 64 bits, as in NumPy."""
-        return reduce(self, "sum", axis, keepdims)
-
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Product over the axes; integers are multiplied in 64 bits, as in NumPy."""
-        return reduce(self, "prod", axis, keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Mean over the axes; in float64 for integers, as in NumPy."""
-        return reduce(self, "mean", axis, keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Maximum over the axes."""
-        return reduce(self, "max", axis, keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Minimum over the axes."""
-        return reduce(self, "min", axis, keepdims)
+    sum = _reduction("ReduceSum", "Sum over the axes; integers are summed in 64 bits, as in NumPy.")
+    prod = _reduction("ReduceProd", "Product over the axes; integers are multiplied in 64 bits, as in NumPy.")
+    mean = _reduction("ReduceMean", "Mean over the axes; in float64 for integers, as in NumPy.")
+    max = _reduction("ReduceMax", "Maximum over the axes.")
+    min = _reduction("ReduceMin", "Minimum over the axes.")
 
     # ------------------------------------------------------------------ operations that need data
 
