@@ -13,8 +13,8 @@ from onnx import defs
 
 import xrt
 from tests.graph.tracing import F32, trace
+from tools.write_stubs import stub
 from xrt import ops
-from xrt.builder.ops.stubs import stub
 from xrt.errors import ModelError
 from xrt.graph import Attribute, AttrKind, DType, OptionalType, TensorType
 from xrt.graph.schemas import find_operator, latest_opset
