@@ -32,7 +32,8 @@ import xrt  # noqa: E402
 from xrt.cache import CompileCache  # noqa: E402
 from xrt.errors import ModelError, PlanError  # noqa: E402
 from xrt.frontends.torch.capture import Capture, capture  # noqa: E402
-from xrt.frontends.torch.module import collect_arrays, make_output  # noqa: E402
+from xrt.frontends.torch.dtypes import share_tensor  # noqa: E402
+from xrt.frontends.torch.module import collect_arrays  # noqa: E402
 
 RECORD = TOP / "docs" / "pytorch-operators.json"
 PAGE = TOP / "docs" / "reference" / "pytorch-operators.md"
@@ -115,8 +116,8 @@ def _run_engine(engine: str, sample: Sample, found: Capture, expected: list[Any]
     try:
         module = xrt.XRTModule(found.function, engine=engines, strict=True, cache=CompileCache())
         results = module(*collect_arrays(found, leaves, []))
-        results = results if isinstance(results, tuple) else (results,)
-        outputs = [made for leaf in found.leaves if (made := make_output(leaf, results, leaves)) is not None]
+        tensors = [share_tensor(result) for result in (results if isinstance(results, tuple) else (results,))]
+        outputs = [made for leaf in found.leaves if (made := leaf.pick(tensors, leaves)) is not None]
     except PlanError as error:
         return DECLINED, str(error)
     except Exception as error:  # noqa: BLE001  # counted as a failure

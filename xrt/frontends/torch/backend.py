@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._decomp import core_aten_decompositions
-from torch._decomp.decompositions import im2col, max_unpool2d
 from torch._guards import TracingContext
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, is_contiguous_or_false, suggest_memory_format
-from torch.nn import functional
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm, is_contiguous_or_false
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xrt.builder import Builder
@@ -28,9 +24,9 @@ from xrt.engines.contract.registry import list_by_rank
 from xrt.errors import FallbackWarning, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.capture import Leaf
+from xrt.frontends.torch.decompositions import BEFORE_LOWERING
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.lower import Lowering
-from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import TensorType
 from xrt.graph.node import DOMAIN
@@ -52,7 +48,6 @@ __all__ = [
     "choose_default_engines",
     "compile_graph",
     "find_static_inputs",
-    "get_decompositions",
     "lower_graph",
     "xrt_backend",
 ]
@@ -316,87 +311,6 @@ def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [-1 if one.is_inference() else one._version for one in tensors]
 
 
-# ---------------------------------------------------------------------- operators that are written in others
-
-
-@cache
-def get_decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's core decompositions for operators without a rule, and own ones; random operators are kept."""
-    random = torch.Tag.nondeterministic_seeded
-    table = {
-        operator: decomposition
-        for operator, decomposition in core_aten_decompositions().items()
-        if str(operator) not in RULES and random not in operator.tags
-    }
-    aten = torch.ops.aten
-    return {
-        **table,
-        aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer,
-        aten.im2col.default: _decompose_im2col,
-        aten.max_unpool2d.default: _decompose_max_unpool2d,
-    }
-
-
-def _decompose_im2col(x: torch.Tensor, *args: Any) -> Any:
-    """PyTorch's decomposition for images of dynamic size; the rule handles static ones."""
-    return NotImplemented if all(isinstance(size, int) for size in x.shape) else im2col(x, *args)
-
-
-def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:
-    """PyTorch's decomposition loses the memory format that its kernel keeps."""
-    return max_unpool2d(x, indices, output_size).contiguous(memory_format=suggest_memory_format(x))
-
-
-def _decompose_encoder_layer(
-    x: torch.Tensor,
-    width: int,
-    heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    out_weight: torch.Tensor,
-    out_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor,
-    norm_weight_2: torch.Tensor,
-    norm_bias_2: torch.Tensor,
-    weight_1: torch.Tensor,
-    bias_1: torch.Tensor,
-    weight_2: torch.Tensor,
-    bias_2: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
-) -> Any:
-    """Decompose the fused inference form of `nn.TransformerEncoderLayer`."""
-    if mask is not None or x.is_nested:
-        return NotImplemented
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(_attend(functional.linear(x, qkv_weight, qkv_bias), heads), out_weight, out_bias)
-
-    def feed(x: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(x, weight_1, bias_1)
-        return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
-
-    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), weight, bias, eps)
-
-    if norm_first:
-        x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
-        return x + feed(normalize(x, norm_weight_2, norm_bias_2))
-    x = normalize(x + attend(x), norm_weight_1, norm_bias_1)
-    return normalize(x + feed(x), norm_weight_2, norm_bias_2)
-
-
-def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
-    """Scaled dot product attention of packed queries, keys and values."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
-    return (scores @ v).transpose(1, 2).flatten(2)
-
-
 # ---------------------------------------------------------------------- engine lists
 
 
@@ -490,7 +404,7 @@ def compile_graph(
         fw_compiler=partial(compile_forward, is_training=True),
         bw_compiler=compile_backward,
         inference_compiler=partial(compile_forward, is_training=False),
-        decompositions=get_decompositions(),
+        decompositions=BEFORE_LOWERING,
     )
     with _write_out_recurrence(graph):
         return compile_all(graph, inputs)  # type: ignore[no-any-return]  # untyped there
@@ -571,9 +485,9 @@ def _choose_outputs(found: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[
 
     def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
         tensors = [_make_tensor(*one) for one in zip((results,) if is_single else results, found.axes, strict=True)]
-        outputs = [_make_output(leaf, tensors, args) for leaf in found.leaves]
+        outputs = [leaf.pick(tensors, args) for leaf in found.leaves]
         if found.views is not None:
-            views = found.views(*[_make_output(leaf, tensors, args) for leaf in found.bases])
+            views = found.views(*[leaf.pick(tensors, args) for leaf in found.bases])
             for index, view in zip(found.viewed, views, strict=True):
                 outputs[index] = view
         return outputs
@@ -589,12 +503,6 @@ def _make_array(value: Any, dtype: torch.dtype) -> np.ndarray[Any, Any]:
 
 def _make_tensor(array: np.ndarray[Any, Any], axes: tuple[int, ...]) -> torch.Tensor:
     return share_tensor(array).permute(axes) if axes else share_tensor(array)
-
-
-def _make_output(leaf: Leaf, tensors: Sequence[torch.Tensor], args: list[Any]) -> Any:
-    if leaf.kind == "output":
-        return tensors[leaf.index].item() if leaf.is_number else tensors[leaf.index]
-    return args[leaf.index] if leaf.kind == "input" else leaf.value
 
 
 def _box(function: Callable[..., Any]) -> Compiled:

@@ -23,7 +23,6 @@ from xrt.builder import Builder, Tensor
 from xrt.errors import InputError, ModelError
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.lower import CHECKS, Lowering
-from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -212,8 +211,6 @@ def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
 # ---------------------------------------------------------------------- captures
 
 
-MOST_DECOMPOSITIONS = 8
-"""Limit on decomposition rounds: a decomposition may contain operators without a rule again."""
 _EXPORT = renew_after_fork(threading.RLock())
 """torch.export is not thread-safe."""
 
@@ -232,6 +229,14 @@ class Leaf:
     value: Any = None
     is_number: bool = False
     """Whether the module returns this output as a Python number."""
+
+    def pick(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+        """The leaf's value in a call, from the outputs of the Function and the inputs of the module."""
+        if self.kind == "value":
+            return self.value
+        if self.kind == "input":
+            return inputs[self.index]
+        return outputs[self.index].item() if self.is_number else outputs[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,13 +303,7 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
         _check_guards(program, shapes)
     guards = getattr(program.module(), "_guards_fn", None) if shapes else None
     names = _name_symbols(module, args, named, shapes, program)
-    program, declined = _simplify(program)
-    found = _lower(program, names, type(module).__name__)
-    # Some rules refuse only certain arguments: decompose these operators and lower once more.
-    again = {op for op in found[1] if op not in declined}
-    if again and (decomposed := _decompose(program, again)) is not None:
-        found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
-    return dataclasses.replace(found[0], guards=guards)
+    return dataclasses.replace(_lower(_functionalize(program), names, type(module).__name__), guards=guards)
 
 
 def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -339,7 +338,7 @@ def _check_guards(program: ExportedProgram, shapes: Any) -> None:
 
 _HARMLESS = re.compile(r"L\S*\.size\(\)\[\d+\] == L\S*\.size\(\)\[\d+\]|.* != \S+")
 _LOCAL = re.compile(r"L\['(\w+)'\]")
-# ---------------------------------------------------------------------- functional form, and operators without a rule
+# ---------------------------------------------------------------------- functional form
 
 
 def _list_calls(program: ExportedProgram) -> set[Any]:
@@ -361,39 +360,20 @@ def _is_functional(program: ExportedProgram) -> bool:
 _VMAP = "torch._functorch.predispatch"
 
 
-def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
-    """Functionalize and decompose; return the program and the operators with neither rule nor decomposition."""
-    if not _is_functional(program):
-        try:
-            program = program.run_decompositions({})
-        except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            raise ModelError(f"PyTorch cannot make the captured module functional: {text}") from error
-    stubborn: set[Any] = set()
-    for _ in range(MOST_DECOMPOSITIONS):
-        missing = {target for target in _targets(program) if str(target) not in RULES} - stubborn
-        if not missing:
-            break
-        decomposed = _decompose(program, missing)
-        program = decomposed or program
-        stubborn |= missing & _targets(program)
-    return program, stubborn
-
-
-def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram | None:
-    """Apply PyTorch's decompositions to these operators; None if there are none."""
-    table = torch.export.default_decompositions()
-    wanted = {op: table[op] for op in operators if op in table}
+def _functionalize(program: ExportedProgram) -> ExportedProgram:
+    if _is_functional(program):
+        return program
     try:
-        return program.run_decompositions(wanted) if wanted else None
-    except Exception:  # noqa: BLE001  # a decomposition may fail; the operators stay opaque
-        return None
+        return program.run_decompositions({})
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise ModelError(f"PyTorch cannot make the captured module functional: {text}") from error
 
 
 # ---------------------------------------------------------------------- from the program to the Function
 
 
-def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> tuple[Capture, Mapping[Any, str]]:
+def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> Capture:
     builder = Builder(title)
     lowering = Lowering(builder, Symbols(names))
     with builder:
@@ -407,8 +387,7 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> tu
     users = [one.arg.name for one in signature.input_specs if one.kind is InputKind.USER_INPUT]
     updated = tuple(users.index(one.target) for one in signature.output_specs if one.kind is OutputKind.USER_INPUT_MUTATION)
     ends = tuple(inputs), tuple(buffers), tuple(leaves)
-    kept = Capture(function, spec.in_spec, spec.out_spec, *ends, declined, updated)
-    return kept, lowering.declined
+    return Capture(function, spec.in_spec, spec.out_spec, *ends, declined, updated)
 
 
 def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
 from xrt.builder.symbol import Symbol, current
 from xrt.errors import InputError, ModelError
+from xrt.frontends.torch.decompositions import trace_decomposition
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
 from xrt.frontends.torch.rules import RULES, Unsupported
 from xrt.frontends.torch.rules.table import as_tensor
@@ -253,6 +256,10 @@ class Lowering:
         self._path = ""
         """The module whose bodies are being lowered."""
         self._constants: dict[object, Tensor] = {}
+        self._decomposing: list[Any] = []
+        """Operators whose decompositions are being lowered, outermost first."""
+        self._parts: dict[object, GraphModule | None] = {}
+        """Traced decompositions, by operator and arguments: the layers of a model repeat them."""
 
     # ------------------------------------------------------------------ ends of the graph
 
@@ -396,6 +403,7 @@ class Lowering:
     # ------------------------------------------------------------------ one operator
 
     def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
+        """Lower a call by its rule, else by PyTorch's decomposition, else as an opaque node."""
         rule = RULES.get(name)
         # Before the rules: an opaque node would be wrong, too.
         _check_memory(call)
@@ -407,16 +415,37 @@ class Lowering:
             if self._keeps_generator and name in _DRAWING:
                 raise Unsupported("the operator draws from PyTorch's generator")
             _check_types(fake, call)
-            result = self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
+            return self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001  # an unexpected call must not fail the model
             reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
-        else:
-            return result
+        if (results := self._decomposed(call, fake)) is not None:
+            return results
         # Keep the first reason per operator.
         self.declined.setdefault(call.target, reason)
         return self._opaque(call, args, kwargs, fake, reason)
+
+    def _decomposed(self, call: Call, fake: Any) -> Any:
+        """Lower a call by PyTorch's decomposition; None if there is none."""
+        if call.target in self._decomposing:
+            return None
+        leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
+        read = _list_read(call, fake)
+        key = (call.target, structure, read, *map(_describe, leaves))
+        part = self._parts[key] if key in self._parts else trace_decomposition(call, read)
+        # An unbacked symbol stands for the value of one call.
+        if part is None or not any(free_unbacked_symbols(one.meta.get("val")) for one in part.graph.nodes):
+            self._parts[key] = part
+        if part is None:
+            return None
+        self._decomposing.append(call.target)
+        try:
+            return self._typed(self.inline(part, [self.values[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)]), fake)
+        except (Unsupported, ModelError):
+            return None
+        finally:
+            self._decomposing.pop()
 
     def _check_one_type(self, name: str, args: Any) -> None:
         """Raise InputError, with the input's name, for mixed element types that PyTorch refuses only at run time."""
@@ -449,8 +478,7 @@ class Lowering:
         """The type of the result or None; for several results a tuple, with None for unused ones."""
         if not isinstance(fake, list | tuple):
             return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
-        picked = all(getattr(user.target, "__name__", "") == "getitem" for user in call.users)
-        read = {user.args[1] for user in call.users if user.users} if picked else set(range(len(fake)))
+        read = _list_read(call, fake)
         return tuple(
             self.get_type(one) if isinstance(one, torch.Tensor) and index in read else None for index, one in enumerate(fake)
         )
@@ -484,6 +512,23 @@ _DRAWING = frozenset({"aten.native_dropout.default", "aten.bernoulli.p"})
 _NO_AXES = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
 """Python functions on results of operators; others operate on known numbers."""
+
+
+def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
+    """Indices of the results of a call with several that other calls read."""
+    if not isinstance(fake, list | tuple):
+        return ()
+    if any(getattr(user.target, "__name__", "") != "getitem" for user in call.users):
+        return tuple(range(len(fake)))
+    return tuple(sorted({user.args[1] for user in call.users if user.users}))  # type: ignore[type-var]  # integers
+
+
+def _describe(leaf: Any) -> object:
+    """The properties of an argument that a decomposition depends on."""
+    fake = leaf.meta.get("val") if isinstance(leaf, torch.fx.Node) else None
+    if isinstance(fake, torch.Tensor):
+        return fake.dtype, str(tuple(fake.shape))
+    return type(leaf), str(leaf if fake is None else fake)
 
 
 def _check_types(fake: Any, call: Call) -> None:

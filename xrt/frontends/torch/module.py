@@ -62,7 +62,6 @@ __all__ = [
     "list_shapes",
     "list_written_tensors",
     "make_dynamic_shapes",
-    "make_output",
     "split",
     "unflatten",
 ]
@@ -182,16 +181,6 @@ def _have_common_element(one: Any, other: Any) -> bool:
         return np.shares_memory(share_array(one), share_array(other), max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return True
-
-
-def make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:
-    """One leaf of the module's result."""
-    if leaf.kind == "input":
-        return leaves[leaf.index]
-    if leaf.kind == "value":
-        return leaf.value
-    array = results[leaf.index]
-    return array.item() if leaf.is_number else share_tensor(array)
 
 
 # ---------------------------------------------------------------------- sizes that vary
@@ -405,7 +394,8 @@ class TorchModule:
         results = results if isinstance(results, tuple) else (results,)
         if written := list_written_tensors(compiled.capture, buffers, leaves):
             torch.autograd.graph.increment_version(written)
-        outputs = [make_output(leaf, results, leaves) for leaf in compiled.capture.leaves]
+        tensors = [share_tensor(result) for result in results]
+        outputs = [leaf.pick(tensors, leaves) for leaf in compiled.capture.leaves]
         if gives_arrays(given):
             outputs = [share_array(one) if isinstance(one, torch.Tensor) else one for one in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)

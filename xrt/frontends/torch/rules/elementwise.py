@@ -13,7 +13,6 @@ from xrt.frontends.torch.rules.table import (
     combine_types,
     constant,
     ints,
-    lowest,
     reshape,
     rule,
     scalar,
@@ -23,20 +22,11 @@ from xrt.graph import DType, TensorType
 if TYPE_CHECKING:
     from xrt.builder import Tensor
 
-_UNARY = {
-    **{name: name.capitalize() for name in ("abs", "exp", "log", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf")},
-    "asin": "Asin",
-    "acos": "Acos",
-    "atan": "Atan",
-    "asinh": "Asinh",
-    "acosh": "Acosh",
-    "atanh": "Atanh",
-    "sigmoid": "Sigmoid",
-    "neg": "Neg",
-    "reciprocal": "Reciprocal",
-    "sign": "Sign",
-    "sgn": "Sign",
-}
+_SAME_NAMES = (
+    *("abs", "exp", "log", "sqrt", "erf", "neg", "sign", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "relu", "mish", "selu"),
+)
+_UNARY = {**{name: name.capitalize() for name in _SAME_NAMES}, "sgn": "Sign", "hardswish": "HardSwish"}
 
 
 def _register_unary(name: str, op_type: str) -> None:
@@ -50,11 +40,6 @@ for _name, _op_type in _UNARY.items():
     _register_unary(_name, _op_type)
 
 
-@rule("relu")
-def relu(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Relu", x)
-
-
 def _register_rounding(name: str, op_type: str) -> None:
     def rounded(result: TensorType, x: Tensor) -> Tensor:
         return emit(op_type, x) if x.dtype.is_float else x
@@ -66,24 +51,14 @@ for _name in ("floor", "ceil", "round"):
     _register_rounding(_name, _name.capitalize())
 
 
-@rule("trunc", "fix")
+@rule("trunc")
 def trunc(result: TensorType, x: Tensor) -> Tensor:
     return emit("Mul", emit("Sign", x), emit("Floor", emit("Abs", x))) if x.dtype.is_float else x
-
-
-@rule("frac")
-def frac(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Sub", x, trunc(result, x))
 
 
 @rule("rsqrt")
 def rsqrt(result: TensorType, x: Tensor) -> Tensor:
     return emit("Reciprocal", emit("Sqrt", cast(x, result.dtype)))
-
-
-@rule("square")
-def square(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Mul", x, x)
 
 
 def _register_log(name: str, base: float) -> None:
@@ -132,11 +107,6 @@ def isinf(result: TensorType, x: Tensor) -> Tensor:
     return emit("Equal", emit("Abs", x), scalar(math.inf, x.dtype)) if x.dtype.is_float else emit("Not", emit("Equal", x, x))
 
 
-@rule("isfinite")
-def isfinite(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Less", emit("Abs", x), scalar(math.inf, x.dtype)) if x.dtype.is_float else emit("Equal", x, x)
-
-
 @rule("logical_not")
 def logical_not(result: TensorType, x: Tensor) -> Tensor:
     return emit("Not", cast(x, DType.BOOL))
@@ -167,22 +137,17 @@ def add(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     return emit("Add", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
 
 
-@rule("sub.Tensor", "sub.Scalar", "subtract.Tensor")
+@rule("sub.Tensor", "sub.Scalar")
 def sub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     return emit("Sub", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
 
 
-@rule("rsub.Scalar", "rsub.Tensor")
-def rsub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return emit("Sub", cast(b, result.dtype), multiply_by(a, alpha, result.dtype))
-
-
-@rule("mul.Tensor", "mul.Scalar", "multiply.Tensor")
+@rule("mul.Tensor", "mul.Scalar")
 def mul(result: TensorType, a: Any, b: Any) -> Tensor:
     return emit("And" if result.dtype is DType.BOOL else "Mul", *_both(result.dtype, a, b))
 
 
-@rule("div.Tensor", "div.Scalar", "true_divide.Tensor", "divide.Tensor")
+@rule("div.Tensor", "div.Scalar")
 def div(result: TensorType, a: Any, b: Any) -> Tensor:
     return emit("Div", *_both(result.dtype, a, b))
 
@@ -192,15 +157,10 @@ def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = Non
     if rounding_mode is None:
         return div(result, a, b)
     if rounding_mode == "floor":
-        return floor_divide(result, a, b)
+        x, y = _both(result.dtype, a, b)
+        return x // y
     quotient = emit("Div", *_both(result.dtype, a, b))
     return trunc(result, quotient)
-
-
-@rule("floor_divide", "floor_divide.Scalar")
-def floor_divide(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
-    return x // y
 
 
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
@@ -240,26 +200,8 @@ def _register_extreme(op_type: str, *names: str) -> None:
     rule(*names)(extreme)
 
 
-_register_extreme("Max", "maximum", "max.other")
-_register_extreme("Min", "minimum", "min.other")
-
-
-@rule("addcmul")
-def addcmul(result: TensorType, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
-    product = emit("Mul", *_both(result.dtype, a, b))
-    return emit("Add", cast(x, result.dtype), multiply_by(product, value, result.dtype))
-
-
-@rule("addcdiv")
-def addcdiv(result: TensorType, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
-    quotient = emit("Div", *_both(result.dtype, a, b))
-    return emit("Add", cast(x, result.dtype), multiply_by(quotient, value, result.dtype))
-
-
-@rule("lerp.Scalar", "lerp.Tensor")
-def lerp(result: TensorType, start: Any, end: Any, weight: Any) -> Tensor:
-    a, b = _both(result.dtype, start, end)
-    return emit("Add", a, emit("Mul", cast(weight, result.dtype), emit("Sub", b, a)))
+_register_extreme("Max", "maximum")
+_register_extreme("Min", "minimum")
 
 
 @rule("atan2")
@@ -270,15 +212,6 @@ def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
     shifted = emit("Where", emit("Less", a, zero), emit("Sub", angle, pi), emit("Add", angle, pi))
     angle = emit("Where", emit("Less", b, zero), shifted, angle)
     return emit("Where", emit("And", emit("Equal", a, zero), emit("GreaterOrEqual", b, zero)), zero, angle)
-
-
-@rule("logaddexp")
-def logaddexp(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
-    largest = emit("Max", x, y)
-    smaller = emit("Neg", emit("Abs", emit("Sub", x, y)))
-    total = emit("Add", largest, emit("Log", emit("Add", scalar(1, result.dtype), emit("Exp", smaller))))
-    return emit("Where", emit("And", emit("Equal", x, y), emit("IsInf", x)), x, total)
 
 
 @rule("scalar_tensor")
@@ -326,7 +259,7 @@ def _register_logical(word: str) -> None:
 
     low = word.lower()
     rule(f"logical_{low}")(logical)
-    rule(f"bitwise_{low}.Tensor", f"bitwise_{low}.Scalar", f"__{low}__.Tensor", f"__{low}__.Scalar")(bitwise)
+    rule(f"bitwise_{low}.Tensor", f"bitwise_{low}.Scalar")(bitwise)
 
 
 for _name in ("And", "Or", "Xor"):
@@ -345,20 +278,15 @@ def shift_right(result: TensorType, a: Any, b: Any) -> Tensor:
     return x >> y
 
 
-@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+@rule("where.self")
 def where(result: TensorType, condition: Tensor, a: Any, b: Any) -> Tensor:
     return emit("Where", cast(condition, DType.BOOL), *_both(result.dtype, a, b))
-
-
-@rule("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(result: TensorType, x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    return emit("Where", cast(mask, DType.BOOL), cast(value, result.dtype), x)
 
 
 # ---------------------------------------------------------------------- limits
 
 
-@rule("clamp", "clamp.Tensor", "clip", "clip.Tensor", "clamp_min", "clamp_min.Tensor")
+@rule("clamp", "clamp.Tensor")
 def clamp(result: TensorType, x: Any, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002  # PyTorch's names
     y = cast(x, result.dtype)
     if min is not None:
@@ -366,35 +294,9 @@ def clamp(result: TensorType, x: Any, min: Any = None, max: Any = None) -> Tenso
     return y if max is None else emit("Min", y, cast(max, result.dtype))
 
 
-@rule("clamp_max", "clamp_max.Tensor")
-def clamp_max(result: TensorType, x: Any, max: Any) -> Tensor:  # noqa: A002  # PyTorch's name
-    return clamp(result, x, None, max)
-
-
 @rule("hardtanh")
 def hardtanh(result: TensorType, x: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
     return clamp(result, x, min_val, max_val)
-
-
-@rule("relu6")
-def relu6(result: TensorType, x: Any) -> Tensor:
-    return clamp(result, x, 0, 6)
-
-
-@rule("nan_to_num")
-def nan_to_num(result: TensorType, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
-    if not x.dtype.is_float:
-        return x
-    least = float(lowest(x.dtype))
-    y = emit("Where", emit("IsNaN", x), scalar(nan or 0.0, x.dtype), x)
-    for limit, value in ((math.inf, -least if posinf is None else posinf), (-math.inf, least if neginf is None else neginf)):
-        y = emit("Where", emit("Equal", y, scalar(limit, x.dtype)), scalar(value, x.dtype), y)
-    return y
-
-
-@rule("threshold")
-def threshold(result: TensorType, x: Tensor, threshold: Any, value: Any) -> Tensor:
-    return emit("Where", emit("Greater", x, cast(threshold, x.dtype)), x, cast(value, x.dtype))
 
 
 # ---------------------------------------------------------------------- activation functions, softmax and dropout
@@ -410,11 +312,6 @@ def silu(result: TensorType, x: Tensor) -> Tensor:
     return emit("Mul", x, emit("Sigmoid", x))
 
 
-@rule("mish")
-def mish(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Mish", x)
-
-
 @rule("elu")
 def elu(result: TensorType, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     if input_scale == 1:
@@ -425,24 +322,9 @@ def elu(result: TensorType, x: Tensor, alpha: float = 1.0, scale: float = 1.0, i
     return multiply_by(y, scale, x.dtype)
 
 
-@rule("celu")
-def celu(result: TensorType, x: Tensor, alpha: float = 1.0) -> Tensor:
-    return emit("Celu", x, alpha=float(alpha)) if x.dtype is DType.FLOAT32 else elu(result, x, alpha, 1, 1 / alpha)
-
-
-@rule("selu")
-def selu(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Selu", x)
-
-
 @rule("leaky_relu")
 def leaky_relu(result: TensorType, x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return emit("LeakyRelu", x, alpha=float(negative_slope))
-
-
-@rule("hardswish")
-def hardswish(result: TensorType, x: Tensor) -> Tensor:
-    return emit("HardSwish", x)
 
 
 @rule("hardsigmoid")
@@ -470,33 +352,9 @@ def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
     return emit("PRelu", x, weight)
 
 
-@rule("glu")
-def glu(result: TensorType, x: Tensor, dim: int = -1) -> Tensor:
-    first, second = apply("Split", (x,), {"axis": dim, "num_outputs": 2}, outputs=2)
-    return emit("Mul", first, emit("Sigmoid", second))
-
-
-@rule("logit")
-def logit(result: TensorType, x: Tensor, eps: float | None = None) -> Tensor:
-    y = cast(x, result.dtype)
-    y = y if eps is None else clamp(result, y, eps, 1 - eps)
-    return emit("Log", emit("Div", y, emit("Sub", scalar(1, result.dtype), y)))
-
-
 @rule("softmax.int", "_softmax")
 def softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return _normalized("Softmax", result, x, dim)
-
-
-@rule("_safe_softmax")
-def safe_softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """Softmax where a row of negative infinities gives zeros."""
-    if x.ndim == 0:
-        raise Unsupported("a safe softmax of a 0-d tensor")
-    x = cast(x, result.dtype)
-    top = emit("ReduceMax", x, ints(dim % x.ndim), keepdims=1)
-    hidden = emit("Equal", top, scalar(-math.inf, result.dtype))
-    return emit("Where", hidden, scalar(0, result.dtype), _normalized("Softmax", result, x, dim))
 
 
 @rule("log_softmax.int", "_log_softmax")

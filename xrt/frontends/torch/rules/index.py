@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import emit
+from xrt.builder.tensor import stack_indices
 from xrt.frontends.torch.rules.shape import expand
 from xrt.frontends.torch.rules.table import Unsupported, as_tensor, cast, constant, ints, reshape, rule, scalar
 from xrt.frontends.torch.symbols import make_shape
@@ -28,68 +29,26 @@ def index_select(result: TensorType, x: Tensor, dim: int, index: Tensor) -> Tens
     return emit("Gather", x, index, axis=dim % x.ndim)
 
 
-@rule("gather", "take_along_dim")
+@rule("gather")
 def gather(result: TensorType, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     if x.ndim == 0:
         return x
     return emit("GatherElements", x, index, axis=dim % x.ndim)
 
 
-@rule("index.Tensor", "_unsafe_index.Tensor")
+@rule("index.Tensor")
 def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
-    if len(indices) == 1 and indices[0].dtype in (DType.BOOL, DType.UINT8):
-        return _masked(x, indices[0])
-    used = [i for i, index in enumerate(indices) if index is not None]
-    if any(indices[i].dtype in (DType.BOOL, DType.UINT8) for i in used):
-        if len(used) > 1:
-            raise Unsupported("an index of several masks, or of a mask and numbers")
-        (axis,) = used
-        # A mask selects like the indices of its true elements.
-        where = reshape(emit("NonZero", indices[axis]), -1)
-        if indices[axis].ndim != 1:
-            raise Unsupported("a mask of several axes behind other axes")
-        return emit("Gather", x, where, axis=axis)
-    if len(used) == 1:
-        return emit("Gather", x, indices[used[0]], axis=used[0])
-    return _gather_many(result, x, indices, used)
+    """NumPy's indexing by arrays and masks. One mask alone needs no positions of its own."""
+    masks = [index is not None and index.dtype in (DType.BOOL, DType.UINT8) for index in indices]
+    indices = [cast(index, DType.BOOL) if is_mask else index for index, is_mask in zip(indices, masks, strict=True)]
+    if masks != [True]:
+        return x[tuple(slice(None) if index is None else index for index in indices)]
+    if indices[0].ndim == 1:
+        return emit("Compress", x, indices[0], axis=0)
+    return emit("GatherND", x, emit("Transpose", emit("NonZero", indices[0]), perm=[1, 0]))
 
 
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    if mask.ndim == 1:
-        return emit("Compress", x, mask, axis=0)
-    where = emit("Transpose", emit("NonZero", cast(mask, DType.BOOL)), perm=[1, 0])
-    return emit("GatherND", x, where)
-
-
-def _gather_many(result: TensorType, x: Tensor, indices: Any, used: list[int]) -> Tensor:
-    """Index with several tensors: transpose the indexed axes to the front, GatherND, and transpose back."""
-    rest = [axis for axis in range(x.ndim) if axis not in used]
-    order = used + rest
-    front = x if order == list(range(x.ndim)) else emit("Transpose", x, perm=order)
-    read = emit("GatherND", front, _stack_indices([indices[i] for i in used]))
-    count = max(indices[i].ndim for i in used)
-    is_adjacent = used == list(range(used[0], used[0] + len(used)))
-    if not is_adjacent or used[0] == 0:
-        return read
-    lead = used[0]
-    back = [*range(count, count + lead), *range(count), *range(count + lead, count + len(rest))]
-    return emit("Transpose", read, perm=back)
-
-
-def _stack_indices(indices: list[Tensor]) -> Tensor:
-    """Broadcast index tensors and stack them along a last axis."""
-    shapes = {index.shape for index in indices}
-    if len(shapes) > 1 or any(None in shape for shape in shapes):
-        total = emit("Add", indices[0], indices[1])
-        for index in indices[2:]:
-            total = emit("Add", total, index)
-        shape = emit("Shape", total)
-        indices = [emit("Expand", index, shape) for index in indices]
-    wide = [emit("Unsqueeze", cast(index, DType.INT64), ints(-1)) for index in indices]
-    return emit("Concat", *wide, axis=-1)
-
-
-@rule("index_put", "_unsafe_index_put")
+@rule("index_put")
 def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     used = [i for i, index in enumerate(indices) if index is not None]
     if len(used) == 1 and used[0] == 0 and indices[0].dtype is DType.BOOL:
@@ -103,7 +62,7 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
 
 def _put_first(x: Tensor, indices: list[Tensor], rank: int, values: Tensor, accumulate: bool) -> Tensor:
     """Write by indices of the leading axes."""
-    where = _stack_indices(indices)
+    where, _ = stack_indices(indices)
     shape: Any = emit("Shape", where, start=0, end=-1)
     if rank > len(indices):
         shape = emit("Concat", shape, emit("Shape", x, start=len(indices)), axis=0)
@@ -147,25 +106,6 @@ def _mask_shape(x: Tensor, mask: Tensor) -> Any:
         if x.ndim > mask.ndim
         else emit("Shape", mask)
     )
-
-
-@rule("index_copy")
-def index_copy(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _along(x, dim, index, source, "none")
-
-
-@rule("index_add")
-def index_add(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
-    scaled = source if alpha == 1 else emit("Mul", source, cast(alpha, source.dtype))
-    return _along(x, dim, index, scaled, "add")
-
-
-@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(result: TensorType, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    moved, order = _to_front(x, dim)
-    shape = emit("Concat", emit("Shape", index), emit("Shape", moved, start=1, end=x.ndim), axis=0)
-    written = emit("ScatterND", moved, emit("Unsqueeze", index, ints(1)), emit("Expand", cast(value, x.dtype), shape))
-    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
 
 
 def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
@@ -240,16 +180,6 @@ def slice_scatter(
     return _along(x, dim, where, source, "none")
 
 
-@rule("select_scatter")
-def select_scatter(result: TensorType, x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
-    size = x.shape[dim]
-    if isinstance(index, int) and index < 0:
-        if not isinstance(size, int):
-            raise Unsupported("a write to the end of an axis of symbolic size")
-        index += size
-    return _write_rows(x, dim, as_tensor(index), emit("Unsqueeze", source, ints(0)))
-
-
 @rule("masked_select")
 def masked_select(result: TensorType, x: Tensor, mask: Tensor) -> Tensor:
     if x.shape == mask.shape:
@@ -283,11 +213,6 @@ def nonzero(result: TensorType, x: Tensor) -> Tensor:
     if x.ndim == 0:
         raise Unsupported("nonzero of a 0-d tensor")
     return emit("Transpose", emit("NonZero", x), perm=[1, 0])
-
-
-@rule("take")
-def take(result: TensorType, x: Tensor, index: Tensor) -> Tensor:
-    return emit("Gather", reshape(x, -1), index)
 
 
 @rule("bucketize.Tensor")

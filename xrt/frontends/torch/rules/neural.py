@@ -110,11 +110,6 @@ def convolution(
 # ---------------------------------------------------------------------- normalizations
 
 
-def _columns(value: Tensor, rank: int) -> Tensor:
-    """Reshape per-channel numbers to broadcast over a tensor of this rank."""
-    return reshape(value, -1, *[1] * (rank - 2))
-
-
 @rule("batch_norm")
 def batch_norm(
     result: TensorType,
@@ -184,22 +179,6 @@ def native_batch_norm_functional(
         kept, taken = scalar(1 - momentum, old.dtype), scalar(momentum, old.dtype)
         after.append(emit("Add", emit("Mul", old, kept), emit("Mul", cast(new, old.dtype), taken)))
     return y, batch_mean, deviation, *after
-
-
-@rule("_batch_norm_with_update_functional")
-def batch_norm_with_update(
-    result: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
-    """As above, with an empty tensor for the reserve of PyTorch's kernels."""
-    y, batch_mean, deviation, *after = native_batch_norm_functional(result, x, weight, bias, mean, variance, True, momentum, eps)
-    return y, batch_mean, deviation, constant(np.zeros(0), DType.UINT8), *after
 
 
 def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
@@ -322,19 +301,6 @@ def instance_norm(
     return emit("InstanceNormalization", x, scale, shift, epsilon=float(eps))
 
 
-@rule("_weight_norm")
-def weight_norm(result: TensorType, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim] if dim != -1 else list(range(v.ndim))
-    return emit("Mul", v, emit("Div", g, reduce_by("ReduceL2", v, axes, True)))
-
-
-@rule("_weight_norm_interface")
-def weight_norm_interface(result: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
-    axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
-    norm = reduce_by("ReduceL2", v, axes, True)
-    return emit("Mul", v, emit("Div", g, norm)), norm
-
-
 @rule("im2col")
 def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     """Two gathers with constant positions along each axis."""
@@ -351,13 +317,6 @@ def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: A
         y = emit("Gather", y, constant(positions, DType.INT64), axis=2 + 2 * axis)
     turned = emit("Transpose", y, perm=[0, 1, 2, 4, 3, 5])
     return reshape(turned, 0, fixed_size(x, 1) * math.prod(kernel), math.prod(counts))
-
-
-@rule("local_response_norm")
-def local_response_norm(
-    result: TensorType, x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> Tensor:
-    return emit("LRN", cast(x, result.dtype), size=size, alpha=alpha, beta=beta, bias=k)
 
 
 # ---------------------------------------------------------------------- pools
@@ -485,7 +444,7 @@ def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attribute
     return emit("Resize", x, None, None, make_shape(size), axes=axes, **attributes)
 
 
-def _register(name: str, count: int, mode: str) -> None:
+def _register(name: str, mode: str) -> None:
     has_corners = mode != "nearest"
 
     def attributes(align_corners: bool) -> dict[str, Any]:
@@ -507,13 +466,8 @@ def _register(name: str, count: int, mode: str) -> None:
     rule(name)(resize)
 
 
-_register("upsample_nearest1d", 1, "nearest")
-_register("upsample_nearest2d", 2, "nearest")
-_register("upsample_nearest3d", 3, "nearest")
-_register("upsample_linear1d", 1, "linear")
-_register("upsample_bilinear2d", 2, "linear")
-_register("upsample_trilinear3d", 3, "linear")
-_register("upsample_bicubic2d", 2, "cubic")
+for _name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
+    _register(f"upsample_{_name}", next(mode for mode in ("nearest", "linear", "cubic") if mode in _name))
 _MODES = {0: "linear", 1: "nearest", 2: "cubic"}
 _PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
 
@@ -521,13 +475,6 @@ _PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
 @rule("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(result: TensorType, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
     return emit("GridSample", x, grid, mode=_MODES[mode], padding_mode=_PADDINGS[padding], align_corners=int(align_corners))
-
-
-@rule("affine_grid_generator")
-def affine_grid(result: TensorType, theta: Tensor, size: Any, align_corners: bool) -> Tensor:
-    if not all(isinstance(one, int) for one in size):
-        raise Unsupported("an affine grid of symbolic size")
-    return emit("AffineGrid", theta, ints(*size), align_corners=int(align_corners))
 
 
 # ---------------------------------------------------------------------- recurrent layers

@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
 from xrt.frontends.torch.rules.elementwise import drop
-from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, lowest, reshape, rule, scalar
+from xrt.frontends.torch.rules.table import Unsupported, cast, constant, fixed_size, ints, lowest, reshape, rule, scalar
 from xrt.frontends.torch.symbols import set_shape
 from xrt.graph import DType, TensorType
 
@@ -30,16 +31,9 @@ def linear(result: TensorType, x: Tensor, weight: Tensor, bias: Tensor | None = 
         y = emit("MatMul", x, emit("Transpose", weight, perm=[1, 0]) if weight.ndim == 2 else weight)
         return y if bias is None else emit("Add", y, bias)
     # Gemm supports matrices only: flatten the leading axes.
-    rows = x if x.ndim == 2 else reshape(x, -1, _extent(weight, 1))
+    rows = x if x.ndim == 2 else reshape(x, -1, fixed_size(weight, 1))
     y = emit("Gemm", rows, weight, bias, transB=1)
     return y if x.ndim == 2 else reshape(y, *[size if isinstance(size, int) else -1 for size in to_])
-
-
-def _extent(x: Tensor, axis: int) -> int:
-    size = x.shape[axis]
-    if not isinstance(size, int):
-        raise Unsupported("a matrix of symbolic size where a fixed one is needed")
-    return size
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
@@ -48,15 +42,6 @@ def matmul(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
         wide = emit("MatMul", cast(a, DType.INT32), cast(b, DType.INT32))
         return cast(wide, result.dtype)
     return emit("MatMul", a, b)
-
-
-@rule("inner")
-def inner(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
-    if a.ndim == 0 or b.ndim == 0:
-        return emit("Mul", a, b)
-    if b.ndim > 2:
-        raise Unsupported("an inner product with a tensor of rank over 2")
-    return matmul(result, a, emit("Transpose", b, perm=[1, 0]) if b.ndim == 2 else b)
 
 
 _INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
@@ -88,16 +73,6 @@ def addmm(result: TensorType, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, al
         weight, is_turned = _find_turned(b)
         return emit("Gemm", a, weight, x, alpha=float(alpha), beta=float(beta), transB=is_turned)
     return _combined(result, x, emit("MatMul", a, b), beta, alpha)
-
-
-@rule("baddbmm", "addbmm_", "addmv")
-def baddbmm(result: TensorType, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    return _combined(result, x, emit("MatMul", a, b), beta, alpha)
-
-
-@rule("outer", "ger")
-def outer(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
-    return emit("Mul", cast(emit("Unsqueeze", a, ints(1)), result.dtype), cast(b, result.dtype))
 
 
 @rule("einsum")
@@ -278,87 +253,29 @@ def attention(
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
 
 
-@rule("_scaled_dot_product_attention_math")
-def attention_math(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Tensor | None = None,
-    scale: Any = None,
-    enable_gqa: bool = False,
-) -> Any:
-    if dropout_mask is not None:
-        raise Unsupported("attention with a mask of its dropout")
-    attended, weights = _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    return attended, weights if result[1] is not None else None
+def _register_kernel(name: str) -> None:
+    """Register PyTorch's operator for one kernel of attention. They differ in the order of their arguments."""
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def attend(result: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("dropout_p"):
+            raise Unsupported("attention with dropout")
+        if any(one is not None for one in result[2:]):
+            raise Unsupported("the state of a kernel of attention")
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        inputs = given["query"], given["key"], given["value"], mask
+        options = given.get("is_causal", False), given.get("scale")
+        if result[1] is None:
+            return _attend(*inputs, 0, *options)[0], *[None] * (len(result) - 1)
+        return *_attend_with_logs(*inputs, *options), *[None] * (len(result) - 2)
+
+    rule(f"_scaled_dot_product_{name}")(attend)
 
 
-@rule("_scaled_dot_product_flash_attention_for_cpu")
-def flash_attention_for_cpu(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    scale: Any = None,
-) -> Any:
-    if dropout_p:
-        raise Unsupported("attention with dropout")
-    if any(one is not None for one in result[2:]):
-        raise Unsupported("the state of a kernel of attention")
-    if result[1] is None:
-        return _attend(query, key, value, attn_mask, 0, is_causal, scale)[0], *[None] * (len(result) - 1)
-    return *_attend_with_logs(query, key, value, attn_mask, is_causal, scale), *[None] * (len(result) - 2)
-
-
-@rule("_scaled_dot_product_efficient_attention")
-def efficient_attention(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None = None,
-    compute_log_sumexp: bool = False,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Any = None,
-) -> Any:
-    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, attn_bias, scale)
-
-
-@rule("_scaled_dot_product_fused_attention_overrideable")
-def fused_attention(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    scale: Any = None,
-) -> Any:
-    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, attn_bias, scale)
-
-
-@rule("_scaled_dot_product_flash_attention")
-def flash_attention(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    scale: Any = None,
-) -> Any:
-    return flash_attention_for_cpu(result, query, key, value, dropout_p, is_causal, None, scale)
+for _name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "fused_attention_overrideable"):
+    _register_kernel(_name)
 
 
 @rule("_scaled_dot_product_flash_attention_for_cpu_backward")

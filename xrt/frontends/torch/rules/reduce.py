@@ -30,7 +30,7 @@ def _register(op_type: str, *names: str) -> None:
     rule(*names)(reduction)
 
 
-_register("ReduceSum", "sum", "sum.dim_IntList", "sum.dim_DimnameList")
+_register("ReduceSum", "sum", "sum.dim_IntList")
 _register("ReduceMean", "mean", "mean.dim")
 _register("ReduceProd", "prod", "prod.dim_int")
 
@@ -65,21 +65,16 @@ _register_extreme("ReduceMax", "ArgMax")
 _register_extreme("ReduceMin", "ArgMin")
 
 
-@rule("any", "any.dim", "any.dims")
-def any_(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    counted = cast(cast(x, DType.BOOL), DType.INT32)
-    return cast(reduce_by("ReduceMax", counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
+def _register_truth(name: str, op_type: str) -> None:
+    def truth(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        counted = cast(cast(x, DType.BOOL), DType.INT32)
+        return cast(reduce_by(op_type, counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
+
+    rule(name, f"{name}.dim", f"{name}.dims")(truth)
 
 
-@rule("all", "all.dim", "all.dims")
-def all_(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    counted = cast(cast(x, DType.BOOL), DType.INT32)
-    return cast(reduce_by("ReduceMin", counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
-
-
-@rule("count_nonzero", "count_nonzero.dim_IntList")
-def count_nonzero(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
-    return reduce_by("ReduceSum", cast(cast(x, DType.BOOL), DType.INT64), normalize_axes(x, dim) if x.ndim else [], False)
+_register_truth("any", "ReduceMax")
+_register_truth("all", "ReduceMin")
 
 
 @rule("logsumexp")
@@ -134,11 +129,6 @@ def var(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
     return variance(x, normalize_axes(x, dim), correction, keepdim)
 
 
-@rule("std", "std.dim", "std.correction")
-def std(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    return emit("Sqrt", var(result, x, *args, **options))
-
-
 @rule("var_mean.correction", "var_mean.dim", "var_mean")
 def var_mean(result: tuple[TensorType, ...], x: Tensor, *args: Any, **options: Any) -> Any:
     dim, correction, keepdim = _correction(options, args)
@@ -146,7 +136,7 @@ def var_mean(result: tuple[TensorType, ...], x: Tensor, *args: Any, **options: A
     return variance(x, axes, correction, keepdim), reduce_by("ReduceMean", x, axes, keepdim)
 
 
-@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
+@rule("linalg_vector_norm")
 def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     y, axes = cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else []
     order = 2 if p is None else p
@@ -208,19 +198,3 @@ def sort(
     count = emit("Shape", x, start=axis, end=axis + 1)
     values, where = apply("TopK", (y, count), {"axis": axis, "largest": int(descending), "sorted": 1})
     return cast(values, x.dtype), where
-
-
-@rule("argsort", "argsort.stable")
-def argsort(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    return sort((result, result), x, *args, **options)[1]  # type: ignore[no-any-return]  # a pair of tensors
-
-
-@rule("msort")
-def msort(result: TensorType, x: Tensor) -> Tensor:
-    return sort((result, result), x, 0)[0]  # type: ignore[no-any-return]  # a pair of tensors
-
-
-@rule("aminmax")
-def aminmax(result: tuple[TensorType, ...], x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    axes = normalize_axes(x, dim) if x.ndim else []
-    return reduce_by("ReduceMin", x, axes, keepdim), reduce_by("ReduceMax", x, axes, keepdim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def identity(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
 
-@rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy", "type_as", "to.prim_Device", "to.prim_dtype")
+@rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     if x.dtype.is_float and result.dtype.is_integer and result.dtype.numpy.kind == "u":
         x = cast(x, DType.INT64)  # undefined in C, but wraps around in PyTorch
@@ -47,9 +48,6 @@ def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     "reshape",
     "_unsafe_view",
     "unflatten.int",
-    "view_copy",
-    "_reshape_copy",
-    "reshape_as",
     "view_as",
     "flatten.using_ints",
 )
@@ -79,12 +77,12 @@ def _has_zero(shape: Any) -> bool:
     return any(isinstance(size, int) and size == 0 for size in shape)
 
 
-@rule("unsqueeze", "unsqueeze_copy")
+@rule("unsqueeze")
 def unsqueeze(result: TensorType, x: Tensor, dim: int) -> Tensor:
     return emit("Unsqueeze", x, ints(dim % (x.ndim + 1)))
 
 
-@rule("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim", "squeeze_copy.dims")
+@rule("squeeze", "squeeze.dim", "squeeze.dims")
 def squeeze(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
     if x.ndim == 0 or (isinstance(dim, list | tuple) and not dim):
         return x
@@ -92,13 +90,13 @@ def squeeze(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
     return emit("Squeeze", x, ints(*axes)) if axes else x
 
 
-@rule("permute", "permute_copy")
+@rule("permute")
 def permute(result: TensorType, x: Tensor, dims: Any) -> Tensor:
     order = [dim % x.ndim for dim in dims]
     return x if order == sorted(order) else emit("Transpose", x, perm=order)
 
 
-@rule("transpose.int", "swapaxes", "transpose_copy.int")
+@rule("transpose.int")
 def transpose(result: TensorType, x: Tensor, dim0: int, dim1: int) -> Tensor:
     if x.ndim == 0:
         return x
@@ -107,26 +105,12 @@ def transpose(result: TensorType, x: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(result, x, order)
 
 
-@rule("t", "mT", "t_copy")
+@rule("t")
 def t(result: TensorType, x: Tensor) -> Tensor:
     return x if x.ndim < 2 else transpose(result, x, -2, -1)
 
 
-@rule("numpy_T")
-def reverse_axes(result: TensorType, x: Tensor) -> Tensor:
-    return x if x.ndim < 2 else permute(result, x, list(range(x.ndim))[::-1])
-
-
-@rule("movedim.int", "movedim.intlist", "moveaxis.int")
-def movedim(result: TensorType, x: Tensor, source: Any, destination: Any) -> Tensor:
-    sources = [s % x.ndim for s in (source if isinstance(source, list) else [source])]
-    targets = [d % x.ndim for d in (destination if isinstance(destination, list) else [destination])]
-    rest = iter([axis for axis in range(x.ndim) if axis not in sources])
-    order = [sources[targets.index(axis)] if axis in targets else next(rest) for axis in range(x.ndim)]
-    return permute(result, x, order)
-
-
-@rule("expand", "expand_copy", "expand_as", "broadcast_to")
+@rule("expand", "expand_as")
 def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) -> Tensor:
     to_ = result.shape or ()
     if x.shape == to_ and None not in to_:
@@ -147,30 +131,7 @@ def repeat(result: TensorType, x: Tensor, repeats: Any) -> Tensor:
     return emit("Tile", x, make_shape(repeats))
 
 
-@rule("tile")
-def tile(result: TensorType, x: Tensor, dims: Any) -> Tensor:
-    return repeat(result, x, [1] * (x.ndim - len(dims)) + list(dims))
-
-
-@rule("repeat_interleave.self_int")
-def repeat_interleave(result: TensorType, x: Tensor, repeats: Any, dim: int | None = None, output_size: Any = None) -> Tensor:
-    x = reshape(x, -1) if dim is None else x
-    axis, count = (0, 1) if dim is None else (dim % x.ndim, x.ndim)
-    parts = [1] * (count + 1)
-    parts[axis + 1] = repeats
-    wide = emit("Tile", emit("Unsqueeze", x, ints(axis + 1)), make_shape(parts))
-    return (
-        emit("Reshape", wide, np.array([0] * axis + [-1] + [1] * 0, np.int64)) if count == axis + 1 else _merge(wide, axis, count)
-    )
-
-
-def _merge(x: Tensor, axis: int, count: int) -> Tensor:
-    """Merge an axis with the next one; later extents are read at run time."""
-    rest = emit("Shape", x, start=axis + 2, end=count + 1)
-    return emit("Reshape", x, emit("Concat", np.array([0] * axis + [-1], np.int64), rest, axis=0))
-
-
-@rule("cat", "concat", "concatenate")
+@rule("cat")
 def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
     kept = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch leaves out empty tensors of one axis
     if not kept:
@@ -179,14 +140,7 @@ def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(kept[0], dim))
 
 
-@rule("stack")
-def stack(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
-    axis = dim % (tensors[0].ndim + 1)
-    parts = [emit("Unsqueeze", cast(tensor, result.dtype), ints(axis)) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis)
-
-
-@rule("split.Tensor", "split_with_sizes", "chunk", "split.sizes", "tensor_split.sections", "unsafe_split.Tensor", "unsafe_chunk")
+@rule("split.Tensor", "split_with_sizes", "chunk", "split.sizes")
 def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) -> Any:
     axis = dim % x.ndim
     if len(result) == 1:
@@ -204,7 +158,7 @@ def unbind(result: tuple[TensorType, ...], x: Tensor, dim: int = 0) -> Any:
     return tuple(emit("Gather", x, scalar(i, DType.INT64), axis=dim % x.ndim) for i in range(len(result)))
 
 
-@rule("slice.Tensor", "slice_copy.Tensor")
+@rule("slice.Tensor")
 def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     begin, stop = 0 if start is None else start, LAST if end is None else end
     axis = dim % x.ndim
@@ -215,16 +169,7 @@ def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: 
     return emit("Slice", x, make_shape([begin]), make_shape([stop]), ints(axis), ints(step))
 
 
-@rule("narrow")
-def narrow(result: TensorType, x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
-    begin = make_shape([start])
-    stop = emit("Add", begin, make_shape([length])) if not (isinstance(start, int) and isinstance(length, int)) else None
-    if stop is None and isinstance(start, int) and start < 0:
-        raise Unsupported("narrow from a negative start")
-    return emit("Slice", x, begin, make_shape([start + length]) if stop is None else stop, ints(dim % x.ndim))
-
-
-@rule("select.int", "select_copy.int")
+@rule("select.int")
 def select(result: TensorType, x: Tensor, dim: int, index: Any) -> Tensor:
     where = as_tensor(index)
     return emit("Gather", x, where, axis=dim % x.ndim)
@@ -297,14 +242,8 @@ def constant_pad(result: TensorType, x: Tensor, pads: Any, value: Any = 0) -> Te
     return pad(result, x, pads, "constant", value)
 
 
-@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(result: TensorType, x: Tensor, padding: Any) -> Tensor:
-    return pad(result, x, padding, "reflect")
-
-
-@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(result: TensorType, x: Tensor, padding: Any) -> Tensor:
-    return pad(result, x, padding, "replicate")
+for _prefix, _mode in {"reflection": "reflect", "replication": "replicate"}.items():
+    rule(*(f"{_prefix}_pad{count}d" for count in (1, 2, 3)))(partial(pad, mode=_mode))
 
 
 def _register_triangle(name: str, upper: int) -> None:
@@ -320,7 +259,7 @@ _register_triangle("tril", 0)
 _register_triangle("triu", 1)
 
 
-@rule("diagonal", "diagonal_copy")
+@rule("diagonal")
 def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     a, b = dim1 % x.ndim, dim2 % x.ndim
     rows, columns = x.shape[a], x.shape[b]
@@ -334,34 +273,6 @@ def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2
     return emit("Gather", flat, constant(positions[:, 0] * columns + positions[:, 1], DType.INT64), axis=x.ndim - 2)
 
 
-@rule("pixel_shuffle")
-def pixel_shuffle(result: TensorType, x: Tensor, upscale_factor: int) -> Tensor:
-    if x.ndim != 4:
-        raise Unsupported("pixel_shuffle of other than four axes")
-    return emit("DepthToSpace", x, blocksize=upscale_factor, mode="CRD")
-
-
-@rule("pixel_unshuffle")
-def pixel_unshuffle(result: TensorType, x: Tensor, downscale_factor: int) -> Tensor:
-    c, h, w = x.shape[1:] if x.ndim == 4 else (None,) * 3
-    r = downscale_factor
-    if not isinstance(c, int) or not isinstance(h, int) or not isinstance(w, int):
-        raise Unsupported("pixel_unshuffle of symbolic extents")
-    parts = reshape(x, 0, c, h // r, r, w // r, r)
-    return reshape_to(emit("Transpose", parts, perm=[0, 1, 3, 5, 2, 4]), result)
-
-
-@rule("channel_shuffle")
-def channel_shuffle(result: TensorType, x: Tensor, groups: int) -> Tensor:
-    c = x.shape[1]
-    if not isinstance(c, int):
-        raise Unsupported("a symbolic number of channels")
-    rest = emit("Shape", x, start=2)
-    split = emit("Reshape", x, emit("Concat", ints(0, groups, c // groups), rest, axis=0))
-    order = [0, 2, 1, *range(3, x.ndim + 1)]
-    return emit("Reshape", emit("Transpose", split, perm=order), emit("Concat", ints(0, c), rest, axis=0))
-
-
 @rule("unfold")
 def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     axis = dimension % max(x.ndim, 1)
@@ -372,33 +283,6 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
     picked = emit("Gather", x, constant(positions, DType.INT64), axis=axis)
     order = [*range(axis + 1), *range(axis + 2, x.ndim + 1), axis + 1]
     return picked if order == sorted(order) else emit("Transpose", picked, perm=order)
-
-
-@rule("meshgrid.indexing", "meshgrid")
-def meshgrid(result: tuple[TensorType, ...], tensors: Any, indexing: str = "ij") -> Any:
-    if indexing != "ij":
-        raise Unsupported("meshgrid with other than 'ij' indexing")
-    shape = [emit("Shape", tensor) if tensor.ndim else ints(1) for tensor in tensors]
-    whole = emit("Concat", *shape, axis=0) if len(shape) > 1 else shape[0]
-    wide = []
-    for i, tensor in enumerate(tensors):
-        column = reshape(tensor, *[-1 if j == i else 1 for j in range(len(tensors))])
-        wide.append(emit("Expand", column, whole))
-    return tuple(wide)
-
-
-@rule("broadcast_tensors")
-def broadcast_tensors(result: tuple[TensorType, ...], tensors: Any) -> Any:
-    return tuple(
-        expand(one, tensor, None) if one.is_static else _wide(tensor, tensors)
-        for one, tensor in zip(result, tensors, strict=True)
-    )
-
-
-def _wide(tensor: Tensor, tensors: Any) -> Tensor:
-    for other in tensors:
-        tensor = emit("Expand", tensor, emit("Shape", other))
-    return tensor
 
 
 # ---------------------------------------------------------------------- tensors of numbers
@@ -422,18 +306,8 @@ def full(result: TensorType, size: Any, fill_value: Any, **_: Any) -> Tensor:
     return _filled(fill_value, size, result.dtype)
 
 
-@rule("zeros", "empty.memory_format", "empty_permuted", "_efficientzerotensor")
+@rule("empty.memory_format", "empty_permuted", "_efficientzerotensor")
 def zeros(result: TensorType, size: Any, *_: Any, **__: Any) -> Tensor:
-    return _filled(0, size, result.dtype)
-
-
-@rule("ones")
-def ones(result: TensorType, size: Any, **_: Any) -> Tensor:
-    return _filled(1, size, result.dtype)
-
-
-@rule("new_zeros", "new_empty")
-def new_zeros(result: TensorType, x: Tensor, size: Any, **_: Any) -> Tensor:
     return _filled(0, size, result.dtype)
 
 
@@ -442,50 +316,15 @@ def empty_strided(result: TensorType, *args: Any, **_: Any) -> Tensor:
     return _filled(0, next(arg for arg in args if isinstance(arg, list | tuple)), result.dtype)
 
 
-@rule("new_ones")
-def new_ones(result: TensorType, x: Tensor, size: Any, **_: Any) -> Tensor:
-    return _filled(1, size, result.dtype)
-
-
-@rule("new_full")
-def new_full(result: TensorType, x: Tensor, size: Any, fill_value: Any, **_: Any) -> Tensor:
-    return _filled(fill_value, size, result.dtype)
-
-
 @rule("full_like")
 def full_like(result: TensorType, x: Tensor, fill_value: Any, **_: Any) -> Tensor:
     return _filled_like(fill_value, x, result)
-
-
-@rule("zeros_like", "empty_like", "zero")
-def zeros_like(result: TensorType, x: Tensor, **_: Any) -> Tensor:
-    return _filled_like(0, x, result)
-
-
-@rule("ones_like")
-def ones_like(result: TensorType, x: Tensor, **_: Any) -> Tensor:
-    return _filled_like(1, x, result)
-
-
-@rule("fill.Scalar", "fill.Tensor")
-def fill(result: TensorType, x: Tensor, value: Any) -> Tensor:
-    return _filled_like(value, x, result)
 
 
 @rule("copy")
 def copy(result: TensorType, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     y = cast(source, result.dtype)
     return y if source.shape == x.shape else emit("Expand", y, emit("Shape", x))
-
-
-@rule("arange")
-def arange(result: TensorType, end: Any, **options: Any) -> Tensor:
-    return arange_step(result, 0, end, 1)
-
-
-@rule("arange.start")
-def arange_start(result: TensorType, start: Any, end: Any, **options: Any) -> Tensor:
-    return arange_step(result, start, end, 1)
 
 
 @rule("arange.start_step")
@@ -508,17 +347,3 @@ def linspace(result: TensorType, start: Any, end: Any, steps: int, **_: Any) -> 
     if not all(isinstance(one, int | float) for one in (start, end, steps)):
         raise Unsupported("linspace between tensors")
     return constant(np.linspace(start, end, steps), result.dtype)
-
-
-@rule("eye", "eye.m")
-def eye(result: TensorType, n: int, m: int | None = None, **_: Any) -> Tensor:
-    if not result.is_static:
-        raise Unsupported("an identity matrix of symbolic size")
-    return constant(np.eye(n, n if m is None else m), result.dtype)
-
-
-@rule("one_hot")
-def one_hot(result: TensorType, x: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        raise Unsupported("one_hot without the number of classes")
-    return emit("OneHot", x, scalar(num_classes, DType.INT64), ints(0, 1))

@@ -1,0 +1,139 @@
+"""Decompositions of operators without a lowering rule, traced call by call.
+
+They are PyTorch's own, and a few of XRT's for what PyTorch does not decompose. A random operator is never decomposed: it draws
+from PyTorch's generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp.decompositions import max_unpool2d
+from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node as Call
+
+__all__ = ["BEFORE_LOWERING", "trace_decomposition"]
+
+
+def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
+    """Trace the decomposition of a captured call on its nodes as inputs; None if there is none.
+
+    Of several results only those in ``read`` are computed.
+    """
+    decompose = _find_decomposition(call.target)
+    leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+    fakes = [leaves[index].meta.get("val") for index in places]
+    tensors = [*fakes, *pytree.tree_leaves(call.meta.get("val"))]
+    mode = next((fake.fake_mode for fake in tensors if isinstance(fake, torch._subclasses.FakeTensor)), None)
+    if decompose is None or mode is None:
+        return None
+
+    def run(*given: Any) -> Any:
+        arguments = list(leaves)
+        for index, value in zip(places, given, strict=True):
+            arguments[index] = value
+        args, kwargs = pytree.tree_unflatten(arguments, structure)
+        results = call.target(*args, **kwargs)
+        if not isinstance(results, list | tuple):
+            return results
+        return [result if index in read else None for index, result in enumerate(results)]
+
+    try:
+        with mode, torch.no_grad(), torch._C._DisableAutocast():
+            part = make_fx(run, {call.target: decompose})(*fakes)
+    except Exception:  # noqa: BLE001  # a decomposition may fail for these arguments; the call stays as it is
+        return None
+    part.graph.eliminate_dead_code()
+    called = {one.target for one in part.graph.nodes if isinstance(one.target, torch._ops.OpOverload)}
+    return None if any(one is call.target or _is_final(one) for one in called) else part
+
+
+def _is_final(operator: Any) -> bool:
+    """Whether an operator makes a decomposition useless: no rule lowers PyTorch's primitives, updates, and reads of strides."""
+    return operator.namespace == "prims" or operator._schema.is_mutable or operator is torch.ops.aten.as_strided.default
+
+
+@cache
+def _list_decompositions() -> dict[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+    return {
+        **decomposition_table,
+        **core_aten_decompositions(),
+        aten._transformer_encoder_layer_fwd.default: _decompose_encoder_layer,
+    }
+
+
+def _find_decomposition(operator: Any) -> Callable[..., Any] | None:
+    if torch.Tag.nondeterministic_seeded in operator.tags:
+        return None
+    found = _list_decompositions().get(operator)
+    return operator.decompose if found is None and operator._can_decompose() else found
+
+
+def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:
+    return max_unpool2d(x, indices, output_size).contiguous(memory_format=suggest_memory_format(x))
+
+
+BEFORE_LOWERING = {torch.ops.aten.max_unpool2d.default: _decompose_max_unpool2d}
+"""Decompositions while AOTAutograd traces: PyTorch's fake kernel loses the memory format that the real one keeps."""
+
+
+def _decompose_encoder_layer(
+    x: torch.Tensor,
+    width: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    weight_1: torch.Tensor,
+    bias_1: torch.Tensor,
+    weight_2: torch.Tensor,
+    bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """Decompose the fused inference form of `nn.TransformerEncoderLayer`."""
+    if mask is not None or x.is_nested:
+        return NotImplemented
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(_attend(functional.linear(x, qkv_weight, qkv_bias), heads), out_weight, out_bias)
+
+    def feed(x: torch.Tensor) -> torch.Tensor:
+        inner = functional.linear(x, weight_1, bias_1)
+        return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
+
+    def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), weight, bias, eps)
+
+    if norm_first:
+        x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
+        return x + feed(normalize(x, norm_weight_2, norm_bias_2))
+    x = normalize(x + attend(x), norm_weight_1, norm_bias_1)
+    return normalize(x + feed(x), norm_weight_2, norm_bias_2)
+
+
+def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+    """Scaled dot product attention of packed queries, keys and values."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
+    return (scores @ v).transpose(1, 2).flatten(2)
