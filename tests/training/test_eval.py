@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import xrt
-from tests.training.test_from_torch import Scores, networks
 from tests.training.test_steps import LABELS, X, make_function
+from tests.training.test_torch_dropout import make
 from xrt import ops, training
 from xrt.errors import InputError
 from xrt.graph import TensorType
@@ -56,9 +56,7 @@ def test_statistics_are_those_that_ran_and_nothing_is_dropped(engine: Any) -> No
 
 @pytest.mark.slow
 def test_a_module_of_torch_is_evaluated_in_its_own_form() -> None:
-    torch.manual_seed(0)
-    network, shape = networks()["convolutional"]
-    module, (x, labels) = Scores(network).train(), (torch.randn(shape), torch.randint(0, 3, (8,)))
+    module, x, labels = make("convolutional", 0.0)
     names = [key for key, _ in module.named_parameters()]
     buffers = {key: value.clone().numpy() for key, value in module.named_buffers()}
     with training.TrainModule(xrt.from_torch(module, (x, labels)), "ort", parameters=names) as trained:

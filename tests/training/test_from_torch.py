@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,49 +19,6 @@ class Scores(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the typ
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(self.network(x), labels)
-
-
-def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
-    convolutional = nn.Sequential(
-        *(nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 8, 3, groups=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-    )
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return {
-        "convolutional": (convolutional, (8, 1, 8, 8)),
-        "transformer": (nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3)), (8, 3, 8)),
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("engine", ["toy", "ort"])
-@pytest.mark.parametrize("name", list(networks()))
-def test_forty_steps_are_those_of_torch(name: str, engine: str) -> None:
-    torch.manual_seed(0)
-    network, shape = networks()[name]
-    module = Scores(network).train()
-    x, labels = torch.randn(shape), torch.randint(0, 3, (8,))
-    function = xrt.from_torch(module, (x, labels))
-    names = [key for key, _ in module.named_parameters()]
-    buffers = {key: value.clone().numpy() for key, value in module.named_buffers()}
-    losses: list[Any] = []
-    with training.TrainModule(function, engine, optimizer=training.Adam(), parameters=names, learning_rate=0.01) as trained:
-        trained.session.state.update({key: value for key, value in buffers.items() if key in trained.session.state})
-        optimizer = torch.optim.Adam(module.parameters(), 0.01)
-        for _ in range(40):
-            found = trained(x.numpy(), labels.numpy())
-            optimizer.zero_grad()
-            loss = module(x, labels)
-            loss.backward()
-            optimizer.step()
-            losses.append((float(found), float(loss.detach())))
-        np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-3)
-        assert losses[-1][0] < 0.7 * losses[0][0]
-        state = trained.state_dict()
-    for key, value in module.named_buffers():
-        if key in state:
-            np.testing.assert_allclose(state[key], value.numpy(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
