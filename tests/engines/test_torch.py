@@ -22,7 +22,6 @@ from xrt.engines.torch.executable import call_within
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
-from xrt.passes import infer_shapes
 
 IMPORT = """
 import sys
@@ -231,53 +230,3 @@ def test_a_forked_child_computes_on_its_own_thread() -> None:
     executable = TORCH.compile(f, CompileContext(threads=2))
     expected = executable.run([x])[0]
     assert status_of(lambda: np.testing.assert_allclose(executable.run([x])[0], expected, rtol=1e-5)) == 0
-
-
-# ---------------------------------------------------------------------- quicker forms
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "options"),
-    [
-        ((3, 2, 6, 7), (4, 2, 5, 5), {}),
-        ((3, 2, 6, 6), (4, 2, 7, 7), {"pads": [1, 1, 1, 1]}),
-        ((3, 2, 6, 6), (4, 2, 6, 6), {"pads": [1, 1, 0, 0]}),
-        ((3, 2, 6, 6), (4, 2, 5, 5), {"pads": [0, 0, 1, 1]}),
-        ((3, 2, 8, 9), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 0, 1, 0]}),
-        ((3, 2, 8, 8), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 1, 0, 0]}),
-        ((3, 2, 9, 9), (4, 2, 5, 5), {"strides": [2, 3]}),
-        ((2, 3, 9), (5, 3, 8), {"pads": [0, 0]}),
-        ((1, 1, 5, 4, 4), (2, 1, 4, 3, 3), {}),
-    ],
-)
-def test_a_convolution_with_few_results_is_the_gradient_of_weights(
-    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    draw = np.random.default_rng(3)
-    f = infer_shapes(one("Conv", tensor(*x), tensor(*w), **options))
-    arrays = [draw.standard_normal(shape).astype(np.float32) for shape in (x, w)]
-    np.testing.assert_allclose(run(f, *arrays)[0], ready(f).run(arrays)[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16, np.int8])
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("zero", [0, -0.0, 1])
-def test_zeros_are_chosen_as_other_numbers_are(dtype: Any, is_first: bool, zero: float) -> None:
-    draw = np.random.default_rng(4)
-    chosen, values = draw.random((90, 100)) < 0.5, (100 * draw.standard_normal((90, 1, 100))).astype(dtype)
-    if np.issubdtype(dtype, np.floating):
-        values[0, 0, :3] = np.nan, np.inf, -0.0
-    name, kind = ("x1", "x2") if is_first else ("x2", "x1"), DType.of(values)
-    types = (TensorType(DType.BOOL, chosen.shape), TensorType(kind, values.shape))
-    f = Function(
-        inputs=(Value("x0", types[0]), Value(name[1], types[1])),
-        outputs=(Value("y"),),
-        nodes=(Node("Where", ("x0", "x1", "x2"), ("y",)),),
-        constants={name[0]: Constant(np.asarray(zero, dtype))},
-        opsets={"": 18},
-    )
-    (mine,) = run(infer_shapes(f), chosen, values)
-    both = (np.asarray(zero, dtype), values) if is_first else (values, np.asarray(zero, dtype))
-    wanted = np.where(chosen, *both)
-    assert mine.dtype == wanted.dtype
-    assert mine.tobytes() == wanted.tobytes()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from xrt.engines.kernels import eager, elementwise, normalization, ops as shared
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import Run
-from xrt.engines.kernels.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.engines.kernels.windows import compute_padding_trims, make_window
 from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
@@ -155,28 +154,6 @@ def extremes(at: TorchKernelContext) -> Run:
     return lambda *operands: reduce(combine, (x ^ SIGN for x in operands)) ^ SIGN
 
 
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.int32: torch.int32, torch.int64: torch.int64}
-_FEW = 4096
-"""Elements to which `torch.where` takes no longer than operators on the bits."""
-
-
-@overrides("Where")
-def where(at: TorchKernelContext) -> Run:
-    """Zeros are chosen by operators on the bits: `torch.where` takes ten times as long, since it computes no vectors."""
-    known = (find_known(at.node, at.function, place) for place in (1, 2))
-    zeros = [one is not None and one.array.size == 1 and not any(one.array.tobytes()) for one in known]
-
-    def choose(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        kept, zero = (x, y) if zeros[1] else (y, x)
-        bits = _BITS.get(kept.dtype)
-        if type(kept) is not torch.Tensor or bits is None or condition.numel() < _FEW or zero.ndim > condition.ndim:
-            return torch.where(condition, x, y)
-        mask = condition.to(bits)
-        return (kept.view(bits) & (mask.neg_() if zeros[1] else mask.sub_(1))).view(kept.dtype)
-
-    return choose if any(zeros) else torch.where
-
-
 @overrides("Mod")
 def mod(at: TorchKernelContext) -> Run:
     """The sign follows the divisor, or with ``fmod`` the dividend; whole numbers modulo zero give zero, where torch raises."""
@@ -209,6 +186,7 @@ def gemm(at: TorchKernelContext) -> Run:
 
 ops("Relu", priority=2)(lambda node, at: torch.relu)
 ops("Identity", priority=2)(lambda node, at: lambda x: x)
+ops("Where", priority=2)(lambda node, at: torch.where)
 ops("Sigmoid", priority=2)(lambda node, at: round_once(TORCH, torch.sigmoid))
 
 
@@ -287,51 +265,10 @@ def _why_not_rank(node: Node, function: Function) -> str | None:
     return None if 1 <= rank <= 3 else f"PyTorch has {node.op} for one, two or three spatial axes"
 
 
-def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
-    """Convolve. ``is_computed`` weights are no constant: they may be the gradient of another convolution's result."""
-    if group == 1 and bias is None and is_computed:
-        place = window.over(x.shape[2:])
-        if _is_gradient(x, place):
-            return _convolve_as_gradient(x, w, place)
-    return TORCH.convolve(x, w, window, group, bias)
-
-
-def _is_gradient(x: Tensor, place: Placement) -> bool:
-    """Whether the window has four times as many elements as there are results: so the gradient of weights is written.
-
-    PyTorch's own function for that gradient is quicker then. It has one padding for both ends, by which it must read as much.
-    """
-    window = place.window
-    usual = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
-    if not usual or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
-        return False
-    rests = (
-        begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
-        for begin, extent, kernel, dilation, count, stride in zip(
-            place.begins, place.extents, window.kernel, window.dilations, place.positions, window.strides, strict=True
-        )
-    )
-    return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
-
-
-def _convolve_as_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
-    """The convolution as the gradient of the weights (M, N, *positions) of one by which W is the gradient of the result.
-
-    Batch and channels are exchanged for it, and strides and dilations.
-    """
-    window, source, arriving = place.window, x.transpose(0, 1), w.transpose(0, 1)
-    weights = source.new_empty((arriving.shape[1], source.shape[1], *place.positions))
-    lengths = (list(window.dilations), list(place.begins), list(window.strides))
-    zeros, wanted = [0] * len(place.positions), [False, True, False]
-    gradients = torch.ops.aten.convolution_backward(arriving, source, weights, None, *lengths, False, zeros, 1, wanted)
-    return gradients[1].transpose(0, 1)
-
-
 @overrides("Conv", why_not=_why_not_rank)
 def conv(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
-    is_computed = find_known(at.node, at.function, 1) is None
-    compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed))
+    compute = round_once(TORCH, lambda x, w, bias: TORCH.convolve(x, w, make_window(at.node, w.shape[2:]), group, bias))
     return lambda x, w, bias=None: compute(x, w, bias)
 
 
