@@ -1,8 +1,8 @@
-"""How torch's tensors hold ONNX's element types.
+"""Representation of ONNX element types in tensors of PyTorch.
 
-Types that torch computes in share memory with NumPy's arrays. The others are held in wider or coded form: unsigned integers of
-16 and 32 bits as the next wider signed ones, uint64 as the int64 of the same bits, integers under 8 bits as int8 and uint8, and
-small floats as their codes, which only conversions read.
+Types that PyTorch computes in share memory with NumPy arrays. Others have a wider or coded form: unsigned integers of 16 and 32
+bits are the next wider signed ones, uint64 is int64 with the same bits, integers under 8 bits are int8 and uint8, and small
+floats are their codes, which only conversions read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ OWN = {
     DType.FLOAT32: torch.float32,
     DType.FLOAT64: torch.float64,
 }
-"""Types that torch computes in."""
+"""Types that PyTorch computes in."""
 COMPLEX = {DType.COMPLEX64: torch.complex64, DType.COMPLEX128: torch.complex128}
-"""Types of which only operators of PyTorch itself compute."""
+"""Types that only opaque calls of PyTorch compute in."""
 _WIDENED = {
     DType.UINT16: torch.int32,
     DType.UINT32: torch.int64,
@@ -45,7 +45,7 @@ _WIDENED = {
     DType.UINT2: torch.uint8,
 }
 MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
-"""Bits that a result has, for types that are held in wider ones."""
+"""Bits of a result, for types that are represented by wider ones."""
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(str(kind).removeprefix("torch."))
     for dtype, kind in {**OWN, **_WIDENED}.items()
@@ -54,7 +54,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 
 
 def get_torch_dtype(dtype: DType) -> torch.dtype:
-    """Return the type of the tensors that hold an element type; raises KeyError for one that none does."""
+    """The torch.dtype that represents an element type; raises KeyError if there is none."""
     if dtype is DType.UINT64:
         return torch.int64
     return OWN.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
@@ -64,7 +64,7 @@ _CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits
 
 
 def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
-    """Return what makes tensors of arrays of that type: over the same memory, read-only too, where torch computes in it."""
+    """Function from arrays of that type to tensors, which share memory, even if read-only, where PyTorch computes in the type."""
     if dtype in _WIDENED:
         wider = _NUMPY[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))
@@ -78,7 +78,7 @@ def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
 
 
 def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return a tensor over the array's memory; a copy where strides are negative or no multiple of an element."""
+    """View an array as a tensor; copy if strides are negative or no multiple of the item size."""
     if any(stride < 0 or stride % array.itemsize for stride in array.strides):
         return torch.from_numpy(array.copy())
     if not array.flags.writeable:
@@ -87,7 +87,7 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
-    """Return what makes arrays of that type of the tensors that hold it."""
+    """Function from tensors that represent that type to arrays."""
     if dtype in _WIDENED:
         return lambda tensor: tensor.numpy().astype(dtype.numpy)
     if dtype is DType.BFLOAT16:
@@ -99,7 +99,7 @@ def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
 
 @lru_cache(maxsize=16)
 def decode_table(dtype: DType) -> torch.Tensor:
-    """Return the numbers that the codes of a small float mean, in float32."""
+    """The float32 values of the codes of a small float type."""
     return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))
 
 
@@ -107,7 +107,7 @@ LONGEST = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """Return the first telling line of what torch raised."""
+    """The first nonempty line of an error of PyTorch, shortened."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line), "")
     return shorten(re.sub(r"\s+", " ", text).rstrip(" .:"), LONGEST) or type(cause).__name__

@@ -1,4 +1,4 @@
-"""The engine itself: what it takes, and how it compiles."""
+"""The engine: options, compile, save and load."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Torch(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     mode: Mode = "eager"
-    """``eager`` runs PyTorch's own kernels; ``inductor`` compiles a region to C++, with weights folded and packed. That takes ten
-    seconds to a minute and needs ``g++``. Operators that depend on numbers that only a call shows are left to the next engine."""
+    """``eager`` runs PyTorch's kernels; ``inductor`` compiles a region to C++, with weights folded and packed. That takes ten
+    seconds to a minute and needs ``g++``. Data-dependent operators go to the next engine."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -72,10 +72,10 @@ class Torch(GraphCompiler):
             raise CompileRefused(f"torch cannot compute {function.name!r}: {summarize_error(cause)}") from cause
 
     def is_worth_saving(self, function: Function) -> bool:
-        return self.mode == "inductor"  # a list of kernels is made sooner than a file is read
+        return self.mode == "inductor"  # building a list of kernels is faster than reading a file
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return Inductor's library, which holds the weights as it packs them; nothing of a list of kernels."""
+        """Inductor's library, which contains the packed weights; empty for a list of kernels."""
         from xrt.engines.torch.inductor.executable import InductorExecutable
 
         return executable.data if isinstance(executable, InductorExecutable) else b""
@@ -88,7 +88,7 @@ class Torch(GraphCompiler):
         return InductorExecutable(data, function, context)
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Loops that are shared are so among the threads of the call; Inductor shares none for one thread."""
+        """Inductor's parallel loops use the threads of the call; code compiled for one thread has none."""
         return self.mode == "eager" or saved == threads or saved > 1
 
     def missing_features(self) -> str:

@@ -30,7 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """Return what sets OpenMP's and MKL's numbers for the calling thread; torch's own setter where its build has neither."""
+    """Functions that set the thread counts of OpenMP and MKL for the calling thread; PyTorch's own setter as a substitute."""
     lib = Path(torch.__file__).parent / "lib"
     try:
         omp = ctypes.CDLL(str(next(iter(sorted(lib.glob("libgomp*")))))).omp_set_num_threads
@@ -44,7 +44,7 @@ def _setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
 
 
 def call_within(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a call returns, which may use so many threads; one in a forked child, where OpenMP's threads are gone."""
+    """Call with a thread budget; with one thread in a forked child, where OpenMP's threads are gone."""
     before, budget = torch.get_num_threads(), 1 if _FORKED[0] else threads
     if before == budget:
         return call(*arguments)
@@ -62,25 +62,25 @@ Convert = Callable[[Any], Any]
 
 
 class TensorCall(Protocol):
-    """What computes the outputs of a Function on tensors."""
+    """Computes the outputs of a Function on tensors."""
 
     @property
     def constants(self) -> frozenset[int]:
-        """Where the memory of constants begins that an output may share."""
+        """Addresses of constants that an output may share."""
         ...
 
     @property
     def packed(self) -> Sequence[torch.Tensor]:
-        """Copies of constants that kernels have made."""
+        """Copies of constants made by kernels."""
         ...
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
+        """Compute the outputs, which may share memory with inputs, constants and each other."""
         ...
 
 
 class TorchExecutable(Executable):
-    """A program over tensors that share memory with the caller's arrays. It keeps nothing of a call, so threads may share it."""
+    """A program over tensors that share memory with the caller's arrays. It has no state of a call, so threads may share it."""
 
     outputs_are_fresh = True
 
@@ -101,7 +101,7 @@ class TorchExecutable(Executable):
         return [_place(array, buffer) for array, buffer in zip(arrays, options.out, strict=True)]
 
     def _fresh(self, tensors: list[Any]) -> list[Any]:
-        """Return the results of a call, each in memory that nothing else has."""
+        """Compute the results, each in memory of its own."""
         taken = {*self.program.constants, *find_addresses(tensors)}
         return [_own(result, taken) for result in self.program(tensors)]
 
@@ -113,19 +113,19 @@ class TorchExecutable(Executable):
 
 
 def _converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
-    """Return what converts values of a type; an optional may be None."""
+    """Function that converts values of a type; an optional may be None."""
     if isinstance(type_, SequenceType):
         element = _converter(type_.element, of)
         return lambda values: [element(value) for value in values]
     if isinstance(type_, OptionalType):
         inner = _converter(type_.element, of)
         return lambda value: None if value is None else inner(value)
-    assert isinstance(type_, TensorType)  # what `why_not` has seen to
+    assert isinstance(type_, TensorType)  # checked by `why_not`
     return of(type_.dtype)
 
 
 def _own(value: Any, taken: set[int]) -> Any:
-    """Return a result in contiguous memory of its own: a copy where it shares some with what is taken, or with more of itself."""
+    """Make a result contiguous and unshared: copy it if its memory is in ``taken`` or larger than the result."""
     if isinstance(value, list):
         return [_own(item, taken) for item in value]
     if not isinstance(value, torch.Tensor):
@@ -146,10 +146,7 @@ def _place(array: Any, buffer: Any) -> Any:
 
 
 def shield() -> AbstractContextManager[Any]:
-    """Return a context in which torch computes on the CPU and in the types that a kernel says, whatever the caller has set.
-
-    It holds for the calling thread, and does nothing where the caller has set nothing.
-    """
+    """Context that hides the caller's default device and autocast from kernels, for the calling thread."""
     casts = torch.is_autocast_enabled("cpu")
     if not casts and not torch._C._len_torch_function_stack():
         return _NOTHING

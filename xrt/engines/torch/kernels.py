@@ -1,4 +1,4 @@
-"""The kernels of the torch engine: those that all engines share, and those that PyTorch computes better or otherwise."""
+"""The kernels of the torch engine: the shared ones, and overrides where PyTorch has a better or another form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TorchKernelContext(NodeInfo):
     compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
     """Compiles a closed Function; `body` does so for a node's bodies."""
     packed: list[Tensor] = field(default_factory=list)
-    """Copies of constants in another order, to which a kernel adds its own; an executable counts their memory."""
+    """Reordered copies of constants; kernels append to it, and the executable reports their memory."""
 
     @property
     def xp(self) -> TorchNamespace:
@@ -43,22 +43,22 @@ class TorchKernelContext(NodeInfo):
         return TORCH
 
     def attribute_dtype(self, name: str) -> DType | None:
-        """The element type that an attribute tells by ONNX's number; None where it tells none."""
+        """The element type in an attribute; None if absent."""
         number = self.attr(name) or 0
         return DType.from_onnx(number) if number else None
 
     def attribute_torch_dtype(self, name: str) -> torch.dtype | None:
-        """The type of the tensors of the element type that an attribute tells; None where it tells none."""
+        """The torch.dtype that represents the element type in an attribute; None if absent."""
         dtype = self.attribute_dtype(name)
         return None if dtype is None else get_torch_dtype(dtype)
 
     def body(self, attribute: str) -> CompiledBody:
-        """The body that an attribute holds, compiled."""
+        """Compile the body in an attribute."""
         return CompiledBody.compile(self, attribute, self.compile)
 
 
 def find_known(node: Node, function: Function, index: int) -> Constant | None:
-    """The constant that the input in that place is; None where it is left out or known to a call only."""
+    """The constant behind an input; None if it is omitted or computed."""
     name = node.inputs[index] if index < len(node.inputs) else ""
     if not name:
         return None
@@ -69,11 +69,11 @@ def find_known(node: Node, function: Function, index: int) -> Constant | None:
 Factory: TypeAlias = Callable[[TorchKernelContext], Run]
 
 ops = shared.extend("torch", eager)
-"""The kernels that all engines share, and those of this module, which come first."""
+"""The shared kernels, and those of this module, which have priority."""
 
 
 def overrides(*op_types: str, **options: Any) -> Callable[[Factory], Factory]:
-    """Register the factory of a kernel that PyTorch computes better than the shared one, or that only PyTorch has."""
+    """Decorator: register a kernel factory that has priority over the shared kernel."""
 
     def register(factory: Factory) -> Factory:
         ops(*op_types, priority=2, **options)(lambda node, at: factory(at))
@@ -89,19 +89,19 @@ MOVING = frozenset(
         *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "OneHot"),
     }
 )
-"""Operators that only move elements, and so take every type that tensors hold in whatever form."""
+"""Operators that only move elements, and so support every representable type."""
 
 # ---------------------------------------------------------------------- arithmetic and activations
 
 
 SIGN = torch.iinfo(torch.int64).min
-"""The bit that makes int64 compare as uint64 of the same bits."""
+"""Flipping this bit makes int64 compare like uint64 of the same bits."""
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """The quotient; whole numbers are divided towards zero, and by zero give zero.
+    """The quotient; integers are truncated, and division by zero gives zero.
 
-    torch raises for a division by zero, and the process ends when the least number is divided by -1.
+    PyTorch raises for an integer division by zero, and the process crashes when the least integer is divided by -1.
     """
     if not is_whole(a):
         return torch.div(a, b)
@@ -114,7 +114,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def power(base: Tensor, exponent: Tensor) -> Tensor:
-    """The power in the base's type; whole numbers to negative or broken powers in float64, and cut off."""
+    """The power in the base's type; integers to negative or fractional powers are computed in float64 and truncated."""
     if not is_whole(base):
         if exponent.dtype == torch.float64 and base.dtype != torch.float64:
             exponent = exponent.to(base.dtype)
@@ -131,7 +131,7 @@ elementwise.binary(ops, "Pow", priority=2)(lambda node, at: power)
 
 
 def _ordered(name: str) -> Any:
-    """The factory of a comparison: uint64 is held in int64, so the sign is flipped first."""
+    """Factory of a comparison: uint64 is represented by int64, so its sign bit is flipped first."""
 
     def factory(node: Any, at: TorchKernelContext) -> Run:
         compare = getattr(torch, name)
@@ -156,7 +156,7 @@ def extremes(at: TorchKernelContext) -> Run:
 
 @overrides("Mod")
 def mod(at: TorchKernelContext) -> Run:
-    """The sign follows the divisor, or with ``fmod`` the dividend; whole numbers modulo zero give zero, where torch raises."""
+    """The sign follows the divisor, or with ``fmod`` the dividend; integers modulo zero give zero, where PyTorch raises."""
     remainder = torch.fmod if at.attr("fmod", 0) else torch.remainder
 
     def run(a: Tensor, b: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def mod(at: TorchKernelContext) -> Run:
 
 @overrides("Gemm")
 def gemm(at: TorchKernelContext) -> Run:
-    """One call where nothing is scaled; C is always broadcast."""
+    """A single addmm if nothing is scaled."""
     general, is_plain = elementwise.gemm(at.node, at), at.attr("alpha", 1.0) == 1 and at.attr("beta", 1.0) == 1
     left, right = at.attr("transA", 0), at.attr("transB", 0)
 
@@ -240,7 +240,7 @@ def layer_normalization(at: TorchKernelContext) -> Run:
 
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
-    """Narrow floats are rounded at each step, as the definition does."""
+    """Half precision is rounded at each step, as in ONNX's definition."""
     return normalization.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 
@@ -259,7 +259,7 @@ TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: 
 
 
 def _why_not_rank(node: Node, function: Function) -> str | None:
-    """PyTorch's convolutions have one to three spatial axes; the shared kernel serves others, and those of unknown number."""
+    """PyTorch's convolutions have one to three spatial axes; the shared kernel serves other and unknown ranks."""
     type_ = function.get_type(node.inputs[0])
     rank = len(type_.shape) - 2 if isinstance(type_, TensorType) and type_.shape is not None else 0
     return None if 1 <= rank <= 3 else f"PyTorch has {node.op} for one, two or three spatial axes"
@@ -297,16 +297,16 @@ def conv_transpose(at: TorchKernelContext) -> Run:
 # ---------------------------------------------------------------------- recurrent layers
 
 
-# The gates of PyTorch's functions in their order, as indices in ONNX's: i o f c, z r h.
+# PyTorch's gate order as indices into ONNX's: i o f c, z r h.
 _ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _USUAL = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
 _TYPES = (torch.float32, torch.float64)
 
 
 class LibraryLayer:
-    """A node that a function of PyTorch may compute; each call decides, by the inputs that are given.
+    """A recurrent layer computed by a function of PyTorch, for calls whose inputs it supports.
 
-    Weights are put into the order of the library's gates: once where they are constant, else in each call.
+    Weights are reordered to PyTorch's gate order: once if they are constant, else in each call.
     """
 
     def __init__(self, at: TorchKernelContext) -> None:
@@ -320,12 +320,12 @@ class LibraryLayer:
         self._weights: list[Tensor] | None = None
 
     def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
-        """Whether the library serves a call: real numbers to compute, and none of lengths and peepholes, in ``rest``."""
+        """Whether the library supports a call: float32 or float64, and no lengths or peepholes in ``rest``."""
         usual = self._call is not None and type(x) is torch.Tensor and x.dtype in _TYPES
         return usual and x.numel() > 0 and all(one is None for one in rest)
 
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return Y and the last states, laid out as the node says."""
+        """Compute Y and the last states in the node's layout."""
         x = x.transpose(0, 1) if self._batch_first else x
         backwards = self._direction == "reverse"
         x = x.flip(0) if backwards else x
@@ -343,21 +343,21 @@ class LibraryLayer:
         return state.transpose(0, 1) if self._batch_first else state
 
     def _order(self, w: Tensor, r: Tensor, bias: Tensor) -> list[Tensor]:
-        """The library's parameters: weights of input and state, then biases, for each direction."""
+        """The library's parameters per direction: weights of input and state, then biases."""
         if self._weights is not None:
             return self._weights
         order = _ORDERS[self._op]
         of_gates = [w, r] if bias is None else [w, r, *bias.chunk(2, 1)]
         parts = [value.unflatten(1, (len(order), r.shape[-1]))[:, list(order)].flatten(1, 2) for value in of_gates]
         weights = [value[d] for d in range(len(w)) for value in parts]
-        if self._is_constant:  # two threads may both do it, and both are right
+        if self._is_constant:  # harmless if two threads do it
             self._packed.extend(parts)
             self._weights = weights
         return weights
 
 
 def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
-    """The function that computes what the attributes say; None where PyTorch has none."""
+    """PyTorch's function for these attributes; None if there is none."""
     op = at.node.op_type
     names = {name.lower() for name in at.attr("activations") or ()}
     if at.attr("clip") is not None or at.attr("activation_alpha") or at.attr("activation_beta"):
@@ -373,7 +373,7 @@ def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
 
 
 def _layer(general_factory: Callable[..., Run], states: slice) -> Factory:
-    """The factory of a layer: PyTorch's function where it computes the node, else the shared loop over time."""
+    """Factory of a layer: PyTorch's function if it supports the call, else the shared loop over time."""
 
     def factory(at: TorchKernelContext) -> Run:
         library, general = LibraryLayer(at), general_factory(at.node, at)
@@ -393,14 +393,14 @@ overrides("RNN", since=7)(_layer(recurrent.rnn, slice(1)))
 overrides("GRU", since=7)(_layer(recurrent.gru, slice(1)))
 overrides("LSTM", since=7)(_layer(recurrent.lstm, slice(2)))
 
-# ---------------------------------------------------------------------- types that are held in wider or coded form
+# ---------------------------------------------------------------------- types that are represented by wider or coded ones
 
 
 _TWO_TO_64 = 2.0**64
 
 
 def decode(x: Tensor, dtype: DType | None) -> Tensor:
-    """The numbers that a tensor holds: those of small floats in float32, of uint64 in float64."""
+    """The values of a tensor: small floats in float32, uint64 in float64."""
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
         return torch.where(x < 0, wide + _TWO_TO_64, wide)
@@ -412,7 +412,7 @@ def _is_coded(dtype: DType | None) -> bool:
 
 
 def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -> Tensor:
-    """The tensor in that type, as ONNX's Cast converts it."""
+    """Convert to an element type like ONNX's Cast."""
     if source is to:
         return x
     if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
@@ -430,12 +430,12 @@ def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -
     if to.is_integer and (to.bits < 8 or to in MASKS):
         return _narrow(x.to(torch.int64), to)
     if x.dtype.is_floating_point and to.is_integer and to.bits < 32:
-        x = x.to(torch.int32)  # what is too large wraps around, whatever the vector instructions would do
+        x = x.to(torch.int32)  # values out of range wrap around, independent of vector instructions
     return x.to(get_torch_dtype(to))
 
 
 def _narrow(x: Tensor, to: DType) -> Tensor:
-    """Whole numbers with the lowest bits that the type has."""
+    """Truncate integers to the bits of the type."""
     if to in MASKS:
         return (x & MASKS[to]).to(get_torch_dtype(to))
     if to.bits >= 8:
@@ -448,7 +448,7 @@ def _narrow(x: Tensor, to: DType) -> Tensor:
 
 
 def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
-    """The codes of small floats; their rounding is that of ``ml_dtypes``."""
+    """The codes of small floats, rounded by ``ml_dtypes``."""
     if to in SATURABLE and saturate:
         most = float(decode_table(to).nan_to_num(posinf=0).max())
         x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -most, most)
@@ -539,7 +539,7 @@ def dft(at: TorchKernelContext) -> Run:
 
 
 def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
-    """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary ones."""
+    """Transform along an axis; the last axis has real parts, or real and imaginary parts."""
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
     whole = _complex(x)
     n = length or x.shape[axis]
@@ -552,6 +552,6 @@ def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int)
 
 
 def _complex(x: Tensor) -> Tensor:
-    """Real parts, or real and imaginary ones, of the last axis as complex numbers."""
+    """Combine the real and imaginary parts in the last axis to complex numbers."""
     wide = x.double()
     return torch.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else torch.zeros_like(wide[..., 0]))

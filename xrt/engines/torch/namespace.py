@@ -1,4 +1,4 @@
-"""The array namespace of PyTorch: NumPy's functions by name over bare tensors. The methods are those of `ArrayNamespace`."""
+"""The array namespace of PyTorch: NumPy's functions by name over plain tensors, with the methods of `ArrayNamespace`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: 
 
 
 def is_whole(x: Tensor) -> bool:
-    """Whether a tensor holds integers or truth values."""
+    """Whether a tensor has integers or booleans."""
     return not x.dtype.is_floating_point
 
 
@@ -57,7 +57,7 @@ def _axes(x: Tensor, axis: Axes) -> list[int]:
 
 
 class TorchNamespace:
-    """Functions of PyTorch with the names and arguments of NumPy's; one that both have under a name is PyTorch's own."""
+    """NumPy's functions on tensors; names that are not defined here are PyTorch's functions of the same name."""
 
     narrow = NARROW | {torch.float16, torch.bfloat16}
     exact = torch.int32
@@ -316,7 +316,7 @@ class TorchNamespace:
 
 
 def _mirror(places: Tensor, extent: int, mode: str) -> Tensor:
-    """The index that each place beyond the ends reads."""
+    """The index that each padded position reads."""
     if mode == "edge":
         return places.clamp(0, extent - 1)
     if mode == "wrap":
@@ -332,7 +332,7 @@ _COMBINE: dict[str, Any] = {"add": torch.add, "mul": torch.mul, "min": torch.min
 
 
 def _write(x: Tensor, places: tuple[Tensor, ...], values: Tensor, reduction: str) -> Tensor:
-    """Write values at places of a copy; with a reduction, places that occur twice take part twice."""
+    """Write values at indices of a copy; a reduction includes repeated indices."""
     if reduction == "none":
         return x.index_put(places, values)
     if reduction == "add" and x.dtype is not torch.bool:

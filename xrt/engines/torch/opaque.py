@@ -1,4 +1,4 @@
-"""Calls of operators of PyTorch that have no ONNX form: nodes of the domain ``aten``, made by calling the operator itself."""
+"""Opaque nodes of the domain ``aten``: operators of PyTorch without an ONNX form, computed by calling the operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["make_opaque_kernel"]
 _NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
 _NAMESPACES = frozenset({"aten", "prims"})
 _DEFINED = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
-"""The namespaces in which PyTorch uses `torch.library.define` itself."""
+"""Namespaces in which PyTorch itself uses `torch.library.define`."""
 _RESULTS = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
 _OF = re.compile(r"(?:List|Optional)\[(.*)\]")
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
@@ -32,10 +32,10 @@ _LIBRARY = Path(torch.__file__).parent
 
 
 def make_opaque_kernel(at: TorchKernelContext) -> Run:
-    """Return what computes a node that calls an operator of PyTorch.
+    """The kernel of a node that calls an operator of PyTorch.
 
-    Raises ModelError where its attributes describe no call, and CompileRefused where this process does not have the operator, or
-    has it and it is none of those that a model may call.
+    Raises ModelError if its attributes describe no call, CompileRefused if the operator is not registered or a model may not
+    call it.
     """
     call = OpaqueCall.read(at.node)
     operator = _find_operator(call.operator)
@@ -43,7 +43,7 @@ def make_opaque_kernel(at: TorchKernelContext) -> Run:
     declared = [at.function.get_type(name) if at.wants(k) else None for k, name in enumerate(at.node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        if updates:  # a batch norm that trains writes to its statistics, which its schema does not say
+        if updates:  # batch norm in training writes to its statistics, which its schema does not declare
             inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
         args, kwargs = call.resolve(lambda tagged: _resolve(tagged, inputs))
         results = operator(*args, **kwargs)
@@ -56,9 +56,9 @@ def make_opaque_kernel(at: TorchKernelContext) -> Run:
 
 
 def _find_operator(name: str) -> Any:
-    """Return the overload that is called ``namespace::operator.overload``, where a model may call it.
+    """Find the overload named ``namespace::operator.overload``; raises CompileRefused if a model may not call it.
 
-    No part of the name is an attribute that is looked up before PyTorch's dispatcher is known to have an operator of that name.
+    Security: no part of the name is looked up as an attribute before the dispatcher confirms that the operator exists.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -84,19 +84,19 @@ def _find_operator(name: str) -> Any:
 
 
 def _is_own(qualified: str) -> bool:
-    """Whether a program registers an operator by torch.library, rather than PyTorch itself or a compiled library."""
+    """Whether the program registered the operator by torch.library, rather than PyTorch or a compiled library."""
     if qualified not in torch.library._defs:
         return False
     if defined := OPDEFS.get(qualified):
         return str(defined._init_fn.__module__).partition(".")[0] != "torch"
     place = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
-    if place is None or Path(place[1]) == _LIBRARY / "library.py":  # by the function `torch.library.define`
+    if place is None or Path(place[1]) == _LIBRARY / "library.py":  # registered by `torch.library.define`
         return place is not None and qualified.partition("::")[0] not in _DEFINED
     return not Path(place[1]).is_relative_to(_LIBRARY)
 
 
 def _why_not(schema: Any) -> str | None:
-    """Return why a model may not call an operator of that schema; None where it may."""
+    """Explain why a model may not call an operator of this schema; None if it may."""
     if schema.is_mutable:
         return "it modifies its arguments"
     arguments = [(argument.name, _element(argument.type)) for argument in schema.arguments]
@@ -110,12 +110,12 @@ def _why_not(schema: Any) -> str | None:
 
 
 def _is_factory(name: str) -> bool:
-    """Whether PyTorch's operator of that name makes a tensor of numbers alone; what `empty` makes is whatever the memory held."""
+    """Whether the operator creates a tensor from numbers; ``empty`` is excluded, because it exposes old memory."""
     return name.partition("::")[0] in ("aten", "prims") and "empty" not in name
 
 
 def _element(type_: Any) -> str:
-    """Return the name of a type of a schema, without the lists and optionals around it."""
+    """The element type of a schema type, without lists and optionals."""
     name = str(type_)
     while match := _OF.fullmatch(name):
         name = match[1]
@@ -124,7 +124,7 @@ def _element(type_: Any) -> str:
 
 def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
     if tagged.kind == "tensor":
-        found = inputs[tagged.value]  # an operator of oneDNN reads the memory in the order that its caller made
+        found = inputs[tagged.value]  # oneDNN's operators depend on the memory order
         return found.contiguous() if isinstance(found, torch.Tensor) else found
     if tagged.kind == "number":
         return inputs[tagged.value].item()
@@ -137,14 +137,14 @@ def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
 
 
 def _to_tensor(result: Any) -> Tensor:
-    """Return a result as a tensor whose memory holds what it means: without the marks of a conjugate or an opposite."""
+    """Convert a result to a tensor, and materialize lazy conjugation and negation."""
     if isinstance(result, torch.Tensor):
         return result.resolve_conj().resolve_neg()
     return None if result is None else torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
 
 
 def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> None:
-    """Raise ValueError where a result is not of the element type and shape that the model declares, in the CPU's memory."""
+    """Raise ValueError unless a result is a dense CPU tensor of the declared element type and shape."""
     if not isinstance(declared, TensorType):
         return
     if result is None:
@@ -159,7 +159,7 @@ def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> 
 
 
 def _fits(shape: tuple[int, ...], declared: Shape | None) -> bool:
-    """Whether a shape has the declared rank and its fixed extents."""
+    """Whether a shape has the declared rank and static extents."""
     if declared is None:
         return True
     return len(shape) == len(declared) and all(

@@ -1,7 +1,7 @@
-"""A Function as a straight line of kernels: a table of slots, and steps that read and write them.
+"""A Function as a list of kernels: a table of slots, and steps that read and write them.
 
-What does not depend on a call is computed once, when the program is made. A call is a fresh list of slots and one loop, so any
-number of threads may run one program at once.
+Everything that does not depend on a call is computed when the program is built. A call is a new list of slots and one loop, so
+threads may run one program concurrently.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from xrt.passes import find_decomposition
 __all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
-"""A kernel, the slots that it reads, the slot or slots that it writes, and those that are dead afterwards."""
+"""A kernel, the slots it reads, the slot or slots it writes, and the slots that are dead afterwards."""
 UNWANTED = 0
-"""The slot of outputs without readers."""
+"""Slot of outputs without readers."""
 ABSENT = 1
-"""The slot of inputs that are left out: always None."""
+"""Slot of omitted inputs: always None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class TensorProgram:
 
     name: str
     template: tuple[Any, ...]
-    """What each slot holds when a call begins: constants, and None."""
+    """Initial content of the slots: constants, and None."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
     nodes: tuple[Node, ...]
     """Each step's node."""
     constants: frozenset[int]
-    """Where the memory of constants begins: its own, and those of the programs of bodies and of definitions."""
+    """Addresses of constants, including those in bodies and decompositions."""
     packed: list[torch.Tensor] = field(default_factory=list)
-    """Copies of constants that kernels have made, those in bodies too."""
+    """Copies of constants made by kernels, including those in bodies."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
+        """Compute the outputs, which may share memory with inputs, constants and each other."""
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = value
@@ -77,7 +77,7 @@ class TensorProgram:
 
 
 def make_program(function: Function, packed: list[torch.Tensor] | None = None) -> TensorProgram:
-    """Return a closed Function as a program; raises CompileRefused for a node that no kernel serves. Linear."""
+    """Build the program of a closed Function in linear time; raises CompileRefused for a node without a kernel."""
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slots[""] = ABSENT
     template: list[Any] = [None] * (len(slots) + 1)
@@ -102,7 +102,7 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
 
 
 def find_addresses(values: Sequence[Any]) -> Iterator[int]:
-    """Yield where the memory of tensors begins, those in lists too."""
+    """Yield the addresses of tensors, including those in lists."""
     for value in values:
         if isinstance(value, list):
             yield from find_addresses(value)
@@ -122,7 +122,7 @@ def _returns_one(node: Node) -> bool:
 
 
 def _kernel(at: TorchKernelContext) -> Run:
-    """Return what computes a node: its one output as it is, several as a tuple."""
+    """The kernel of a node, which returns one output or a tuple of several."""
     node, function = at.node, at.function
     kernel = ops.find(node, function)
     if node.domain == DOMAIN:
@@ -157,7 +157,7 @@ def find_definition(node: Node, function: Function) -> Function | None:
 
 
 def _define(at: TorchKernelContext, reason: str) -> Run:
-    """Return what computes a node by its definition."""
+    """The kernel of a node that is computed by its decomposition."""
     node = at.node
     meaning = find_definition(node, at.function)
     if meaning is None:
@@ -176,7 +176,7 @@ def _define(at: TorchKernelContext, reason: str) -> Run:
 
 
 def _first(run: Run) -> Run:
-    """Return a kernel of one output, whatever else the operator may have."""
+    """A kernel that returns only the first output."""
 
     def one(*inputs: Any) -> Any:
         result = run(*inputs)
@@ -186,7 +186,7 @@ def _first(run: Run) -> Run:
 
 
 def _wrap_around(run: Run, masks: Sequence[int | None]) -> Run:
-    """Return a kernel that computes in wider types than its results have: they lose the bits that they cannot hold."""
+    """A kernel whose results are truncated to the bits of their types, which are represented by wider ones."""
     if not any(masks):
         return run
 
@@ -200,6 +200,6 @@ def _wrap_around(run: Run, masks: Sequence[int | None]) -> Run:
 
 
 def _mask(function: Function, name: str) -> int | None:
-    """Return the bits that a value has whose tensors have more."""
+    """The bits of a value that is represented by a wider type; None otherwise."""
     type_ = function.get_type(name) if name else None
     return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None

@@ -1,4 +1,4 @@
-"""Why torch cannot take a node: its types, the table of kernels, and what is known to be wrong."""
+"""Explain why the engine does not support a node: types, the table of kernels, and known issues."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["GAPS", "find_known_issue", "why_not"]
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    """The reason of the first known issue that matches the node; None if there is none."""
     return match_known_issue(GAPS, node, function)
 
 
 GAPS: tuple[KnownIssue, ...] = ()
 CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
-"""Operators that read and write codes of types that torch does not compute in."""
+"""Operators that convert types that PyTorch does not compute in."""
 CONTROL = frozenset(
     {
         *("If", "Loop", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceErase", "SequenceInsert"),
@@ -33,18 +33,18 @@ CONTROL = frozenset(
         *("Optional", "OptionalHasElement", "OptionalGetElement", "Shape", "Size", "ConstantOfShape"),
     }
 )
-"""Operators that compute nothing of their values."""
+"""Operators that do not compute with the values of their inputs."""
 IN_UINT64 = frozenset(
     {
         *("Add", "Sub", "Mul", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Sum", "BitCast"),
         *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
     }
 )
-"""Operators that compute the same bits of uint64 as of int64, or look at its sign."""
+"""Operators that compute the same bits for uint64 as for int64, or have kernels that flip the sign bit."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why torch cannot take the node as a Function of its own; None when it can."""
+    """Explain why PyTorch does not support the node in isolation; None if it does."""
     if node.domain != DOMAIN and since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
     wanted = (name for name in node.outputs if name and _is_wanted(name, function))
@@ -96,14 +96,14 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
             return None
     except (CompileRefused, ModelError) as refused:
         return str(refused)
-    except Exception as cause:  # noqa: BLE001  # whatever a node that breaks its operator's rules makes of a factory
+    except Exception as cause:  # noqa: BLE001  # a node that violates its schema may raise anything
         return f"torch cannot take this {node.op}: {summarize_error(cause)}"
     return found if node.bodies else _why_not_defined(as_function(node, function), found)
 
 
 @lru_cache(maxsize=4096)
 def _why_not_defined(one: Function, reason: str) -> str | None:
-    """Return why the operators that define a node without a kernel are not taken."""
+    """Explain why the decomposition of a node without a kernel is not supported."""
     (node,) = one.nodes
     try:
         meaning = find_definition(node, one)

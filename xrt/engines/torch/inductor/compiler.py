@@ -1,4 +1,4 @@
-"""Asking for a library: the compiler must be there, and a process of its own makes it in a folder that is removed."""
+"""Compile a region in a subprocess, which writes to a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["compile_function", "why_no_compiler"]
 
 @cache
 def why_no_compiler() -> str | None:
-    """Return what Inductor lacks to compile C++ here; None when it has all."""
+    """Explain what Inductor lacks to compile C++ here; None if nothing."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:
         return None
@@ -34,7 +34,7 @@ def why_no_compiler() -> str | None:
 
 
 def compile_function(function: Function, context: CompileContext) -> memoryview:
-    """Return the library that computes a Function, its weights in it; raises CompileRefused with the reason."""
+    """Compile a Function to a library that contains its weights; raises CompileRefused with the reason."""
     if reason := why_no_compiler():
         raise CompileRefused(reason)
     with tempfile.TemporaryDirectory(prefix="inductor-", dir=context.workdir) as folder:
@@ -45,7 +45,7 @@ def compile_function(function: Function, context: CompileContext) -> memoryview:
         try:
             answer, _ = worker.ask(request, buffer)
             with Path(answer["library"]).open("rb") as library:
-                return map_file(library.fileno())  # which outlives the folder
+                return map_file(library.fileno())  # the mapping outlives the folder
         except RemoteError as error:
             raise CompileRefused(f"Inductor cannot compile {function.name!r}: {summarize_error(error)}") from error
         except WorkerFailure as error:

@@ -1,7 +1,4 @@
-"""The process that compiles: a Function comes in, and the path of a shared library goes out.
-
-It is started for one library and ends with it. Its folders, threads and variables are its own.
-"""
+"""The subprocess that compiles one Function to a shared library and exits."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from xrt.processes.server import Request, serve
 __all__ = ["compile_library", "main"]
 
 _USERS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
-"""What variables begin with that a user sets for compiles of his own: they are no part of the cache's key."""
+"""Prefixes of environment variables that configure the user's own compiles; they are no part of the cache key."""
 
 SETTINGS: dict[str, Any] = {
     "freezing": True,
@@ -37,11 +34,11 @@ SETTINGS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
-"""Weights are folded and packed; no process of its own; float16 and bfloat16 are rounded after each operator, as ONNX says."""
+"""Fold and pack weights, without further processes; round half precision after each operator, as ONNX specifies."""
 
 
 def compile_library(function: Function, threads: int, folder: Path) -> Path:
-    """Return the library that computes a Function, in the folder; raises what torch raises."""
+    """Compile a Function to a library in the folder; raises errors of PyTorch."""
     function = fold_constants(infer_shapes(function), evaluate)
     hints = SizeHints()
     dims: dict[str, Any] = {}
@@ -52,7 +49,7 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
     with torch.no_grad():
         program = torch.export.export(module, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         settings = SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
-        if threads > 1:  # the number is taken from the call: OpenMP's, which the caller sets
+        if threads > 1:  # the thread count of a call is OpenMP's, which the caller sets
             settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
         made = torch._inductor.aot_compile(program.module(), examples, options=settings)
     if called := sorted(_list_python_calls(folder)):
@@ -61,7 +58,7 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
 
 
 def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
-    """Return torch's dimensions of a type: equal symbols are one dimension."""
+    """Dimensions for torch.export: equal symbols share one dimension."""
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     found = {}
@@ -74,13 +71,13 @@ def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | Non
 
 
 def _list_python_calls(folder: Path) -> set[str]:
-    """Return the operators of PyTorch that have no C interface, which Inductor lists in a file next to its code."""
+    """Operators without a C interface, which Inductor lists in a file next to its code."""
     lists = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
     return {entry["node"]["target"] for file in lists for entry in json.loads(file.read_text())["nodes"]}
 
 
 def main(handle: str) -> None:
-    """Serve the socket of that number: a library for a Function."""
+    """Serve one request on the socket with this handle."""
     for name in [name for name in os.environ if name.startswith(_USERS)]:
         del os.environ[name]
 

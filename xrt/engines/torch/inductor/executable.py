@@ -1,4 +1,4 @@
-"""Running a library that Inductor has made, on NumPy arrays."""
+"""Run a library compiled by Inductor on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["InductorExecutable", "Library", "LibraryError"]
 
 AT_ONCE = 8
-"""Threads that may run one library at once; a further one waits. They share the weights."""
+"""Threads that may run one library concurrently, sharing its weights; further ones wait."""
 _open = ctypes.pythonapi.PyCapsule_New
 _open.restype, _open.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _point = ctypes.pythonapi.PyCapsule_GetPointer
@@ -34,14 +34,14 @@ _point.restype, _point.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_c
 
 
 class LibraryError(RuntimeError):
-    """The compiled code, or the loading of it, failed; the message is torch's."""
+    """The compiled code failed, or could not be loaded; the message is PyTorch's."""
 
 
 class Library:
     """A compiled Function: contiguous tensors of its types in, new tensors out."""
 
     def __init__(self, path: Path) -> None:
-        """Load the library; the file is not needed afterwards."""
+        """Load the library; the file may be removed afterwards."""
         self._code = ctypes.CDLL(str(path))
         self._container = ctypes.c_void_p()
         self._check(
@@ -55,7 +55,7 @@ class Library:
         self._call = self._code.AOTInductorModelContainerRun
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the results of a call; raises LibraryError."""
+        """Compute the results; raises LibraryError."""
         handles = [_point(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
         given, results = (ctypes.c_void_p * len(handles))(*handles), self._results()
         sizes = ctypes.c_size_t(len(given)), ctypes.c_size_t(len(results))
@@ -69,13 +69,13 @@ class Library:
             raise LibraryError((message.value or b"").decode(errors="replace"))
 
     def close(self) -> None:
-        """Unload it; no call follows."""
+        """Unload the library."""
         self._code.AOTInductorModelContainerDelete(self._container)
         dlclose(self._code._handle)
 
 
 class CompiledProgram:
-    """The library of a Function, and its kernels one by one for sizes 0 and 1, which torch's compiler does not foresee."""
+    """The library of a Function, and a list of kernels for sizes 0 and 1, which PyTorch's compiler specializes."""
 
     constants: frozenset[int] = frozenset()
     packed: tuple[Any, ...] = ()
@@ -83,17 +83,17 @@ class CompiledProgram:
     def __init__(self, library: Library, function: Function) -> None:
         self.library, self.function = library, function
         self._open = tuple(_list_open_axes(function))
-        """Inputs with axes of symbolic or unknown size."""
+        """Input axes of symbolic or unknown size."""
 
     @cached_property
     def kernels(self) -> TensorProgram:
-        """The Function as a list of kernels."""
+        """The Function as a list of kernels, built on first use."""
         return make_program(self.function)
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a call."""
+        """Compute the outputs."""
         if any(inputs[i].shape[axis] < 2 for i, axis in self._open):
-            return [result.clone() for result in self.kernels(inputs)]  # none in memory of a constant
+            return [result.clone() for result in self.kernels(inputs)]  # an output must not share a constant's memory
         try:
             return self.library([tensor.contiguous() for tensor in inputs])
         except LibraryError as cause:

@@ -1,6 +1,6 @@
-"""Why Inductor cannot take a node that a kernel serves: no compiler, or the kernel cannot be traced.
+"""Explain why Inductor does not support a node that has a kernel: no compiler, or the kernel cannot be traced.
 
-A kernel can be traced if what it calls, and the shapes of what it makes, do not depend on numbers that only a call shows.
+A kernel can be traced if the operators it calls and the shapes of its results do not depend on data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["GAPS", "ProgramModule", "SizeHints", "find_known_issue", "why_not", 
 
 
 def find_known_issue(node: Node, function: Function) -> str | None:
-    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    """The reason of the first known issue that matches the node; None if there is none."""
     return match_known_issue(GAPS, node, function)
 
 
@@ -55,7 +55,7 @@ _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why Inductor cannot take a node that a kernel serves; None when it can."""
+    """Explain why Inductor does not support a node that has a kernel; None if it does."""
     if reason := why_no_compiler():
         return reason
     if node.domain == DOMAIN:
@@ -71,10 +71,10 @@ def why_not(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _why_not_traced(one: Function) -> str | None:
-    """Return why a Function of one node is not traced.
+    """`why_not_traced` without a trace in the environment.
 
-    When it first traces, torch makes Inductor's folder and names it in the environment. Here it gets one that exists, and the
-    name is removed: the caller's own compiles use the folder that they always do.
+    The first trace creates Inductor's folder and stores its name in a variable. Set the variable to an existing folder and
+    remove it afterwards, so that the caller's own compiles use their usual folder.
     """
     is_named = _FOLDER in os.environ
     if not is_named:
@@ -87,28 +87,28 @@ def _why_not_traced(one: Function) -> str | None:
 
 
 HINTS = (5, 7, 11, 13, 17, 19, 23, 29)
-"""Sizes that symbolic dimensions have while they are traced: no two are equal, and none is 0 or 1, which torch treats apart."""
+"""Sizes of symbolic dims while tracing: distinct, and neither 0 nor 1, which PyTorch specializes."""
 
 
 class SizeHints(dict[str, int]):
-    """A size for each symbol, chosen when it is first asked for; each unknown dimension has one of its own."""
+    """A size per symbol, chosen on first use; each unknown dimension gets another one."""
 
     def choose(self, dim: Dim) -> int:
-        """Return the size that a dimension has while it is traced."""
+        """The size of a dimension while tracing."""
         if isinstance(dim, int):
             return dim
         symbol = f"?{len(self)}" if dim is None else dim
         return self.setdefault(symbol, HINTS[len(self) % len(HINTS)] + len(self) // len(HINTS) * 31)
 
     def make_example(self, type_: Type | None) -> torch.Tensor:
-        """Return a tensor of the type, of zeros."""
-        assert isinstance(type_, TensorType)  # what `why_not` has seen to
+        """A tensor of zeros of the type."""
+        assert isinstance(type_, TensorType)  # checked by `why_not`
         assert type_.shape is not None
         return torch.zeros([self.choose(dim) for dim in type_.shape], dtype=get_torch_dtype(type_.dtype))
 
 
 class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """A program as a module: its constants are the module's buffers, which a compiler may fold and pack."""
+    """A program as a module whose buffers are its constants, which a compiler may fold and pack."""
 
     def __init__(self, program: TensorProgram) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
             self.register_buffer(f"constant{slot}", program.template[slot])
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Return the program's outputs; one that would be a constant or an input itself is a copy of it."""
+        """Compute the outputs; constants and inputs among them are copied."""
         template = list(self.program.template)
         for slot in self.slots:
             template[slot] = getattr(self, f"constant{slot}")
@@ -132,7 +132,7 @@ _UNKNOWN = {
 
 
 def why_not_traced(one: Function) -> str | None:
-    """Return why the one node of a Function cannot be traced; None when it can."""
+    """Explain why the single node of a Function cannot be traced; None if it can."""
     (node,) = one.nodes
     hints = SizeHints()
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -145,7 +145,7 @@ def why_not_traced(one: Function) -> str | None:
                 for slot in program.template
             ]
             replace(program, template=tuple(template))(inputs)
-    except Exception as error:  # noqa: BLE001  # torch has many errors for what it does not trace
+    except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
         return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause)) or summarize_error(cause)}"
     if shapes.replacements:
@@ -155,7 +155,7 @@ def why_not_traced(one: Function) -> str | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from writing a traceback of what it cannot trace: that is the reason here, and no error."""
+    """Suppress PyTorch's log of failed traces, which are expected here."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
