@@ -65,7 +65,8 @@ def test_generated_tokens_are_those_of_eager(kind: str, cache: str, padding: int
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries, about themselves
         expected = model.generate(prompt, **options)
-        model.forward = torch.compile(model.forward, backend="xrt", options={"engine": "toy", "strict": True})
+        engines = ["toy", "torch"] if kind == "mixtral" else ["toy"]  # its experts are an operator of transformers
+        model.forward = torch.compile(model.forward, backend="xrt", options={"engine": engines, "strict": True})
         found = model.generate(prompt, **options)
     torch._dynamo.reset()
     assert torch.equal(found.sequences, expected.sequences)

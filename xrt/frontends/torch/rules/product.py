@@ -253,6 +253,25 @@ def attention(
     return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
 
 
+@rule("_scaled_dot_product_attention_math")
+def attention_math(
+    result: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Any = None,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout_mask is not None:
+        raise Unsupported("attention with a mask of its dropout")
+    attended, weights = _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return attended, weights if result[1] is not None else None
+
+
 def _register_kernel(name: str) -> None:
     """Register PyTorch's operator for one kernel of attention. They differ in the order of their arguments."""
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
