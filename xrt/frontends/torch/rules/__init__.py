@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xrt.frontends.torch.rules import (  # noqa: F401
     elementwise,
-    gradients,
     index,
     neural,
     product,
