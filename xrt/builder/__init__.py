@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xrt.builder.record_op import DTypeLike as DTypeLike, Operand as Operand
     from xrt.builder.tensor import Tensor as Tensor
     from xrt.builder.tracing import (
-        GraphBase as GraphBase,
+        Graph as Graph,
         after as after,
         device as device,
         inline as inline,

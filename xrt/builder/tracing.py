@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from xrt import builder
 from xrt.builder.builder import DEFAULT_OPSET, Builder
 from xrt.builder.numerics import is_operand
 from xrt.builder.record_op import Operand
@@ -19,25 +18,25 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
-from xrt.graph.node import Node
 from xrt.graph.schemas import Inference
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["Graph", "GraphBase", "after", "device", "inline", "scope", "trace"]
+__all__ = ["Graph", "after", "device", "inline", "scope", "trace"]
 
 
-class GraphBase:
-    """Base class of graphs written in Python; implement ``build``.
+class Graph:
+    """Base class of graphs written in Python, with full type inference; implement ``build``.
 
+    >>> from xrt import ops
     >>> from xrt.graph import DType, TensorType
-    >>> class Affine(GraphBase):
+    >>> class Affine(Graph):
     ...     def build(self, x):
-    ...         return x * 2 + 1
-    >>> Affine().trace(TensorType(DType.FLOAT32, ("N",))).outputs[0].type.dtype
-    DType.FLOAT32
+    ...         return ops.Relu(x * 2 + 1)
+    >>> print(Affine().trace(TensorType(DType.FLOAT32, ("N", 3))).outputs[0])
+    relu_1: float32[N,3]
 
     The parameters of `build` are the inputs, by name. It returns a tensor, a tuple or list of tensors, or a dictionary from
-    output names to tensors.
+    output names to tensors. Tensors know their shapes where ONNX can infer them.
     """
 
     opset: int = DEFAULT_OPSET
@@ -56,16 +55,10 @@ class GraphBase:
         parameters = inspect.signature(self.build).parameters.values()
         return tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
 
-    def infer(
-        self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
-    ) -> Sequence[Type | None]:
-        """Infer the output types of a node; None means only the element type from the schema. See `Inference`."""
-        return [None] * len(node.outputs)
-
     def trace(self, *inputs: Any, **named: Any) -> Function:
         """Trace `build` to a Function. Inputs are types, or arrays that are used for their types."""
         versions = {**self.opsets, "": self.opset}
-        builder = Builder(type(self).__name__, opsets=versions, inference=self.infer)
+        builder = Builder(type(self).__name__, opsets=versions, inference=node_types)
         builder.know(self._arrays())
         return _traced(builder, self.build, inputs, named)
 
@@ -186,24 +179,3 @@ def after(*values: Tensor) -> AbstractContextManager[None]:
 def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
     """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
     return current("inline").inline(function, *inputs)
-
-
-class Graph(builder.GraphBase):
-    """Base class of graphs written in Python, with full type inference; implement ``build``.
-
-    >>> from xrt import ops
-    >>> from xrt.graph import DType, TensorType
-    >>> class Affine(Graph):
-    ...     def build(self, x):
-    ...         return ops.Relu(x * 2 + 1)
-    >>> print(Affine().trace(TensorType(DType.FLOAT32, ("N", 3))).outputs[0])
-    relu_1: float32[N,3]
-
-    The parameters of `build` are the inputs, by name. It returns a tensor, a tuple or list of tensors, or a dictionary from
-    output names to tensors. Tensors know their shapes where ONNX can infer them.
-    """
-
-    def infer(
-        self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
-    ) -> Sequence[Type | None]:
-        return node_types(node, types, constants, opsets)

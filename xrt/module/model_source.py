@@ -14,7 +14,7 @@ from xrt.graph import Function, TensorType, Value
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
-    from xrt.builder import GraphBase
+    from xrt.builder import Graph
     from xrt.cache import CompileCache
     from xrt.placement.engine_list import EngineList
 
@@ -96,7 +96,7 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
     tracing = sys.modules.get("xrt.builder.tracing")
     if tracing is None:
         return False
-    return issubclass(model, tracing.GraphBase) if as_class and isinstance(model, type) else isinstance(model, tracing.GraphBase)
+    return issubclass(model, tracing.Graph) if as_class and isinstance(model, type) else isinstance(model, tracing.Graph)
 
 
 def _checked(function: Function) -> Function:
@@ -226,7 +226,7 @@ class TracedModel:
 
     is_traced = True
 
-    def __init__(self, graph: GraphBase) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._inputs = tuple(Value(name) for name in graph.input_names)
 
