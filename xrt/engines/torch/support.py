@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from xrt.engines.toolkit.known_issues import KnownIssue, match_known_issue
 from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
@@ -15,15 +14,9 @@ from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorT
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
 
-__all__ = ["GAPS", "find_known_issue", "why_not"]
+__all__ = ["why_not"]
 
 
-def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first known issue that matches the node; None if there is none."""
-    return match_known_issue(GAPS, node, function)
-
-
-GAPS: tuple[KnownIssue, ...] = ()
 CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
 """Operators that convert types that PyTorch does not compute in."""
 CONTROL = frozenset(
@@ -51,7 +44,7 @@ def why_not(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *wanted):
         if reason := _why_not_type(node, name, function.get_type(name)):
             return reason
-    return find_known_issue(node, function) or _why_not_kernel(node, function) or _why_not_bodies(node, function)
+    return _why_not_kernel(node, function) or _why_not_bodies(node, function)
 
 
 def _is_wanted(name: str, function: Function) -> bool:

@@ -26,12 +26,7 @@ from xrt.graph import Dim, Function, Node, TensorType, Type
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function, is_training
 
-__all__ = ["GAPS", "ProgramModule", "SizeHints", "find_known_issue", "why_not", "why_not_traced"]
-
-
-def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first known issue that matches the node; None if there is none."""
-    return match_known_issue(GAPS, node, function)
+__all__ = ["GAPS", "ProgramModule", "SizeHints", "why_not", "why_not_traced"]
 
 
 _DRAWS = "mode=inductor does not draw random numbers: its C++ has no form for a generator"
@@ -66,7 +61,7 @@ def why_not(node: Node, function: Function) -> str | None:
             return f"mode=inductor compiles tensors alone, and {name!r} is {type_}"
         if type_.shape is None:
             return f"mode=inductor needs the number of dimensions of {name!r}"
-    return find_known_issue(node, function) or _why_not_traced(as_function(node, function))
+    return match_known_issue(GAPS, node, function) or _why_not_traced(as_function(node, function))
 
 
 @lru_cache(maxsize=4096)
