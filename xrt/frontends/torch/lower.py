@@ -520,7 +520,7 @@ def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
         return ()
     if any(getattr(user.target, "__name__", "") != "getitem" for user in call.users):
         return tuple(range(len(fake)))
-    return tuple(sorted({user.args[1] for user in call.users if user.users}))  # type: ignore[type-var]  # integers
+    return tuple(sorted({user.args[1] for user in call.users if user.users}))
 
 
 def _describe(leaf: Any) -> object:
