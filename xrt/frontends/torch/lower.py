@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -87,10 +87,6 @@ def _argument(value: Any, inputs: list[Symbol]) -> Any:
     return Tagged("device", str(value)) if isinstance(value, torch.device) else value
 
 
-HigherOrder: TypeAlias = Callable[["Lowering", list[Any]], Sequence[Any]]
-"""Lowers a higher-order operator from its arguments: values for tensors, graphs as they are."""
-
-
 # ---------------------------------------------------------------------- control flow
 
 
@@ -102,16 +98,16 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
     rule = _RULES.get(name)
     if rule is None:
         raise ModelError(f"the module uses the higher-order operator {name}, which has no ONNX form; run it without XRT")
-    results = rule(lowering, args)
-    if name in _INLINED or not isinstance(fakes, list | tuple):
-        return results  # type: ignore[return-value]  # an inlined graph returns its results unchanged
+    results = rule(lowering, *args)
+    if rule is _inline or not isinstance(fakes, list | tuple):
+        return results  # type: ignore[no-any-return]  # an inlined graph returns its results unchanged
     return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=False)]
 
 
-def _inline(lowering: Lowering, args: list[Any]) -> Any:
+def _inline(lowering: Lowering, *args: Any) -> Any:
+    """Lower a wrapper of a subgraph that has no effect in a Function."""
     index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
-    operands = args[index + 1 :]
-    part = args[index]
+    part, operands = args[index], list(args[index + 1 :])
     count = sum(call.op == "placeholder" for call in part.graph.nodes)
     if len(operands) > count:
         operands = [one for one in operands if not isinstance(one, str)]  # the name of the subgraph
@@ -120,108 +116,77 @@ def _inline(lowering: Lowering, args: list[Any]) -> Any:
     return lowering.inline(part, operands)
 
 
-def _cond(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
-    condition, then, other, operands = args
+def _cond(lowering: Lowering, condition: Any, then: GraphModule, other: GraphModule, operands: Any) -> Sequence[Any]:
     if isinstance(condition, bool):
         return lowering.inline(then if condition else other, operands)  # type: ignore[no-any-return]  # a list
-    lowering.read_constants(then, other)
     bodies = {"then_branch": _make_body(lowering, then, operands), "else_branch": _make_body(lowering, other, operands)}
-    return _merge(_several(apply("If", [_as_condition(condition)], bodies)), _find_absent(then))
+    return _merge(apply("If", [_as_condition(condition)], bodies), then)
 
 
-def _while_loop(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
-    condition, body, carried, others = args
+def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, others: Any) -> Sequence[Any]:
     lowering.read_constants(condition, body)
     carried = [as_tensor(one) for one in carried]
+
+    def go_on(states: Sequence[Any]) -> Tensor:
+        (result,) = _several(lowering.inline(condition, [*states, *others]))
+        return _as_condition(result)
 
     def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
         with lowering.enter():
             results = [as_tensor(one) for one in lowering.inline(body, [*states, *others])]
-            return [_as_condition(_single(lowering.inline(condition, [*results, *others]))), *results]
+            return [go_on(results), *results]
 
     # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
-    start = _as_condition(_single(lowering.inline(condition, [*carried, *others])))
-    return _several(apply("Loop", [None, start, *carried], {"body": run}))
+    return _several(apply("Loop", [None, go_on(carried), *carried], {"body": run}))
 
 
-def _scan(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
-    body, states, rows, others = args
-    return _emit_scan(lowering, body, states, rows, others)
-
-
-def _map(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
-    body, rows, others = args
-    return _emit_scan(lowering, body, [], rows, others)
-
-
-def _emit_scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
-    lowering.read_constants(body)
-
-    def run(*operands: Tensor) -> list[Tensor]:
-        with lowering.enter():
-            return [as_tensor(one) for one in lowering.inline(body, [*operands, *others]) if one is not None]
-
+def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
     inputs = [as_tensor(one) for one in (*states, *rows)]
-    return _merge(_several(apply("Scan", inputs, {"body": run, "num_scan_inputs": len(rows)})), _find_absent(body))
+    attributes = {"body": _make_body(lowering, body, others), "num_scan_inputs": len(rows)}
+    return _merge(apply("Scan", inputs, attributes), body)
 
 
-def _with_effects(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+def _with_effects(_: Lowering, token: Any, operator: Any, *__: Any) -> Sequence[Any]:
     """Drop an ordered check with its effect token."""
-    if str(args[1]) not in CHECKS:
-        raise ModelError(f"the module calls {args[1]}, whose effects no Function has; run it without XRT")
+    if str(operator) not in CHECKS:
+        raise ModelError(f"the module calls {operator}, whose effects no Function has; run it without XRT")
     return [None]
 
 
-_INLINED: dict[str, HigherOrder] = dict.fromkeys(
-    (
-        "wrap_with_set_grad_enabled",
-        "wrap_with_autocast",
-        "wrap_activation_checkpoint",
-        "tag_activation_checkpoint",
-        "hints_wrapper",
-        "invoke_subgraph",
-        "strict_mode",
-        "wrap",
-    ),
-    _inline,
+_WRAPPERS = (
+    *("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap_activation_checkpoint", "tag_activation_checkpoint"),
+    *("hints_wrapper", "invoke_subgraph", "strict_mode", "wrap"),
 )
-"""Wrappers of a subgraph that have no effect in a Function."""
-_RULES: dict[str, HigherOrder] = {
-    **_INLINED,
+_RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_WRAPPERS, _inline),
     "cond": _cond,
     "while_loop": _while_loop,
     "scan": _scan,
-    "map_impl": _map,
+    "map_impl": lambda lowering, body, rows, others: _scan(lowering, body, [], rows, others),
     "with_effects": _with_effects,
 }
-# ---------------------------------------------------------------------- bodies and their results
 
 
-def _make_body(lowering: Lowering, part: GraphModule, operands: Sequence[Any]) -> Callable[[], list[Tensor]]:
-    def run() -> list[Tensor]:
+def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> Callable[..., list[Tensor]]:
+    """A body that lowers a subgraph on its inputs and the captured ``others``."""
+    lowering.read_constants(part)
+
+    def run(*operands: Tensor) -> list[Tensor]:
         with lowering.enter():
-            return [as_tensor(one) for one in lowering.inline(part, operands) if one is not None]
+            return [as_tensor(one) for one in lowering.inline(part, [*operands, *others]) if one is not None]
 
     return run
 
 
-def _find_absent(part: GraphModule) -> list[bool]:
-    """Which results of a graph are None, and so have no output in a body."""
+def _merge(results: Any, part: GraphModule) -> list[Any]:
+    """Insert the results that are None in the subgraph, and so have no output in a body."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
-    return [one is None for one in output.args[0]]
-
-
-def _merge(results: Sequence[Any], absent: Sequence[bool]) -> list[Any]:
-    given = iter(results)
-    return [None if is_absent else next(given) for is_absent in absent]
+    values = iter(_several(results))
+    return [None if one is None else next(values) for one in output.args[0]]
 
 
 def _several(results: Any) -> Sequence[Any]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def _single(results: Any) -> Any:
-    return results[0] if isinstance(results, list | tuple) else results
+    return results if isinstance(results, list | tuple) else (results,)
 
 
 def _as_condition(value: Any) -> Tensor:
