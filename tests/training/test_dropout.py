@@ -12,7 +12,7 @@ import pytest
 
 import xrt
 from xrt import ops, training
-from xrt.errors import OptionError
+from xrt.errors import ModelError, OptionError
 from xrt.graph import TensorType
 
 
@@ -149,3 +149,13 @@ def test_a_ratio_and_a_flag_that_are_inputs(engine: str) -> None:
 def test_a_seed_that_is_none_is_an_error(seed: Any) -> None:
     with pytest.raises(OptionError, match=r"^seed must be an integer from 0 to 4294967295; got"):
         make(seed=seed)
+
+
+def test_a_dropout_in_a_body_is_an_error() -> None:
+    class Repeated(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            ratio, y = np.array(0.5, "float32"), x @ np.ones((3, 3), "float32")
+            return ops.Loop(np.asarray(2), None, y, body=lambda turn, go, a: (ops.Identity(go), ops.Dropout(a, ratio, True)))
+
+    with pytest.raises(ModelError, match=r"\(Loop\) has a Dropout in training form in its body, and masks are made outside of"):
+        training.step(Repeated().trace(X))

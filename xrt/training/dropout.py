@@ -2,15 +2,15 @@
 
 The mask of an element is a hash of the seed, the call number, the Dropout and the element's position. There is no generator
 state, so a restored session continues with the same masks. The hash is `lowbias32` from Chris Wellons's hash prospector, a
-permutation of 32 bits, keyed by the call and the Dropout. Inside a body, the key also includes the node that owns the body and
-the iteration number. Large unsigned integers are only hashed, never moved, because some engines move integers in 31 bits.
+permutation of 32 bits, keyed by the call and the Dropout. Large unsigned integers are only hashed, never moved, because some
+engines move integers in 31 bits.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from xrt.builder.builder import Builder
 from xrt.builder.record_op import emit
 from xrt.errors import ModelError, OptionError
-from xrt.graph import Constant, DType, Function, Node, State, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, State, TensorType
 from xrt.operators import is_training
 from xrt.passes import infer_shapes
 from xrt.passes.gradient.preparation import OPSET, continue_function
@@ -40,29 +40,37 @@ ROW = 4096
 """Consecutive positions that share the column-independent part of the hash."""
 
 _UINT32 = TensorType(DType.UINT32, ())
-_TURN = TensorType(DType.INT64, (1,))
 
 
 def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]:
     """Replace each Dropout in training mode by a seeded mask; return the Function and the new states.
 
-    Without such a Dropout, return the Function unchanged and no states. Bodies of If, Loop and Scan are included, with a new
-    mask per iteration; a Scan gets an iteration counter for it. Raises OptionError unless the seed is a 32-bit unsigned
-    integer, ModelError if the opset cannot be upgraded or the body of another operator contains a Dropout.
+    Without such a Dropout, return the Function unchanged and no states. Raises OptionError unless the seed is a 32-bit unsigned
+    integer, ModelError if the opset cannot be upgraded or a body contains a Dropout in training mode.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 32:
         raise OptionError(f"seed must be an integer from 0 to {(1 << 32) - 1}; got {seed!r}")
+    if node := next((node for node in function.nodes for body in node.bodies if _holds_dropout(body, function.constants)), None):
+        raise ModelError(
+            f"node {node.name!r} ({node.op}) has a Dropout in training form in its body, and masks are made outside of bodies "
+            "alone; give the Dropout in its inference form, or unroll the loop"
+        )
     # Keep the opset and the inputs of models without dropout.
     if not _holds_dropout(function, {}):
         return function, []
     function = infer_shapes(upgrade_opset(infer_shapes(function), OPSET))
     builder, tensors = continue_function(function)
     builder.nodes = []
+    numbers = itertools.count()
     with builder:
         start, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
         with builder.scope("dropout"):
             call = _hash(emit("BitwiseXor", _hash(emit("BitwiseXor", start, _array(0))), calls))
-        _write_nodes(builder, function, tensors, call)
+        for node in function.nodes:
+            if _drops(node, function, {}):
+                _record_mask(builder, node, tensors, call, next(numbers))
+            else:
+                builder.nodes.append(node)
         for value in function.outputs:
             builder.output(tensors[value.name])
         builder.output(emit("BitwiseXor", start, np.array(0, np.uint32)), f"{SEED}_next")
@@ -73,7 +81,7 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
 
 def _holds_dropout(function: Function, outer: Mapping[str, Constant]) -> bool:
     """Whether a Function or its bodies contain a Dropout in training mode; ``outer`` has captured constants."""
-    constants = ChainMap(dict(function.constants), dict(outer))
+    constants = {**outer, **function.constants}
     return any(_drops(n, function, outer) or any(_holds_dropout(body, constants) for body in n.bodies) for n in function.nodes)
 
 
@@ -82,94 +90,6 @@ def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> boo
         return False
     flag = outer.get(node.inputs[2]) if len(node.inputs) > 2 else None
     return flag is None or bool(flag.array)
-
-
-def _list_constants(builder: Builder | None) -> ChainMap[str, Constant]:
-    """Constants in the scope of a builder."""
-    return ChainMap(*(scope.constants for scope in builder.lineage())) if builder else ChainMap()
-
-
-# ---------------------------------------------------------------------- nodes and bodies
-
-
-def _write_nodes(builder: Builder, function: Function, tensors: MutableMapping[str, Tensor], call: Tensor) -> None:
-    """Record nodes, replacing each Dropout in training mode, in bodies too.
-
-    The masks depend on ``call`` and the positions of the nodes.
-    """
-    outer = _list_constants(builder.outer)
-    constants = _list_constants(builder)
-    dropping = [node.name for node in function.nodes if _drops(node, function, outer)]
-    holding = [node.name for node in function.nodes if any(_holds_dropout(body, constants) for body in node.bodies)]
-    places = {name: number for number, name in enumerate((*dropping, *holding))}
-    for node in function.nodes:
-        if node.name not in places:
-            builder.nodes.append(node)
-        elif not node.bodies:
-            _record_mask(builder, node, tensors, call, places[node.name])
-        else:
-            with builder.scope(f"{node.name}/dropout"), builder.device(node.device):
-                key = _hash(emit("BitwiseXor", call, _array(places[node.name])))
-            _record_bodies(builder, node, tensors, key)
-
-
-def _record_bodies(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
-    """Record a node whose bodies contain dropout; their masks depend on the key and the iteration."""
-    if node.op == "If":
-        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda _: key)))
-    elif node.op == "Loop":
-        builder.nodes.append(node.map_bodies(lambda body: _write_body(builder, body, tensors, lambda args: _turn(key, args[0]))))
-    elif node.op == "Scan":
-        _record_scan(builder, node, tensors, key)
-    else:
-        raise ModelError(
-            f"node {node.name!r} ({node.op}) has a Dropout in training form in its body, whose turns have no number that masks "
-            "could be made of; write it as a Loop or a Scan, or give the Dropout in its inference form"
-        )
-
-
-def _record_scan(builder: Builder, node: Node, tensors: MutableMapping[str, Tensor], key: Tensor) -> None:
-    """Record a Scan with an iteration counter as an additional carried value."""
-    body: Function = node.attr("body")
-    states = len(node.inputs) - node.attr("num_scan_inputs")
-    number, after, last = (builder.fresh(f"{node.name}/dropout/{name}") for name in ("turn", "turn_next", "turns"))
-    inputs, outputs = list(body.inputs), list(body.outputs)
-    inputs.insert(states, Value(number, _TURN))
-    outputs.insert(states, Value(after, _TURN))
-    one = builder.constant(np.array([1]))
-    count = Node("Add", (number, one.name), (after,), name=after)
-    changed = body.replace(inputs=tuple(inputs), outputs=tuple(outputs), nodes=(*body.nodes, count))
-    written = _write_body(builder, changed, ChainMap({one.name: one}, tensors), lambda args: _turn(key, args[states]))
-    first = builder.constant(np.array([0]))
-    node_inputs, node_outputs = list(node.inputs), list(node.outputs)
-    node_inputs.insert(states, first.name)
-    node_outputs.insert(states, last)
-    builder.types[last] = _TURN
-    builder.nodes.append(replace(node.with_attributes(body=written), inputs=tuple(node_inputs), outputs=tuple(node_outputs)))
-
-
-def _write_body(
-    outer: Builder, body: Function, tensors: MutableMapping[str, Tensor], make_call: Callable[[Sequence[Tensor]], Tensor]
-) -> Function:
-    """Record a body with masks; ``make_call`` computes their key from the body's inputs."""
-    builder = Builder(body.name, inference=outer.inference, outer=outer)
-    builder.constants = dict(body.constants)
-    builder.types = {name: type_ for node in body.nodes for name in node.defines if (type_ := body.get_type(name))}
-    builder.inputs = [builder.tensor(value.name, value.type) for value in body.inputs]
-    inner = {name: builder.tensor(name, body.get_type(name)) for name in body.value_names()}
-    with builder:
-        with builder.scope("dropout"):
-            call = make_call(builder.inputs)
-        visible = ChainMap(inner, tensors)
-        _write_nodes(builder, body, visible, call)
-        for value in body.outputs:
-            builder.output(visible[value.name])
-    return builder.function().replace(doc=body.doc, metadata=body.metadata)
-
-
-def _turn(key: Tensor, number: Tensor) -> Tensor:
-    """Key of an iteration: a hash of the node's key and the iteration number."""
-    return _hash(emit("BitwiseXor", key, emit("Reshape", number, np.array([1])).astype(DType.UINT32)))
 
 
 # ---------------------------------------------------------------------- masks
@@ -197,7 +117,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
     x = tensors[node.inputs[0]]
     with builder.scope(f"{node.name}/mask"), builder.device(node.device):
         # A constant flag is true here: a Dropout in inference mode is not recorded.
-        flag = None if node.inputs[2] in _list_constants(builder) else tensors[node.inputs[2]]
+        flag = None if node.inputs[2] in builder.constants else tensors[node.inputs[2]]
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
         key = _hash(emit("BitwiseXor", call, _array(number)))
         keep = _compare_places(x, key, call, limit)
@@ -214,7 +134,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
 def _read_ratio(builder: Builder, node: Node, tensors: Mapping[str, Tensor], dtype: DType) -> tuple[Tensor, Tensor]:
     """The threshold from which a hash keeps its element, and the scale of kept elements."""
     name = node.inputs[1]
-    constant = _list_constants(builder).get(name)
+    constant = builder.constants.get(name)
     if name and constant is None:
         ratio = tensors[name].astype(DType.FLOAT64)
         return emit("Floor", ratio * float(1 << BITS)).astype(DType.UINT32), (1 / (1 - ratio)).astype(dtype)

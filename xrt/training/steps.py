@@ -178,7 +178,7 @@ def step(
 
     With ``accumulation_steps=N`` the parameters change in every N-th call, by the mean of N gradients. The sums are states
     ``<name>.gradient``, and ``optimizer.step`` counts the updates. Dropout in training mode depends only on ``seed``, equally
-    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in a body it changes in each iteration.
+    on all engines, with states ``dropout.seed`` and ``dropout.calls``; in the body of a loop or branch it is refused.
 
     A `torch.nn.Module` is captured with example inputs ``args`` in its current mode: call ``train()`` first. Its matching
     parameters that require a gradient are trained; buffers that it updates are states, also initially zero.
