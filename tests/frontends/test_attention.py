@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.nn import functional
 
 import xrt
 from tests.frontends.cases import Call
-from xrt.errors import FallbackWarning
 from xrt.frontends.torch.capture import capture
 
 
@@ -67,15 +65,7 @@ FORMS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def reset() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.filterwarnings("error::xrt.errors.FallbackWarning")
 
 
 def compare(form: Form, dynamic: bool, dtype: torch.dtype = torch.float32, *, gradients: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
@@ -24,26 +24,6 @@ from xrt.frontends.torch.backend import xrt_backend
 from xrt.graph import Function
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
-    """Return the Functions that are made of graphs."""
-    found: list[Function] = []
-    original = backend.lower_graph
-
-    def lower_graph(*args: Any) -> Any:
-        made = original(*args)
-        found.append(made.function)
-        return made
-
-    monkeypatch.setattr(backend, "lower_graph", lower_graph)
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        yield found
-    torch._dynamo.reset()
 
 
 def compiled(
@@ -98,7 +78,7 @@ def test_recurrent_layers_have_their_onnx_form(bias: bool, functions: list[Funct
     """In evaluation mode AOTAutograd writes an LSTM in an operator of oneDNN per layer and direction."""
     lstm = nn.LSTM(3, 4, 2, bias=bias, batch_first=True, bidirectional=True).eval()
     x, state = torch.randn(2, 5, 3), (torch.randn(4, 2, 4), torch.randn(4, 2, 4))
-    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         torch.testing.assert_close(compiled(lstm, freeze=True)(x, state), lstm(x, state))
     assert [node.op for node in functions[0].nodes].count("LSTM") == 4

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,26 +19,6 @@ from xrt.graph import Function
 from xrt.graph.node import DOMAIN
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
-    """Return the Functions that are made of graphs."""
-    found: list[Function] = []
-    original = backend.lower_graph
-
-    def lower_graph(*args: Any) -> Any:
-        made = original(*args)
-        found.append(made.function)
-        return made
-
-    monkeypatch.setattr(backend, "lower_graph", lower_graph)
-    torch._dynamo.reset()
-    with warnings.catch_warnings(), torch._dynamo.config.patch(allow_rnn=True):
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        yield found
-    torch._dynamo.reset()
 
 
 def compiled(model: Any, engine: Any = "toy", dynamic: bool | None = None, **options: Any) -> Callable[..., Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,16 +76,6 @@ CASES = [
     Case("map", "Scan", lambda self, x: torch_map(lambda y, z: self.layer(y) + z, x, self.offset)),
     Case("branch in a scan", "Scan", in_turns),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quiet_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        yield
-    torch._dynamo.reset()
 
 
 def make_inputs() -> list[torch.Tensor]:

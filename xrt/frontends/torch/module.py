@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import struct
 import threading
@@ -201,26 +200,10 @@ def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) 
 
 def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], structure: Any, varying: Mapping[int, set[int]]) -> Any:
     """Dynamic shapes for ``torch.export.export``, by the parameter names of forward."""
-    auto = torch.export.Dim.AUTO
-    marks = [dict.fromkeys(varying.get(index, ()), auto) or None for index in range(len(leaves))]
-    parts = unflatten([_Mark(mark) for mark in marks], structure)
-    args, kwargs = pytree.tree_map_only(_Mark, lambda mark: mark.axes, parts)
-    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    parameters = inspect.signature(model.forward).parameters
-    shapes: dict[str, Any] = {}
-    for name, value in bound.items():
-        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            shapes.update(value)
-        else:
-            shapes[name] = value
-    return shapes
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """Symbolic axes of a tensor, wrapped to be a pytree leaf."""
-
-    axes: dict[int, Any] | None
+    marked = torch.export.ShapesCollection()
+    for index, axes in varying.items():
+        marked[leaves[index]] = dict.fromkeys(axes, torch.export.Dim.AUTO)
+    return marked.dynamic_shapes(model, *unflatten(leaves, structure))
 
 
 # ---------------------------------------------------------------------- modules in parts

@@ -1,0 +1,39 @@
+"""A fresh Dynamo for each test, and the Functions that torch.compile makes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from xrt.frontends.torch import backend
+from xrt.graph import Function
+
+
+@pytest.fixture(autouse=True)
+def dynamo() -> Iterator[None]:
+    """Forget compiled graphs, trace recurrent layers, and ignore what PyTorch deprecates of itself."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), torch._dynamo.config.patch(allow_rnn=True):
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category)
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
+    """The Functions that are made of graphs."""
+    found: list[Function] = []
+    original = backend.lower_graph
+
+    def lower_graph(*args: Any) -> Any:
+        made = original(*args)
+        found.append(made.function)
+        return made
+
+    monkeypatch.setattr(backend, "lower_graph", lower_graph)
+    return found
