@@ -479,34 +479,30 @@ def _name_symbols(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, program: ExportedProgram
 ) -> dict[str, str]:
     """Names given by the user for the symbols of dynamic dims."""
-    calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
-    users = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-    fakes = iter([calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None for arg in users])
     if not shapes:
         return {}
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
+    users = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    specs = shapes if isinstance(shapes, Mapping) else dict(zip(bound, shapes, strict=False))
     names: dict[str, str] = {}
-    specs = dict(shapes) if isinstance(shapes, Mapping) else dict(zip(bound, shapes, strict=False))
-    for name, value in bound.items():
-        _match(value, specs.get(name), fakes, names)
+    for (path, _), arg in zip(pytree.tree_flatten_with_path(bound)[0], users, strict=False):
+        fake = calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None
+        spec = _find_spec(specs, path)
+        axes = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec if isinstance(spec, Mapping) else {}
+        for axis, dim in axes.items() if isinstance(fake, torch.Tensor) else ():
+            text, size = dim if isinstance(dim, str) else getattr(dim, "__name__", None), fake.shape[axis]
+            if text and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                names.setdefault(str(size.node.expr), text)
     return names
 
 
-def _match(value: Any, spec: Any, fakes: Iterator[Any], names: dict[str, str]) -> None:
-    if not isinstance(value, torch.Tensor):
-        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
-        if parts is None:
-            for _ in range(len(pytree.tree_leaves(value))):
-                next(fakes, None)
-            return
-        for key, part in parts:
-            inner = spec.get(key) if isinstance(spec, Mapping) else spec[key] if isinstance(spec, Sequence) else None
-            _match(part, inner, fakes, names)
-        return
-    fake = next(fakes, None)
-    axes = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec if isinstance(spec, Mapping) else {}
-    for axis, dim in axes.items():
-        text = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
-        size = fake.shape[axis] if isinstance(fake, torch.Tensor) else None
-        if text and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-            names.setdefault(str(size.node.expr), text)
+def _find_spec(spec: Any, path: Sequence[Any]) -> Any:
+    """The dynamic shape of a leaf; None if the user gave none."""
+    for key in path:
+        part = getattr(key, "key", getattr(key, "idx", None))
+        if isinstance(spec, Mapping):
+            spec = spec.get(part)
+        else:
+            spec = spec[part] if isinstance(spec, list | tuple) else None
+    return spec
