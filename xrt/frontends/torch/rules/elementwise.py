@@ -314,12 +314,9 @@ def silu(result: TensorType, x: Tensor) -> Tensor:
 
 @rule("elu")
 def elu(result: TensorType, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    if input_scale == 1:
-        y = emit("Elu", x, alpha=float(alpha))
-    else:
-        grown = emit("Sub", emit("Exp", emit("Mul", x, scalar(input_scale, x.dtype))), scalar(1, x.dtype))
-        y = emit("Where", emit("Greater", x, scalar(0, x.dtype)), x, emit("Mul", grown, scalar(alpha, x.dtype)))
-    return multiply_by(y, scale, x.dtype)
+    if input_scale != 1:
+        raise Unsupported("an elu of a scaled input, which PyTorch decomposes")
+    return multiply_by(emit("Elu", x, alpha=float(alpha)), scale, x.dtype)
 
 
 @rule("leaky_relu")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- convolutions
 
 
-@rule("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding")
+@rule("conv1d", "conv2d", "conv3d")
 def conv(
     result: TensorType,
     x: Tensor,
@@ -52,16 +52,17 @@ def conv(
     groups: int = 1,
 ) -> Tensor:
     count = weight.ndim - 2
-    dilations = each(dilation, count)
-    if padding == "valid":
-        padding = 0
-    if padding == "same":
-        reach = [d * (fixed_size(weight, axis + 2) - 1) for axis, d in enumerate(dilations)]
-        pads = [one // 2 for one in reach] + [one - one // 2 for one in reach]
-    else:
-        pads = each(padding, count) * 2
     y, is_single = add_batch(x, count)
-    y = emit("Conv", y, weight, bias, strides=each(stride, count), pads=pads, dilations=dilations, group=groups)
+    y = emit(
+        "Conv",
+        y,
+        weight,
+        bias,
+        strides=each(stride, count),
+        pads=each(padding, count) * 2,
+        dilations=each(dilation, count),
+        group=groups,
+    )
     return drop_batch(y, is_single)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import apply, emit
 from xrt.frontends.torch.rules.table import Unsupported, cast, ints, normalize_axes, reshape, rule, scalar
-from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -108,51 +107,21 @@ def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Te
     return emit("Div", reduce_by("ReduceSum", squares, axes, keepdim), divisor)
 
 
-def _correction(options: dict[str, Any], args: tuple[Any, ...]) -> tuple[Any, float, bool]:
-    """Axes, correction and keepdim from the arguments of any overload."""
-    dim, keepdim = None, options.get("keepdim", False)
-    correction = options.get("correction", options.get("unbiased", 1))
-    rest = list(args)
-    if rest and not isinstance(rest[0], bool):
-        dim = rest.pop(0)
-    dim = options.get("dim", dim)
-    if rest:
-        correction = rest.pop(0)
-    if rest:
-        keepdim = rest.pop(0)
-    return dim, 1 if correction is None else float(correction), bool(keepdim)
+@rule("var.correction")
+def var(result: TensorType, x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return variance(x, normalize_axes(x, dim), 1 if correction is None else float(correction), keepdim)
 
 
-@rule("var", "var.dim", "var.correction")
-def var(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    dim, correction, keepdim = _correction(options, args)
-    return variance(x, normalize_axes(x, dim), correction, keepdim)
-
-
-@rule("var_mean.correction", "var_mean.dim", "var_mean")
-def var_mean(result: tuple[TensorType, ...], x: Tensor, *args: Any, **options: Any) -> Any:
-    dim, correction, keepdim = _correction(options, args)
-    axes = normalize_axes(x, dim)
-    return variance(x, axes, correction, keepdim), reduce_by("ReduceMean", x, axes, keepdim)
+@rule("var_mean.correction")
+def var_mean(result: Any, x: Tensor, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
+    return var(result[0], x, dim, correction, keepdim), reduce_by("ReduceMean", x, normalize_axes(x, dim), keepdim)
 
 
 @rule("linalg_vector_norm")
 def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    y, axes = cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else []
-    order = 2 if p is None else p
-    if isinstance(order, SymbolicNumber):
-        raise Unsupported("a norm of symbolic order")
-    if order in (1, 2) and axes:
-        return reduce_by(f"ReduceL{int(order)}", y, axes, keepdim)
-    size = emit("Abs", y)
-    if order == math.inf:
-        return reduce_by("ReduceMax", size, axes, keepdim)
-    if order == -math.inf:
-        return reduce_by("ReduceMin", size, axes, keepdim)
-    if order == 0:
-        raise Unsupported("the norm of order zero")
-    total = reduce_by("ReduceSum", emit("Pow", size, scalar(order, result.dtype)), axes, keepdim)
-    return emit("Pow", total, scalar(1 / order, result.dtype))
+    if p not in (1, 2) or x.ndim == 0:
+        raise Unsupported("a norm of another order than 1 or 2, which PyTorch decomposes")
+    return reduce_by(f"ReduceL{int(p)}", cast(x, result.dtype), normalize_axes(x, dim), keepdim)
 
 
 # ---------------------------------------------------------------------- along an axis

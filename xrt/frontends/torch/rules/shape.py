@@ -110,15 +110,13 @@ def t(result: TensorType, x: Tensor) -> Tensor:
     return x if x.ndim < 2 else transpose(result, x, -2, -1)
 
 
-@rule("expand", "expand_as")
+@rule("expand")
 def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) -> Tensor:
     to_ = result.shape or ()
     if x.shape == to_ and None not in to_:
         return x
     if all(isinstance(size, int) for size in to_):
         return emit("Expand", x, np.array(to_, np.int64))
-    if not isinstance(sizes, list | tuple):
-        return emit("Expand", x, emit("Shape", sizes))
     lead = len(to_) - x.ndim
     kept = [1 if i >= lead and (s == -1 or x.shape[i - lead] == to_[i]) else s for i, s in enumerate(sizes)]  # 1 keeps the extent
     return x if all(size == 1 for size in kept) and lead == 0 else emit("Expand", x, make_shape(kept))
@@ -140,7 +138,7 @@ def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(kept[0], dim))
 
 
-@rule("split.Tensor", "split_with_sizes", "chunk", "split.sizes")
+@rule("split.Tensor", "split_with_sizes", "chunk")
 def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) -> Any:
     axis = dim % x.ndim
     if len(result) == 1:
@@ -180,30 +178,6 @@ def flip(result: TensorType, x: Tensor, dims: Any) -> Tensor:
     axes = normalize_axes(x, dims) if dims else []
     count = len(axes)
     return emit("Slice", x, ints(*[-1] * count), ints(*[-LAST] * count), ints(*axes), ints(*[-1] * count)) if axes else x
-
-
-@rule("roll")
-def roll(result: TensorType, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    moves = shifts if isinstance(shifts, list | tuple) else [shifts]
-    axes = dims if isinstance(dims, list | tuple) else [dims]
-    if not axes:
-        flat = reshape(x, -1)
-        return reshape_to(_rolled(flat, 0, moves[0], None), result) if x.ndim != 1 else _rolled(x, 0, moves[0], x.shape[0])
-    for shift, axis in zip(moves, axes, strict=True):
-        x = _rolled(x, axis % len(result.shape or ()), shift, (result.shape or ())[axis])
-    return x
-
-
-def _rolled(x: Tensor, axis: int, shift: Any, extent: Any) -> Tensor:
-    if not isinstance(shift, int):
-        raise Unsupported("a roll by a symbolic number")
-    if isinstance(extent, int):
-        shift = shift % extent if extent else 0
-    if shift == 0:
-        return x
-    tail = emit("Slice", x, ints(-shift), ints(LAST), ints(axis))
-    head = emit("Slice", x, ints(0), ints(-shift), ints(axis))
-    return emit("Concat", tail, head, axis=axis)
 
 
 _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -306,13 +280,8 @@ def full(result: TensorType, size: Any, fill_value: Any, **_: Any) -> Tensor:
     return _filled(fill_value, size, result.dtype)
 
 
-@rule("empty.memory_format", "empty_permuted", "_efficientzerotensor")
-def zeros(result: TensorType, size: Any, *_: Any, **__: Any) -> Tensor:
-    return _filled(0, size, result.dtype)
-
-
-@rule("empty_strided", "new_empty_strided")
-def empty_strided(result: TensorType, *args: Any, **_: Any) -> Tensor:
+@rule("empty.memory_format", "empty_permuted", "_efficientzerotensor", "empty_strided", "new_empty_strided")
+def empty(result: TensorType, *args: Any, **_: Any) -> Tensor:
     return _filled(0, next(arg for arg in args if isinstance(arg, list | tuple)), result.dtype)
 
 
@@ -340,10 +309,3 @@ def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: An
 
 
 _RANGES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
-
-
-@rule("linspace")
-def linspace(result: TensorType, start: Any, end: Any, steps: int, **_: Any) -> Tensor:
-    if not all(isinstance(one, int | float) for one in (start, end, steps)):
-        raise Unsupported("linspace between tensors")
-    return constant(np.linspace(start, end, steps), result.dtype)
