@@ -304,6 +304,9 @@ def neural_cases() -> Iterator[Case]:
     yield from named({"outer": torch.outer, "dot": torch.dot}, "f3 f3")
     yield from named({"cdist": torch.cdist}, "f23 f43")
     yield from named(
+        {"cosine_similarity": F.cosine_similarity, "quantile": lambda x, y: x.quantile(0.3, 1) + y.nanmean()}, "f23 f23"
+    )
+    yield from named(
         {
             "attention": lambda q, k: F.scaled_dot_product_attention(q, k, k * 2),
             "causal": lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=0.3),

@@ -80,6 +80,7 @@ SHAPES = [
     lambda x: torch.cat([x, x], 1),
     lambda x: nn.functional.scaled_dot_product_attention(x.mT[None], x.mT[None], x.mT[None], is_causal=True, scale=0.5),
     lambda x: x.unsqueeze(1).expand(-1, x.shape[0], -1).mean(2),
+    lambda x: nn.functional.cosine_similarity(x, x.flip(1)),
 ]
 
 

@@ -487,7 +487,7 @@ def _name_symbols(
     specs = shapes if isinstance(shapes, Mapping) else dict(zip(bound, shapes, strict=False))
     names: dict[str, str] = {}
     for (path, _), arg in zip(pytree.tree_flatten_with_path(bound)[0], users, strict=False):
-        fake = calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None
+        fake: Any = calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None
         spec = _find_spec(specs, path)
         axes = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec if isinstance(spec, Mapping) else {}
         for axis, dim in axes.items() if isinstance(fake, torch.Tensor) else ():
@@ -500,7 +500,7 @@ def _name_symbols(
 def _find_spec(spec: Any, path: Sequence[Any]) -> Any:
     """The dynamic shape of a leaf; None if the user gave none."""
     for key in path:
-        part = getattr(key, "key", getattr(key, "idx", None))
+        part: Any = getattr(key, "key", getattr(key, "idx", None))
         if isinstance(spec, Mapping):
             spec = spec.get(part)
         else:

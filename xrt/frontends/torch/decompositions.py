@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._decomp.decompositions import max_unpool2d
+from torch._dispatch.python import enable_python_dispatcher
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
@@ -49,14 +51,18 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
             return results
         return [result if index in read else None for index, result in enumerate(results)]
 
-    try:
-        with mode, torch.no_grad(), torch._C._DisableAutocast():
-            part = make_fx(run, {call.target: decompose})(*fakes)
-    except Exception:  # noqa: BLE001  # a decomposition may fail for these arguments; the call stays as it is
-        return None
-    part.graph.eliminate_dead_code()
-    called = {one.target for one in part.graph.nodes if isinstance(one.target, torch._ops.OpOverload)}
-    return None if any(one is call.target or _is_final(one) for one in called) else part
+    # Functionalization costs time, and only some decompositions of PyTorch's C++ code need it.
+    for function in (run, dispatch_functionalize(run, FunctionalTensorMode())):
+        try:
+            with mode, enable_python_dispatcher(), torch.no_grad(), torch._C._DisableAutocast():
+                part = make_fx(function, {call.target: decompose})(*fakes)
+        except Exception:  # noqa: BLE001  # a decomposition may fail for these arguments; the call stays as it is
+            continue
+        part.graph.eliminate_dead_code()
+        called = {one.target for one in part.graph.nodes if isinstance(one.target, torch._ops.OpOverload)}
+        if not any(one is call.target or _is_final(one) for one in called):
+            return part
+    return None
 
 
 def _is_final(operator: Any) -> bool:
