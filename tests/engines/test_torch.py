@@ -14,7 +14,6 @@ import torch
 
 from tests.engines.test_tvm_forked import status_of
 from tests.engines.torch_running import INT, TORCH, run, why
-from tests.engines.toy_running import ready
 from tests.engines.written import function, one, tensor
 from xrt import XRTModule
 from xrt.engines import CompileContext
