@@ -135,8 +135,6 @@ class TuningBudget:
 BOUNDS = TuningBudget()
 REQUESTS = 6
 """Parts that are requested at a time: their costs decide which to request next."""
-PROPOSALS = 4
-"""Mixtures that may race."""
 
 
 def tune(
@@ -308,7 +306,7 @@ def profile_regions(search: Search) -> Sequence[Plan]:
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
-        propose = partial(propose_plans, search.function, engines, search.table, limit=PROPOSALS)
+        propose = partial(propose_plans, search.function, engines, search.table)
         plans = within(search.left, partial(propose, device=device, to_beat=to_beat))
     except OutOfTime:
         search.notes.append("the budget ended while the planner was looking for mixtures")

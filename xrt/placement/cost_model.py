@@ -291,15 +291,13 @@ class CostModel:
 # ---------------------------------------------------------------------- shares of nodes
 
 SWEEPS = 25
-"""How often all measurements are applied to the shares."""
-STEP = 0.1
-"""The largest factor of one correction, as its inverse."""
+"""How often all measurements are applied to the shares. With 8 a mixture of four benchmark models was not found; 50 changed
+nothing."""
 PER_UNIT = 2e-10
 """Seconds per byte or multiplication if no engine was measured at all."""
-UNMEASURED_PENALTY = 1.25
-"""Factor on the usual cost for an engine without measurements: measured engines are preferred."""
 PER_PRODUCT = 0.02
-"""A multiplication of a product, relative to a byte that is moved: arithmetic binds products, memory everything else."""
+"""A multiplication of a product, relative to a byte that is moved: arithmetic binds products, memory everything else.
+Eleven models took 122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
@@ -322,7 +320,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
         for rows, parts in zip(counts, measured, strict=True)
     ]
     known = [rate for rate in rates if rate is not None]
-    usual = median(known) * UNMEASURED_PENALTY if known else PER_UNIT
+    usual = median(known) if known else PER_UNIT
     found = []
     for rows, parts, rate in zip(counts, measured, rates, strict=True):
         seconds = [one for _, one in parts]
@@ -349,7 +347,7 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
     weights = [row[at] for row, at in zip(rows, used, strict=True)]
     for _ in range(SWEEPS):
         for at, weight, cost in zip(used, weights, seconds, strict=True):
-            values[at] *= min(max(cost / max(float(values[at] @ weight), 1e-30), STEP), 1 / STEP)
+            values[at] *= cost / max(float(values[at] @ weight), 1e-30)
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:

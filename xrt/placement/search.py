@@ -39,15 +39,19 @@ __all__ = [
 
 GAIN = 0.05
 """Part of the time of the best plan that a mixture must be predicted to save. Predictions leave out what a boundary does to
-caches and threads, and rounds spread by 1 to 8 %: a smaller gain seldom wins its race."""
+caches and threads, and rounds spread by 1 to 8 %: a smaller gain seldom wins its race. Eleven models took 122 measurements with
+5 %, and 332 with 2 %."""
 EXPECTED_SPEEDUP = 2.0
-"""How much faster than estimated an engine may be on a part that was not measured."""
+"""How much faster than estimated an engine may be on a part that was not measured. With 1 no mixture of four benchmark models was
+found; with 4 the search took 206 measurements for them and seven others, not 122."""
 ALONE = 0.25
-"""Worth of a node that was cut out of a run of its like, which is measured too: a chain of 50 needs 6 measurements, not 20."""
+"""Worth of a node that was cut out of a run of its like, which is measured too: a chain of 50 needs 6 measurements, not 20.
+With 1 eleven models took 150 measurements, not 122, and one mixture of four was not found."""
 MOST_ATOMS = 128
 """Stretches of nodes that the planner moves as a whole: 128 take 0.1 s, and quadratically more."""
-RANKED = 8
-"""Partitionings whose regions are looked up in the table and measured."""
+RANKED = 4
+"""Partitionings whose regions are looked up in the table and measured, and mixtures that may race. With 2, 4 and 8 eleven models
+took the same measurements, for the same mixtures."""
 REPEATS = 4
 """Limit on proposing again because the table had regions of the last proposals."""
 
