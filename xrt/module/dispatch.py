@@ -20,7 +20,6 @@ from xrt.graph import DType, Function, TensorType, Value
 from xrt.module.fallback import Call
 from xrt.runtime import Program, to_run_failed
 from xrt.runtime.inputs import check_buffers, check_updated
-from xrt.runtime.multi_device.host_adapter import check_placed_buffers
 
 if TYPE_CHECKING:
     from xrt.module.programs import SpecializationCache
@@ -318,8 +317,7 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
     sized = _sized(function, values)
-    check = check_buffers if home == "cpu" else partial(check_placed_buffers, home)
-    given = check(out, sized.outputs, sized.inputs, values) if out is not None else (None,) * len(sized.outputs)
+    given = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
     updated = {source: values[target] if home == "cpu" else None for source, target in updates}  # a device's is updated itself
     buffers = [
         buffer if buffer is not None else updated[place] if place in updated else _empty(value, program)

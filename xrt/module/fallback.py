@@ -20,6 +20,7 @@ from xrt.graph import DType, Function
 from xrt.partition import Launch
 from xrt.runtime import OutputInspector, find_type_mismatch
 from xrt.runtime.devices import use_array_device
+from xrt.runtime.inputs import check_buffers
 from xrt.runtime.program import DEFAULT
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Call:
             raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
         given = out if out is not None else options.out
         if given is not None:
-            buffers = _find_check(device)(given, function.outputs, function.inputs, inputs)
+            buffers = check_buffers(given, function.outputs, function.inputs, inputs, device)
             options = RunOptions(buffers, options.stream, options.block, options.profile)
         return cls(inputs, options)
 
@@ -101,17 +102,6 @@ class Call:
                 error.region,
                 tuple(touched),
             ) from error
-
-
-def _find_check(device: str) -> Callable[..., Sequence[Any]]:
-    """The function that checks the caller's buffers on a device."""
-    if device == "cpu":
-        from xrt.runtime.inputs import check_buffers
-
-        return check_buffers
-    from xrt.runtime.multi_device.host_adapter import check_placed_buffers
-
-    return partial(check_placed_buffers, device)
 
 
 def _copied(given: Any) -> Any:

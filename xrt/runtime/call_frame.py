@@ -236,8 +236,7 @@ def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
     """Describe the first result whose type contradicts the plan; None if all match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
         if not _is_of(result, value.type):
-            is_array = isinstance(result, np.ndarray)
-            got = f"{result.dtype}{list(result.shape)}" if is_array else type(result).__name__
+            got = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
             return f"engine {launch.engine!r} returned {got} for output {value.name!r} of {launch.name}, which is {value.type}"
     return None
 
@@ -247,12 +246,17 @@ def _is_of(result: Any, type_: Type | None) -> bool:
         return isinstance(result, list if isinstance(type_, SequenceType) else dict)
     if not isinstance(type_, TensorType):
         return True
-    if not isinstance(result, np.ndarray) or result.dtype != (object if type_.dtype is DType.STRING else type_.dtype.numpy):
+    if not _is_array(result) or result.dtype != (object if type_.dtype is DType.STRING else type_.dtype.numpy):
         return False
     dims = result.shape if type_.shape is None else type_.shape
     return len(dims) == result.ndim and all(
         dim == size or not isinstance(dim, int) for dim, size in zip(dims, result.shape, strict=True)
     )
+
+
+def _is_array(result: Any) -> bool:
+    """Whether it is an array, of the host or a device."""
+    return isinstance(result, np.ndarray) or (hasattr(result, "dtype") and not isinstance(result, np.generic))
 
 
 def list_inplace_updates(plan: Plan, region: str) -> list[str]:

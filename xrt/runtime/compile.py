@@ -107,11 +107,6 @@ class RegionToCompile:
     def recipe(self) -> CompileRequest:
         return CompileRequest(self.launch.function, self.engine, self.context)
 
-    @property
-    def lane(self) -> object:
-        """Regions with the same lane compile sequentially: equal signatures, or an engine that compiles one at a time."""
-        return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
-
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
     """The regions of a plan, in its order.
@@ -164,6 +159,7 @@ class _Compilation:
         self._is_abandoned = False
         """Whether an error or interrupt has ended the compile, while threads may still compile."""
         self._lock = renew_after_fork(threading.Lock())
+        self._narrowing = renew_after_fork(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
     def outcomes(self) -> list[Lease | Refusal]:
@@ -171,7 +167,11 @@ class _Compilation:
         try:
             # Hash all functions in parallel first; `signature` is cached.
             self._run_parallel(lambda region: region.signature, self._regions)
-            self._run_parallel(self._compile, self._lanes())
+            order = list(range(len(self._regions)))
+            if self._threads > 1:
+                # Those of an engine that compiles one at a time first, as they take longest together.
+                order.sort(key=lambda number: self._regions[number].engine.compiles_in_parallel)
+            self._run_parallel(self._compile, order)
         except BaseException:
             with self._lock:
                 self._is_abandoned = True
@@ -213,28 +213,17 @@ class _Compilation:
         for thread in threads:
             thread.result()
 
-    def _lanes(self) -> list[list[int]]:
-        """Group the regions into lanes; engines that compile one at a time come first, as their lanes are the longest."""
-        if self._threads == 1:
-            return [list(range(len(self._regions)))]
-        lanes: dict[object, list[int]] = {}
-        for number, region in enumerate(self._regions):
-            lanes.setdefault(region.lane, []).append(number)
-        return [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))]
-
-    def _compile(self, lane: Sequence[int]) -> None:
-        """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
-        for number in lane:
-            if self._is_abandoned:
-                return
-            region = self._regions[number]
-            try:
-                outcome: Lease | Refusal = _lease(region, self._cache)
-            except (CompileRefused, CompileFailed) as error:
-                outcome = _refusal(region.launch, error)
-                if self._narrows:
+    def _compile(self, number: int) -> None:
+        """Compile a region. Equal ones wait for the first; a refusal is repeated per region, for its own node names."""
+        region = self._regions[number]
+        try:
+            outcome: Lease | Refusal = _lease(region, self._cache)
+        except (CompileRefused, CompileFailed) as error:
+            outcome = _refusal(region.launch, error)
+            if self._narrows:
+                with self._narrowing:
                     outcome = self._narrowed(region, outcome)
-            self._store(number, outcome)
+        self._store(number, outcome)
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
         """Narrow a refusal to the nodes to blame, if the engine named none."""
@@ -341,8 +330,7 @@ def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | 
     """The error for a lack of device memory, which is not the engine's fault; None for other errors."""
     if region.context.device == "cpu":
         return None
-    from xrt.runtime.devices.interface import Device
-    from xrt.runtime.multi_device.call import find_root_cause, make_out_of_memory_error
+    from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
 
     where, launch = region.context.accelerator, region.launch
     return (

@@ -242,34 +242,54 @@ def infer_type(argument: Any) -> Type | None:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any]) -> tuple[Any, ...]:
+def check_buffers(
+    out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any], home: str = "cpu"
+) -> tuple[Any, ...]:
     """Check the output buffers; return one buffer or None per output.
 
-    Each must be a writeable, C-contiguous array of the output's type and shape that overlaps no input and no other buffer;
-    otherwise raises InputError, or DeviceError for a buffer on another device. Symbolic extents are checked after the call.
+    Each must be a C-contiguous array of the output's type and shape on the module's device ``home``, writeable, that overlaps no
+    input and no other buffer; otherwise raises InputError, or DeviceError for a buffer on another device. Arrays of other
+    libraries on an accelerator are imported. Symbolic extents are checked after the call.
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
         many = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
         raise InputError(f"out has {many} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
-    seen = list(values)
+    seen, checked = list(values), []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
-        if buffer is not None:
-            if place := _elsewhere(buffer):
-                raise DeviceError(f"out[{index}] for output {value.name!r} lies on {place}, {_RUNS_ON_CPU}")
-            if reason := _why_not(buffer, value.type) or _why_overlapping(buffer, seen, inputs):
-                raise InputError(f"out[{index}] for output {value.name!r} {reason}")
+        what = f"out[{index}] for output {value.name!r}"
+        array = None if buffer is None else _find_on_device(buffer, what, home)
+        if array is not None and (reason := _why_not(array, value.type) or _why_overlapping(buffer, seen, inputs)):
+            raise InputError(f"{what} {reason}")
         # Buffers must not overlap each other, either.
         seen.append(buffer)
-    return buffers
+        checked.append(array)
+    return tuple(checked)
+
+
+def _find_on_device(buffer: Any, what: str, home: str) -> Any:
+    """The buffer as an array of the module's device; raises DeviceError for one on another device."""
+    if home == "cpu":
+        if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not on_host(buffer):
+            raise DeviceError(f"{what} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
+        return buffer
+    there = device(home)
+    if there.owns(buffer):
+        return buffer
+    if not hasattr(buffer, "__dlpack__") or on_host(buffer):
+        raise DeviceError(f"{what} does not lie on {home}, where the module runs; give an array of that device")
+    return there.adopt(buffer)
 
 
 def _why_not(buffer: Any, type_: Type | None) -> str | None:
     """Why the buffer cannot hold the output, as the rest of a sentence, or None."""
-    if not isinstance(buffer, np.ndarray):
+    if isinstance(buffer, np.ndarray):
+        if reason := why_not_fixed(buffer):
+            return f"is {reason}; a buffer must be a writeable, C-contiguous array"
+    elif not (hasattr(buffer, "flags") and hasattr(buffer, "dtype")):
         return f"must be a NumPy array; got {type(buffer).__name__}"
-    if reason := why_not_fixed(buffer):
-        return f"is {reason}; a buffer must be a writeable, C-contiguous array"
+    elif not buffer.flags.c_contiguous:
+        return "is not C-contiguous; a buffer must be a C-contiguous array"
     if type_ is None:
         return None
     if not isinstance(type_, TensorType):
@@ -289,20 +309,7 @@ def why_not_fixed(buffer: Array) -> str | None:
     return None if flags.aligned else "not aligned to its element type"
 
 
-_HOST = 1
-_DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
-"""Device codes of DLPack."""
-_RUNS_ON_CPU = "and the module runs on cpu; give a NumPy array"
-
-
-def _elsewhere(buffer: Any) -> str | None:
-    """The device of another library's array outside host memory; None for other values."""
-    device = None if isinstance(buffer, np.ndarray) else getattr(buffer, "__dlpack_device__", None)
-    kind, index = (_HOST, 0) if device is None else device()
-    return None if int(kind) == _HOST else f"{_DEVICES.get(int(kind), f'device type {int(kind)} of DLPack')}:{index}"
-
-
-def _fits(type_: TensorType, buffer: Array) -> bool:
+def _fits(type_: TensorType, buffer: Any) -> bool:
     if type_.shape is None:
         return True
     if len(type_.shape) != buffer.ndim:
@@ -310,7 +317,7 @@ def _fits(type_: TensorType, buffer: Array) -> bool:
     return all(not isinstance(dim, int) or dim == size for dim, size in zip(type_.shape, buffer.shape, strict=True))
 
 
-def _why_overlapping(buffer: Array, seen: Sequence[Any], inputs: Sequence[Value]) -> str | None:
+def _why_overlapping(buffer: Any, seen: Sequence[Any], inputs: Sequence[Value]) -> str | None:
     """Names the input or earlier buffer that shares memory with this one; ``seen`` holds them in that order."""
     for place, other in enumerate(seen):
         if _shares(buffer, other):
@@ -319,7 +326,9 @@ def _why_overlapping(buffer: Array, seen: Sequence[Any], inputs: Sequence[Value]
     return None
 
 
-def _shares(buffer: Array, other: Any) -> bool:
+def _shares(buffer: Any, other: Any) -> bool:
     if isinstance(other, list):
         return any(_shares(buffer, item) for item in other)
-    return isinstance(other, np.ndarray) and np.may_share_memory(buffer, other) and np.shares_memory(buffer, other)
+    if buffer is other or not (isinstance(buffer, np.ndarray) and isinstance(other, np.ndarray)):
+        return buffer is other
+    return np.may_share_memory(buffer, other) and np.shares_memory(buffer, other)

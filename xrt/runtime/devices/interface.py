@@ -11,9 +11,22 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.engines.contract.graph_compiler import Accelerator
+from xrt.errors import OutOfDeviceMemory
 from xrt.forking import renew_after_fork
 
-__all__ = ["Array", "Device", "Event", "GraphCapture", "MemoryInfo", "PendingCopy", "Stream", "TransferCounter", "TransferStats"]
+__all__ = [
+    "Array",
+    "Device",
+    "Event",
+    "GraphCapture",
+    "MemoryInfo",
+    "PendingCopy",
+    "Stream",
+    "TransferCounter",
+    "TransferStats",
+    "find_root_cause",
+    "make_out_of_memory_error",
+]
 
 Array: TypeAlias = Any
 """A device array: CuPy's on CUDA."""
@@ -184,3 +197,29 @@ class TransferCounter:
         """The counts so far."""
         with self._lock:
             return TransferStats(**self._counts)
+
+
+def make_out_of_memory_error(device: Device, error: BaseException, who: str, nbytes: int = 0) -> OutOfDeviceMemory | None:
+    """The error for a lack of device memory, with the amount and the requester; None if the cause is another."""
+    requested = device.shortage(error)
+    if requested is None:
+        return None
+    memory = device.memory()
+    amount = _format(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
+    short = OutOfDeviceMemory(
+        f"{who} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module can "
+        f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
+    )
+    short.__cause__ = error
+    return short
+
+
+def _format(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 100_000 else f"{nbytes:,} bytes"
+
+
+def find_root_cause(error: BaseException) -> BaseException:
+    """The first error of a chain of causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
-from xrt.errors import DeviceError, InputError
-from xrt.graph import DType, TensorType, Type, Value
-from xrt.runtime.devices.interface import Device
+from xrt.graph import DType, TensorType
+from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
 from xrt.runtime.memory_plan import is_known
-from xrt.runtime.multi_device.call import find_root_cause, make_out_of_memory_error
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -24,24 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "HostAdapter",
     "adapt_to_host",
-    "check_placed_buffers",
     "copy_to_host",
-    "describe_arrays",
     "make_timed_call",
     "on_device",
     "upload",
 ]
-
-
-def describe_arrays(values: Sequence[Any]) -> list[Any]:
-    """Host arrays with the shapes and types of device arrays, and almost no memory."""
-    return [describe_arrays(value) if isinstance(value, list) else _stand_in(value) for value in values]
-
-
-def _stand_in(value: Any) -> Any:
-    if not hasattr(value, "dtype"):
-        return value
-    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
 def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
@@ -177,46 +162,3 @@ class HostAdapter(Executable):
     def close(self) -> None:
         self.where.wait([self.stream])
         self.inner.close()
-
-
-def check_placed_buffers(
-    name: str, out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Check the output buffers on a device; import arrays of other libraries; return one buffer or None per output.
-
-    Raises InputError for a buffer that is not C-contiguous, of the wrong type or shape, an input or a duplicate; DeviceError
-    for one on another device.
-    """
-    buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
-    if len(buffers) != len(outputs):
-        raise InputError(f"out has {len(buffers)} buffers; the model has {len(outputs)} outputs: give one, or None, for each")
-    seen, distinct = {id(value) for value in values}, []
-    for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
-        array = None if buffer is None else _array(device(name), f"out[{index}] for output {value.name!r}", buffer)
-        if array is not None:
-            reason = _why_not(array, value.type) or ("is an input or another buffer" if id(buffer) in seen else "")
-            if reason:
-                raise InputError(f"out[{index}] for output {value.name!r} {reason}")
-            seen.add(id(buffer))
-        distinct.append(array)
-    return tuple(distinct)
-
-
-def _array(where: Device, what: str, buffer: Any) -> Any:
-    if where.owns(buffer):
-        return buffer
-    if not hasattr(buffer, "__dlpack__") or int(buffer.__dlpack_device__()[0]) == 1:
-        raise DeviceError(f"{what} does not lie on {where.name}, where the module runs; give an array of that device")
-    return where.adopt(buffer)
-
-
-def _why_not(array: Any, type_: Type | None) -> str | None:
-    if type_ is None:
-        return None
-    if not isinstance(type_, TensorType):
-        return f"is given, but the output is {type_}, which no buffer holds; pass None in its place"
-    shape = array.shape if type_.shape is None else type_.shape
-    fits = len(shape) == array.ndim and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=False))
-    if array.dtype != type_.dtype.numpy or not fits:
-        return f"must be {type_}; got {array.dtype}{list(array.shape)}"
-    return None if array.flags.c_contiguous else "is not C-contiguous; a buffer must be a C-contiguous array"

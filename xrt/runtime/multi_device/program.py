@@ -1,7 +1,12 @@
-"""Programs on devices, and recording of their calls as device graphs."""
+"""Programs on devices, and recording of their calls as device graphs.
+
+Each value is copied once to each device that reads it. Work is queued on one stream per device, and the host waits only where
+it reads a value.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -9,9 +14,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,33 +24,147 @@ from xrt.engines import RunOptions
 from xrt.errors import DeviceError, RunFailed, XRTError
 from xrt.forking import renew_after_fork
 from xrt.graph import TensorType, Type
-from xrt.runtime.call_frame import OutputInspector, copy_inputs, to_run_failed
-from xrt.runtime.devices.interface import TransferCounter, TransferStats
+from xrt.runtime.call_frame import OutputInspector, copy_inputs, find_type_mismatch, make_count_error, to_run_failed
+from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import Arena, MemoryPlan
-from xrt.runtime.multi_device.call import (
-    HOST,
-    DeviceCall,
-    DeviceLaunch,
-    ScheduledTransfer,
-    find_root_cause,
-    make_out_of_memory_error,
-    plan_transfers,
-)
-from xrt.runtime.multi_device.host_adapter import copy_to_host, describe_arrays, upload
+from xrt.runtime.multi_device.host_adapter import copy_to_host, upload
 from xrt.runtime.program import DEFAULT, Program
 
 if TYPE_CHECKING:
     from xrt.cache import Lease
     from xrt.partition import Plan
-    from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, Stream
+    from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, PendingCopy, Stream
     from xrt.runtime.devices.registry import Streams
-    from xrt.runtime.profile import Profile
+    from xrt.runtime.memory_plan import Step, ValueTable
+    from xrt.runtime.profile import Profile, Recorder
 
-__all__ = ["CapturedCall", "MultiDeviceProgram"]
+__all__ = ["CapturedCall", "DeviceCall", "MultiDeviceProgram"]
 
 _log = logging.getLogger(__name__)
+HOST = "cpu"
+Place: TypeAlias = tuple[int, str]
+"""A value on a device: its slot and the name of the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A launch on its device."""
+
+    number: int
+    """Position in the plan."""
+    step: Step
+    device: str
+    copies: tuple[Place, ...]
+    """Its results on other devices. They are copied directly after the launch, to overlap with later ones."""
+    frees: tuple[Place, ...]
+    """Values without later readers."""
+
+
+def plan_steps(plan: Plan, slots: ValueTable) -> tuple[DeviceStep, ...]:
+    """The launches of a plan with the copies of their results."""
+    index = {name: slot for slot, name in enumerate(slots.names)}
+    targets: dict[int, list[str]] = {}
+    for copy in plan.copies:
+        targets.setdefault(index[copy.value], []).append(copy.target)
+    needed, steps = {(slot, plan.device) for slot in slots.outputs}, []
+    for number in reversed(range(len(slots.steps))):
+        step, where = slots.steps[number], plan.get_device(slots.steps[number].launch)
+        copies = tuple((slot, target) for slot in step.writes for target in targets.get(slot, ()))
+        needed.update((slot, where) for slot, _ in copies)
+        touched = dict.fromkeys((slot, where) for slot in (*step.reads, *step.writes))
+        steps.append(DeviceStep(number, step, where, copies, tuple(place for place in touched if place not in needed)))
+        needed.update(touched)
+    return tuple(reversed(steps))
+
+
+class DeviceCall:
+    """The state of one call. Methods only enqueue work, except `wait_for`, `settle`, and copies while profiling."""
+
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        streams: Mapping[str, Stream],
+        counter: TransferCounter,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.values: dict[Place, Any] = {}
+        self.devices = devices
+        self.streams = streams
+        self.held: dict[str, list[object]] = {name: [] for name in devices}
+        """Objects that must stay alive until the device's stream has finished the work of this call."""
+        self._counter = counter
+        self._recorder = recorder
+        self._coming: dict[int, tuple[int, Device, Event]] = {}
+        """Copies to the host, by slot."""
+        self._numbers = itertools.count()
+
+    # ------------------------------------------------------------------ copies
+
+    def copy(self, value: Any, source: str, place: Place, name: str) -> None:
+        """Start to copy a value (or list) from a device to a place. While profiling, wait for it and record it under `name`."""
+        began, (slot, target) = perf_counter(), place
+        if HOST not in (source, target):
+            self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
+        self.values[place] = self._each(value, source, target)
+        if target == HOST:
+            there = self.devices[source]
+            self._coming[slot] = next(self._numbers), there, there.event(self.streams[source])
+        if self._recorder is not None:
+            self.settle([source if target == HOST else target])
+            self.record(name, source, target, value, began)
+
+    def record(self, name: str, source: str, target: str, value: Any, began: float) -> None:
+        """Record a finished copy while profiling."""
+        if self._recorder is not None:
+            self._recorder.add_copy(name, source, target, _count_bytes(value), began, perf_counter())
+
+    def _each(self, value: Any, source: str, target: str) -> Any:
+        if isinstance(value, list):
+            return [self._each(item, source, target) for item in value]
+        return None if value is None else self.send(value, source, target)
+
+    def send(self, array: Any, source: str, target: str) -> Any:
+        """Start to copy an array to a device or the host; return the new array."""
+        there = self.devices[source if target == HOST else target]
+        stream = self.streams[there.name]
+        copy: Callable[[], PendingCopy]
+        if target == HOST:
+            what, copy = "out", lambda: there.copy_out(array, stream)
+        elif source == HOST:
+            what, copy = "in", lambda: there.copy_in(array, stream)
+        else:
+            what, copy = "across", lambda: there.copy_across(array, self.devices[source], stream)
+        try:
+            sent = copy()
+        except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
+            raise make_out_of_memory_error(there, error, "a copy of a value of the model", array.nbytes) or error  # noqa: B904
+        self._counter.add(**{f"copies_{what}": 1, f"bytes_{what}": array.nbytes})
+        self.held[there.name] += [sent.held, sent.array, array if what == "across" else None]
+        return sent.array
+
+    # ------------------------------------------------------------------ waiting
+
+    def wait_for(self, slots: Sequence[int]) -> None:
+        """Wait until the copies of these values to the host are done: once per device, for the latest copy."""
+        coming = sorted(filter(None, (self._coming.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
+        for there, event in {there.name: (there, event) for _, there, event in coming}.values():
+            if not there.is_done(event):
+                self._counter.add(waits=1)
+                there.wait_for(event)
+
+    def settle(self, names: Sequence[str]) -> None:
+        """Wait for all work on the streams of these devices."""
+        for name in names:
+            self._counter.add(waits=1)
+            self.devices[name].wait([self.streams[name]])
+
+
+def _count_bytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_count_bytes, value))
+    return 0 if value is None else int(value.nbytes)
 
 
 class CapturedCall:
@@ -57,7 +176,7 @@ class CapturedCall:
         self._buffers = buffers
         self._reason = why_not_capturable(program)
         self._recording: GraphCapture | None = None
-        self._inputs: dict[int, Array] = {}
+        self._inputs: list[Array] = []
         self._outputs: list[Array] = []
         self._lock = renew_after_fork(threading.Lock())
 
@@ -68,7 +187,7 @@ class CapturedCall:
         program = self._program
         with self._lock:
             is_first = self._recording is None
-            if is_first and not self._recorded(inputs):
+            if is_first and not self._record(inputs):
                 return None
             call = program.call()
             stream = call.streams[program.plan.device]
@@ -76,8 +195,8 @@ class CapturedCall:
             if not is_first:  # the recording already has the inputs of the first call
                 self._fill(inputs, call)
             try:
-                fresh = [self._allocated(output, stream) for output in self._outputs] if self._buffers is None else []
-                self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
+                fresh = [self._allocate(output, stream) for output in self._outputs] if self._buffers is None else []
+                self._recording.replay(stream)  # type: ignore[union-attr]  # `_record` said so
                 call.held[program.plan.device] += [self._recording, self._outputs]  # keeps its memory alive, too
                 for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
                     program.home().copy_within(result, output, stream)
@@ -85,7 +204,7 @@ class CapturedCall:
                 program.hold(call)
         return fresh if self._buffers is None else list(self._buffers)
 
-    def _recorded(self, inputs: Sequence[Any]) -> bool:
+    def _record(self, inputs: Sequence[Any]) -> bool:
         """Record a call; on failure keep the reason, and run step by step from now on."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
@@ -93,8 +212,8 @@ class CapturedCall:
         try:
             program.begin(DEFAULT, call.streams)
             # With caller-owned buffers, inputs on the device are read in place.
-            at_home = self._program.is_at_home if self._buffers is not None else lambda value: False
-            self._inputs = {i: x if at_home(x) else self._allocated(x, stream) for i, x in enumerate(inputs)}
+            is_kept = [self._buffers is not None and program.is_at_home(value) for value in inputs]
+            self._inputs = [x if kept else self._allocate(x, stream) for x, kept in zip(inputs, is_kept, strict=True)]
             self._fill(inputs, call)
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
@@ -109,33 +228,29 @@ class CapturedCall:
         return self._recording is not None
 
     def _work(self, stream: Stream) -> None:
-        call = self._program.call(RunOptions(stream=stream))
-        for entry in self._program.route.entries:
-            for _, place in entry.places:
-                call.places[place] = self._inputs[entry.slot]
-        self._program.play(call)
-        self._outputs = [call.places[place] for place in self._program.route.outputs]
+        program, home = self._program, self._program.plan.device
+        call = program.call(RunOptions(stream=stream))
+        call.values.update(((slot, home), array) for slot, array in enumerate(self._inputs))
+        program.play(call)
+        self._outputs = [call.values[place] for place in program.outputs]
         for buffer, output in zip(self._buffers or (), self._outputs if self._buffers else (), strict=True):
-            self._program.home().copy_within(buffer, output, stream)
+            program.home().copy_within(buffer, output, stream)
 
     def _fill(self, inputs: Sequence[Any], call: DeviceCall) -> None:
         """Copy the inputs to the addresses that the recording reads."""
-        device, home = self._program.home(), self._program.plan.device
-        for slot, target in self._inputs.items():
-            value = inputs[slot]
-            if value is target:
-                continue
-            if not self._program.is_at_home(value):
-                value = call.send(value, home)
-            call.held[home].append(value)
-            device.copy_within(target, value, call.streams[home])
+        program, home = self._program, self._program.plan.device
+        for value, target in zip(inputs, self._inputs, strict=True):
+            if value is not target:
+                there = value if program.is_at_home(value) else call.send(value, HOST, home)
+                call.held[home].append(there)
+                program.home().copy_within(target, there, call.streams[home])
 
-    def _allocated(self, like: Any, stream: Stream) -> Array:
+    def _allocate(self, like: Any, stream: Stream) -> Array:
         return self._program.allocate(like.shape, like.dtype, stream, "a recorded call")
 
     def close(self) -> None:
         """Release the recording and its memory."""
-        self._recording, self._inputs, self._outputs = None, {}, []
+        self._recording, self._inputs, self._outputs = None, [], []
 
     def __str__(self) -> str:
         if self._reason:
@@ -145,26 +260,21 @@ class CapturedCall:
 
 def why_not_capturable(program: MultiDeviceProgram) -> str:
     """Why calls of the program cannot be recorded; empty if they may be."""
-    plan, route = program.plan, program.route
+    plan = program.plan
     if plan.device == HOST:
         return "values come in and go out on the cpu"
-    if plan.function.aliases or route.constants:
+    if plan.function.aliases or plan.function.constants:
         return "it updates inputs in place, or returns constants"
     for value in (*plan.function.inputs, *plan.function.outputs):
-        if not _is_fixed(value.type):
+        if not (isinstance(value.type, TensorType) and value.type.is_static):
             return f"{value.name!r} is {value.type}, whose size may change"
-    launches = [action for action in route.actions if isinstance(action, DeviceLaunch)]
-    for entry in launches:
+    for entry in program.steps:
         launch = entry.step.launch
         if entry.device != plan.device:
             return f"{launch.name} runs on {entry.device}"
         if reason := entry.step.executable.why_not_capturable():
             return f"{launch.name} on {launch.engine}: {reason}"
-    return "" if launches else "nothing is launched"
-
-
-def _is_fixed(type_: Type | None) -> bool:
-    return isinstance(type_, TensorType) and type_.is_static
+    return "" if program.steps else "nothing is launched"
 
 
 NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
@@ -181,8 +291,13 @@ class MultiDeviceProgram(Program):
 
     def __init__(self, plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool = False) -> None:
         super().__init__(plan, leases, NOWHERE)
-        self.route = plan_transfers(plan, self._slots)
-        self._devices: Mapping[str, Device] = {name: device(name) for name in self.route.devices}
+        self.steps = plan_steps(plan, self._slots)
+        self.outputs: tuple[Place, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
+        read = [(slot, one.device) for one in self.steps for slot in one.step.reads]
+        self._wanted = tuple(place for place in dict.fromkeys((*read, *self.outputs)) if place[0] in self._slots.inputs)
+        """Where inputs are read or returned."""
+        used = {plan.device, *(one.device for one in self.steps)} - {HOST}
+        self._devices: Mapping[str, Device] = {name: device(name) for name in sorted(used)}
         self._own = streams
         self._counter = TransferCounter()
         self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
@@ -223,19 +338,19 @@ class MultiDeviceProgram(Program):
                 self.end(options, streams)
                 self._wait(options, streams)
                 return results
-        return self._played(inputs, options, inspection)
+        return self._run_steps(inputs, options, inspection)
 
-    def _played(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
+    def _run_steps(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
         call, began = self.call(options), perf_counter()
         self.begin(options, call.streams)
         try:
-            self.enter(call, inputs)
+            self._enter(call, inputs)
             try:
                 self.play(call, options, inspection)
             except XRTError as error:
                 error.updated = None  # launches before it may have updated inputs
                 raise
-            results = self._outputs(call, inputs, options)
+            results = self._collect(call, inputs, options)
         finally:
             self.hold(call)
             self.end(options, call.streams)  # also after a failure: pending work may still read the inputs
@@ -246,8 +361,7 @@ class MultiDeviceProgram(Program):
 
     def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
         """A new call without values."""
-        recorder = self._recorder if options.profile else None
-        return DeviceCall(self.route.count, self._devices, self._streams(options), self._counter, recorder)
+        return DeviceCall(self._devices, self._streams(options), self._counter, self._recorder if options.profile else None)
 
     def _streams(self, options: RunOptions) -> dict[str, Stream]:
         streams = {name: self._own.on(name) for name in self._devices}
@@ -262,30 +376,30 @@ class MultiDeviceProgram(Program):
     def _is_on_host(self) -> bool:
         return self.plan.device == HOST
 
-    def enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
+    def _activate(self, name: str, call: DeviceCall) -> Any:
+        return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
+
+    def _enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
         """Copy each input once to each device that reads it, and constants that are outputs."""
-        home = self.plan.device
-        for entry in self.route.entries:
-            value = inputs[entry.slot]
+        home, names = self.plan.device, self._slots.names
+        for place in self._wanted:
+            slot, target = place
+            value, name = inputs[slot], names[slot]
             there = home if self.is_at_home(value) else HOST
             if there == HOST and not isinstance(value, np.ndarray | list | None):
-                raise DeviceError(
-                    f"input {entry.name!r} lies neither on the host nor on {home}, where the module runs; copy it there"
-                )
-            for wanted, place in entry.places:
-                if wanted == there or value is None:
-                    call.places[place] = value
-                else:
-                    call.bring(value, there, wanted, place, entry.name)
+                raise DeviceError(f"input {name!r} lies neither on the host nor on {home}, where the module runs; copy it there")
+            if target == there or value is None:
+                call.values[place] = value
+            else:
+                call.copy(value, there, place, name)
             if there != HOST:
                 # Keep the caller's array alive until queued work has read it.
                 call.held[there].append(value)
-        for place, slot in self.route.constants:
-            array = self._slots.constants[slot]
+        for slot, array in self._slots.constants.items():
             if self._is_on_host():
-                call.places[place] = array
+                call.values[slot, home] = array
             else:
-                call.bring(array, HOST, home, place, self._slots.names[slot])
+                call.copy(array, HOST, (slot, home), names[slot])
 
     def is_at_home(self, value: Any) -> bool:
         """Whether a value is on the plan's device, and that is not the host."""
@@ -294,93 +408,79 @@ class MultiDeviceProgram(Program):
         return not self._is_on_host() and self.home().owns(value)
 
     def play(self, call: DeviceCall, options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> None:
-        """Enqueue all launches and transfers in order."""
-        for action in self.route.actions:
-            if isinstance(action, ScheduledTransfer):
-                call.cross(action, self._slots.names[action.slot])
-            else:
-                self._launch(action, call, options, inspection)
+        """Enqueue all launches and copies in order."""
+        for entry in self.steps:
+            self._launch(entry, call, options, inspection)
+            for place in entry.copies:
+                call.copy(call.values[place[0], entry.device], entry.device, place, self._slots.names[place[0]])
 
-    def _launch(self, entry: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
-        on_host = entry.device == HOST
-        if on_host:
+    def _launch(self, entry: DeviceStep, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
+        where, step, values = entry.device, entry.step, call.values
+        if where == HOST:
             # A host engine reads the arrays at once; device work is ordered by its stream.
-            call.wait_for(entry.reads)
-        args = [call.places[place] for place in entry.reads]
-        before = self._before(entry, call, args) if inspection is not None and inspection.needs_inputs else args
+            call.wait_for(step.reads)
+        args = [values[slot, where] for slot in step.reads]
+        before: Sequence[Any] = args
+        if inspection is not None and inspection.needs_inputs:
+            with self._activate(where, call):
+                before = copy_inputs(step, args)
         began = perf_counter()
         try:
-            results = self._computed(entry, call, args)
-        except Exception as error:  # noqa: BLE001  # converted by `_error`
-            raise self._error(entry, error)  # noqa: B904  # it has its cause
+            results = self._compute(entry, call, args)
+        except Exception as error:  # noqa: BLE001  # converted by `_convert`
+            raise self._convert(entry, error)  # noqa: B904  # it has its cause
         if options.profile:
-            call.settle([] if on_host else [entry.device])
+            call.settle([] if where == HOST else [where])
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
-            self._look(entry, call, inspection, before, results)
-        for place, result in zip(entry.writes, results, strict=True):
-            call.places[place] = result
+            self._inspect(entry, call, inspection, before, results)
+        values.update(zip(((slot, where) for slot in step.writes), results, strict=True))
         for place in entry.frees:
-            call.places[place] = None
+            del values[place]
 
-    def _before(self, entry: DeviceLaunch, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
-        """Copies of the inputs that the launch may overwrite."""
-        device = entry.device
-        with nullcontext() if device == HOST else self._devices[device].activate(call.streams[device]):
-            return copy_inputs(entry.step, args)
-
-    def _computed(self, entry: DeviceLaunch, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
-        executable = entry.step.executable
-        if entry.device == HOST:
-            results = executable.run(args)
-        else:
-            stream = call.streams[entry.device]
-            with self._devices[entry.device].activate(stream):
-                results = executable.run(args, RunOptions(stream=stream))
-        if len(results) != len(entry.writes):
-            launch = entry.step.launch
-            raise RunFailed(
-                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(entry.writes)}"
-            )
+    def _compute(self, entry: DeviceStep, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
+        with self._activate(entry.device, call):
+            options = () if entry.device == HOST else (RunOptions(stream=call.streams[entry.device]),)
+            results = entry.step.executable.run(args, *options)
+        if len(results) != len(entry.step.writes):
+            raise make_count_error(entry.step, len(results))
         return results
 
-    def _error(self, entry: DeviceLaunch, error: Exception) -> Exception:
-        launch = entry.step.launch
-        where = self._devices.get(entry.device)
-        short = (
-            make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
-            if where
-            else None
-        )
+    def _convert(self, entry: DeviceStep, error: Exception) -> Exception:
+        """The error of a launch: a lack of device memory, or RunFailed."""
+        launch, where = entry.step.launch, self._devices.get(entry.device)
+        who = f"engine {launch.engine!r} in {launch.name}"
+        short = make_out_of_memory_error(where, find_root_cause(error), who) if where else None
         return short or to_run_failed(launch, error)
 
-    def _look(
-        self, entry: DeviceLaunch, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
+    def _inspect(
+        self, entry: DeviceStep, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
     ) -> None:
         """Check the results of a launch; wait for them only if the check needs the values."""
         launch, where = entry.step.launch, self._devices.get(entry.device)
-        if where is None:
-            wrong = inspection.find(launch, args, results)
-        else:
-            wrong = None if inspection.needs_inputs else inspection.find(launch, describe_arrays(args), describe_arrays(results))
-            if inspection.needs_inputs or wrong is not None:
-                with where.activate(call.streams[entry.device]):
-                    wrong = inspection.find(launch, copy_to_host(args, where), copy_to_host(results, where))
-        if wrong is not None:
+        if where is not None:
+            if not inspection.needs_inputs and find_type_mismatch(launch, results) is None:
+                return
+            with self._activate(entry.device, call):
+                args, results = copy_to_host(args, where), copy_to_host(results, where)
+        if (wrong := inspection.find(launch, args, results)) is not None:
             raise RunFailed(wrong, launch.name)
 
     # ------------------------------------------------------------------ results
 
-    def _outputs(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
-        call.wait_for(self.route.outputs)
-        results = [call.places[place] for place in self.route.outputs]
-        with nullcontext() if self._is_on_host() else self.home().activate(call.streams[self.plan.device]):
+    def _collect(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+        if self._is_on_host():
+            call.wait_for(self._slots.outputs)
+        results = [call.values[place] for place in self.outputs]
+        with self._activate(self.plan.device, call):
             self._unshare_placed(results, inputs)
             computed = tuple(results)
             for source, target in self._slots.aliases:
-                results[source] = self._updated(call, inputs[target], results[source], self._slots.names[target])
-            if options.out is not None:
-                _fill(results, computed, options.out)
+                results[source] = self._update(call, inputs[target], results[source], self._slots.names[target])
+            for index, buffer in enumerate(options.out or ()):
+                if buffer is not None:
+                    buffer[...] = computed[index]
+                    results[index] = buffer
         return results
 
     def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
@@ -395,7 +495,7 @@ class MultiDeviceProgram(Program):
                 results[index] = _copied(result)
             taken.add(id(results[index]))
 
-    def _updated(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
+    def _update(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
         if result is target:
             return target
@@ -403,11 +503,10 @@ class MultiDeviceProgram(Program):
             target[...] = result
             return target
         home, began = self.plan.device, perf_counter()
-        sent = self.home().copy_out(result, call.streams[home])
+        sent = call.send(result, home, HOST)
         call.settle([home])
-        np.copyto(target, sent.array)
-        call.record(name, home, HOST, sent.array, began)
-        self._counter.add(copies_out=1, bytes_out=sent.array.nbytes)
+        np.copyto(target, sent)
+        call.record(name, home, HOST, sent, began)
         return target
 
     # ------------------------------------------------------------------ order between the caller's work and ours
@@ -476,7 +575,7 @@ class MultiDeviceProgram(Program):
             if graphed is not None and graphed.run(inputs) is not None:
                 self.end(DEFAULT, self._streams(DEFAULT))
             else:
-                self._played(inputs, options, None)
+                self._run_steps(inputs, options, None)
 
         return call
 
@@ -521,11 +620,3 @@ def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Stre
 
 def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()
-
-
-def _fill(results: list[Any], computed: Sequence[Any], buffers: Sequence[Any]) -> None:
-    """Copy results to the given buffers and return these instead."""
-    for index, buffer in enumerate(buffers):
-        if buffer is not None:
-            buffer[...] = computed[index]
-            results[index] = buffer
