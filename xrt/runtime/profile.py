@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,12 +170,30 @@ def _current_thread() -> tuple[int, str]:
 
 
 def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict()) -> dict[str, Any]:
-    """Build the trace as JSON values; the earliest event starts at 0. ``facts`` are metadata of the trace."""
+    """Build the trace as JSON values; the earliest event starts at 0. ``facts`` are metadata of the trace.
+
+    Each device is a process, the host the first one, and each thread that uses it a track.
+    """
     # Enclosing events come first.
     ordered = sorted(moments, key=lambda moment: (moment.began, -moment.ended))
-    tracks = _number_tracks(ordered)
     origin = ordered[0].began if ordered else 0.0
-    events = [*_name_tracks(tracks), *(_make_event(moment, tracks, origin) for moment in ordered)]
+    processes = {name: n for n, name in enumerate(sorted({x.device for x in ordered}, key=lambda name: (name != HOST, name)), 1)}
+    names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in ordered}
+    # Within a process, tracks are in the order of their first events.
+    tracks = {track: n for n, track in enumerate(sorted(names, key=lambda track: processes[track[0]]), 1)}
+    events: list[dict[str, Any]] = []
+    for device, pid in processes.items():
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": device}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}})
+    for track, tid in tracks.items():
+        pid = processes[track[0]]
+        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": names[track]}})
+    for moment in ordered:
+        # Both ends are rounded to nanoseconds, so that events stay nested.
+        began, ended = (round(1e6 * (at - origin), 3) for at in (moment.began, moment.ended))
+        place = {"pid": processes[moment.device], "tid": tracks[moment.device, moment.thread[0]]}
+        times = {"ts": began, "dur": round(ended - began, 3)}
+        events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **place, "args": dict(moment.facts)})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(facts)}
 
 
@@ -186,54 +204,6 @@ def write_trace(moments: Sequence[Moment], path: str | os.PathLike[str], facts: 
         replace_file(Path(path), lambda file: file.write(data))
     except OSError as error:
         raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Track:
-    pid: int
-    tid: int
-    device: str
-    thread_name: str
-
-
-def _number_tracks(moments: Sequence[Moment]) -> dict[tuple[str, int], _Track]:
-    """One track per device and thread; the host is the first process, other devices follow by name."""
-    devices = sorted({moment.device for moment in moments}, key=lambda name: (name != HOST, name))
-    processes = {name: number for number, name in enumerate(devices, 1)}
-    names = {(moment.device, moment.thread[0]): moment.thread[1] for moment in moments}
-    in_order = sorted(names, key=lambda track: processes[track[0]])  # within a process, in the order of first events
-    return {
-        (device, thread): _Track(processes[device], number, device, names[device, thread])
-        for number, (device, thread) in enumerate(in_order, 1)
-    }
-
-
-def _name_tracks(tracks: Mapping[tuple[str, int], _Track]) -> Iterator[dict[str, Any]]:
-    for pid, device in sorted({(track.pid, track.device) for track in tracks.values()}):
-        yield _metadata("process_name", pid, 0, {"name": device})
-        yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
-    for track in sorted(tracks.values(), key=lambda track: (track.pid, track.tid)):
-        yield _metadata("thread_name", track.pid, track.tid, {"name": track.thread_name})
-
-
-def _metadata(name: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": arguments}
-
-
-def _make_event(moment: Moment, tracks: Mapping[tuple[str, int], _Track], origin: float) -> dict[str, Any]:
-    """A complete event. Both ends are rounded to nanoseconds, so that events stay nested."""
-    track = tracks[moment.device, moment.thread[0]]
-    began, ended = (round(1e6 * (at - origin), 3) for at in (moment.began, moment.ended))
-    return {
-        "ph": "X",
-        "name": moment.name,
-        "cat": moment.category,
-        "ts": began,
-        "dur": round(ended - began, 3),
-        "pid": track.pid,
-        "tid": track.tid,
-        "args": dict(moment.facts),
-    }
 
 
 # ---------------------------------------------------------------------- in a notebook
