@@ -114,48 +114,6 @@ def test_a_static_cache_equals_the_growing_one(engine: str, opset: int, key_head
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["toy", "ort"])
-@pytest.mark.parametrize("opset", [18, 20, 24])
-@pytest.mark.parametrize("key_heads", [HEADS, 2])
-def test_a_call_reads_the_front_of_a_buffer(engine: str, opset: int, key_heads: int) -> None:
-    """Over all fronts, with lengths just before and behind their ends, up to the capacity; as from the whole buffer."""
-    model = Decoder(opset, key_heads, table=200).make()
-    fronts, whole = xrt.stateful(model, capacity=200, front=True), xrt.stateful(model, capacity=200)
-    with xrt.XRTModule(xrt.stateful(model), engine) as growing, xrt.XRTModule(fronts, engine) as static:
-        session = static.new_session()
-        check(session, growing.new_session(), [[7] * 60, [2], [8], [5], [3], [1], [6] * 62, [9], [4], [1] * 71])
-        assert session.state["past_key_values.0.key"].shape == (1, key_heads, 200, WIDTH)
-        assert [copy for copy in static.profile().copies if copy.input != "xrt.length"] == []
-        with pytest.raises(InputError, match="the state holds 200 of 200 entries, and this call adds 1 by input 'ids'"):
-            session(np.array([[1]]))
-        with xrt.XRTModule(whole, engine) as other:
-            several = [module.new_session() for module in (static, other)]
-            for chunk in ([5] * 40, [1], [2] * 30, [3]):
-                found, wanted = (one(np.array([chunk])) for one in several)
-                np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("engine", "length", "front"), [("toy", 0, 64), ("toy", 63, 64), ("toy", 64, 128), ("toy", 127, 128), ("toy", 128, 150)]
-)
-def test_the_front_is_the_first_that_holds_what_is_valid(engine: str, length: int, front: int) -> None:
-    with xrt.XRTModule(xrt.stateful(Decoder(table=150).make(), capacity=150, front=True), engine) as module:
-        values = {
-            v.name: np.zeros([n if isinstance(n, int) else 1 for n in v.type.shape], v.type.dtype.numpy) for v in module.inputs
-        }
-        values["xrt.length"] = np.array(length)
-        assert module(**values, fetch=["present.0.key.front"])["present.0.key.front"].shape[2] == front
-
-
-def test_a_front_needs_buffers_of_one_size() -> None:
-    for capacity in (None, "double"):
-        with pytest.raises(OptionError) as caught:
-            xrt.stateful(Decoder().make(), capacity=capacity, front=True)
-        said = f"front=True is of buffers of one size, such as capacity=4096; got front=True, capacity={capacity!r}"
-        assert str(caught.value) == said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["toy", "ort"])
 @pytest.mark.parametrize("opset", [20, 24])
 @pytest.mark.parametrize("capacity", [24, "double"])
 def test_prompts_of_many_lengths_share_programs(engine: str, opset: int, capacity: Any) -> None:
@@ -255,10 +213,6 @@ def test_a_capacity_beyond_a_table_is_refused() -> None:
         return builder.function()
 
     assert xrt.stateful(build(8), {"past": "present"}, capacity=8)
-    assert xrt.stateful(build(8), {"past": "present"}, capacity=8, front=True)
-    with pytest.raises(ModelError) as refused:
-        xrt.stateful(build(8), {"past": "present"}, capacity=9, front=True)
-    assert str(refused.value) == "capacity=9 is more than the 8 entries that a table of 'm' has"
     with pytest.raises(ModelError, match="capacity=9 is more than the 8 entries"):
         xrt.stateful(build(8), {"past": "present"}, capacity=9)
 

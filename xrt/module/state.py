@@ -44,7 +44,6 @@ def stateful(
     pairs: Mapping[str, str] | None = None,
     *,
     capacity: int | Literal["double"] | None = None,
-    front: bool = False,
 ) -> Function:
     """Return the model as a Function with state, for ``XRTModule(...).new_session()``.
 
@@ -53,31 +52,20 @@ def stateful(
     gives them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
 
     With ``capacity``, caches that a Concat makes longer are kept in buffers of that size, in which a call writes what is new;
-    ``"double"`` lets a session enlarge them as they fill. What attention reads behind their length has no weight. With ``front``
-    a call reads the first power of two of a buffer that holds what is valid, instead of all of it. The engine must take the size
-    of a Slice from a value, as ``ort`` and ``toy`` do: one that needs sizes does not take what reads the caches.
+    ``"double"`` lets a session enlarge them as they fill. What attention reads behind their length has no weight.
 
     Raises ModelError where a name has no partner, there is no state, two types differ, or with ``capacity`` where it cannot be
     shown that results stay the same.
     """
     if capacity is not None and capacity != "double" and (type(capacity) is not int or capacity < 1):
         raise OptionError(f"capacity must be a positive integer, 'double' or None; got {capacity!r}")
-    if not isinstance(front, bool) or (front and not isinstance(capacity, int)):
-        raise OptionError(
-            f"front=True is of buffers of one size, such as capacity=4096; got front={front!r}, capacity={capacity!r}"
-        )
     function = make_source(model).get_declared_function()
     states = tuple(State(*pair) for pair in pairs.items()) if pairs is not None else tuple(_pair_by_name(function))
     if capacity is not None:
         from xrt.module.specialization import optimize
         from xrt.passes.padding.caches import make_static_caches
 
-        simple = optimize(function, fold=True)
-        declared = make_static_caches(simple, states, None if capacity == "double" or front else capacity)
-        if front:
-            from xrt.passes.padding.caches import read_fronts
-
-            declared = read_fronts(declared, capacity)  # type: ignore[arg-type]  # it is a number, with front
+        declared = make_static_caches(optimize(function, fold=True), states, None if capacity == "double" else capacity)
     else:
         declared = declare_states(function, states)
     _log.info("state of %s: %s", function.name, "; ".join(map(str, list_states(declared))))

@@ -277,7 +277,7 @@ def _find_on_device(buffer: Any, what: str, home: str) -> Any:
     if there.owns(buffer):
         return buffer
     if not hasattr(buffer, "__dlpack__") or on_host(buffer):
-        raise DeviceError(f"{what} does not lie on {home}, where the module runs; give an array of that device")
+        raise DeviceError(f"{what} does not lie on {there.name}, where the module runs; give an array of that device")
     return there.adopt(buffer)
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph import Constant, DType, Function, Node, State, TensorType, Value, declare_states, list_states
-from xrt.graph.node import rename_node
-from xrt.graph.state import Capacity, declare_capacity, find_capacity
+from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
+from xrt.graph.state import Capacity, declare_capacity
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.passes.padding.function import walk
 from xrt.passes.padding.padder import SIZE, Extent, Padded, Padder, PaddingRefusal, Refused, multiply
 from xrt.passes.shape_inference import infer_shapes
 
-__all__ = ["CAPACITY", "LEAST_FRONT", "LENGTH", "make_static_caches", "read_fronts"]
+__all__ = ["CAPACITY", "LENGTH", "make_static_caches"]
 
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
 """State that holds the number of valid cache entries."""
@@ -233,76 +232,3 @@ def _find_source(function: Function, added: Extent, caches: Mapping[str, object]
             if dim is not None and Extent.of(dim) == added:
                 return value.name, axis
     raise ModelError(f"no input of {function.name!r} has the extent {added} that a call adds to the caches")
-
-
-LEAST_FRONT = 64
-"""Smallest front in entries; each further one is twice as long."""
-FRONT = "xrt.front"
-"""Value that holds how many cache entries a call reads."""
-
-
-def read_fronts(function: Function, capacity: int) -> Function:
-    """Limit reads of caches to a front of the buffer, so that short sequences do not pay for the whole capacity.
-
-    `function` is a result of `make_static_caches` without a capacity; its caches get buffers of ``capacity`` entries. The front
-    is the smallest power of two, at least `LEAST_FRONT`, that holds the valid entries after the call. Entries behind it are
-    invalid, so the result is that of a buffer of the front's size. The engine must support a computed Slice size. Raises
-    ModelError for a capacity that the model does not allow.
-    """
-    declared = find_capacity(function)
-    assert declared is not None  # a result of make_static_caches
-    if capacity > declared.size:
-        raise ModelError(f"capacity={capacity} is more than the {declared.size} entries that a table of {function.name!r} has")
-    states = list_states(function)
-    axes = {state.output: axis for state in states if (axis := _find_axis(function, state.input)) is not None}
-    fronts = {name: f"{name}.front" for name in axes}
-    nodes = [replace(rename_node(node, fronts, {}), outputs=node.outputs) for node in function.nodes]
-    constants = dict(function.constants)
-    nodes += _choose_front(capacity, constants)
-    for name, axis in axes.items():
-        constants[f"{FRONT}.axis.{axis}"] = Constant(np.array([axis], np.int64))
-        inputs = (name, f"{FRONT}.start", FRONT, f"{FRONT}.axis.{axis}")
-        nodes.append(Node("Slice", inputs, (fronts[name],), name=f"{FRONT}.{name}"))
-    made = function.replace(
-        inputs=tuple(_set_capacity(value, capacity) for value in function.inputs),
-        outputs=tuple(_set_capacity(value, capacity) for value in function.outputs),
-        nodes=tuple(nodes),
-        constants=constants,
-        types={},
-    )
-    made = declare_states(infer_shapes(made), states)
-    return declare_capacity(made, replace(declared, size=capacity, dim=""))
-
-
-def _find_axis(function: Function, name: str) -> int | None:
-    """The axis of a state that has the capacity, or None."""
-    type_ = function.get_type(name)
-    shape = type_.shape if isinstance(type_, TensorType) else None
-    return shape.index(CAPACITY) if shape is not None and CAPACITY in shape else None
-
-
-def _choose_front(capacity: int, constants: dict[str, Constant]) -> list[Node]:
-    """Nodes that compute the front; their constants are added to `constants`."""
-    # Powers of two keep the number of distinct shapes logarithmic.
-    sizes, size = [], LEAST_FRONT
-    while size < capacity:
-        sizes.append(size)
-        size *= 2
-    made = {
-        "sizes": np.array([*sizes, capacity], np.int64),
-        "most": np.array(capacity, np.int64),
-        "start": np.array([0], np.int64),
-    }
-    constants.update({f"{FRONT}.{name}": Constant(value) for name, value in made.items()})
-    return [
-        Node("Less", (f"{FRONT}.sizes", NEXT_LENGTH), (f"{FRONT}.short",)),
-        Node("Where", (f"{FRONT}.short", f"{FRONT}.most", f"{FRONT}.sizes"), (f"{FRONT}.fitting",)),
-        Node("ReduceMin", (f"{FRONT}.fitting",), (FRONT,)).with_attributes(keepdims=1),
-    ]
-
-
-def _set_capacity(value: Value, capacity: int) -> Value:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or type_.shape is None or CAPACITY not in type_.shape:
-        return value
-    return Value(value.name, type_.with_shape(tuple(capacity if dim == CAPACITY else dim for dim in type_.shape)))
