@@ -11,8 +11,8 @@ import pytest
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import World, world
 from xrt.errors import DeviceError
+from xrt.runtime.device_program import DeviceCall, MultiDeviceProgram
 from xrt.runtime.devices import device
-from xrt.runtime.multi_device.program import DeviceCall, MultiDeviceProgram
 from xrt.testing.simulated import simulate_devices
 from xrt.testing.simulated.array import Order, WorkItem
 

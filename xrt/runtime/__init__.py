@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         to_host as to_host,
     )
     from xrt.runtime.devices.registry import Streams as Streams
-    from xrt.runtime.multi_device import (
+    from xrt.runtime.host_adapter import (
         adapt_to_host as adapt_to_host,
         make_timed_call as make_timed_call,
         on_device as on_device,

@@ -84,8 +84,8 @@ def _program(plan: Plan, leases: Sequence[Lease], streams: Streams | None, graph
     on_host = plan.device == "cpu" and all(plan.get_device(launch) == "cpu" for launch in plan.launches)
     if on_host:
         return Program(plan, leases)
+    from xrt.runtime.device_program import MultiDeviceProgram
     from xrt.runtime.devices.registry import Streams
-    from xrt.runtime.multi_device import MultiDeviceProgram
 
     return MultiDeviceProgram(plan, leases, streams or Streams(), graph)
 
@@ -131,7 +131,7 @@ def _open_device(name: str, context: CompileContext) -> CompileContext:
             if context.device == "cpu" and context.accelerator is None
             else replace(context, device=name, accelerator=None)
         )
-    from xrt.runtime.multi_device import on_device
+    from xrt.runtime.host_adapter import on_device
 
     return on_device(name, context)
 

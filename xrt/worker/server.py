@@ -18,7 +18,7 @@ from xrt.measure.timing import sample_call_times
 from xrt.processes.ipc import Message, read_block
 from xrt.processes.server import Answer, Request, serve
 from xrt.runtime.devices.registry import register_device
-from xrt.runtime.multi_device.host_adapter import adapt_to_host, make_timed_call, on_device
+from xrt.runtime.host_adapter import adapt_to_host, make_timed_call, on_device
 
 if TYPE_CHECKING:
     from xrt.graph import Function

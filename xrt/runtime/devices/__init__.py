@@ -1,6 +1,6 @@
 """Devices: names, memory, copies, streams.
 
-A device is opened by name (``cuda:1``) on first use. Nothing here knows plans: `xrt.runtime.multi_device` runs them.
+A device is opened by name (``cuda:1``) on first use. Nothing here knows plans: `xrt.runtime.device_program` runs them.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from xrt.graph import TensorType, Type
 from xrt.runtime.call_frame import OutputInspector, copy_inputs, find_type_mismatch, make_count_error, to_run_failed
 from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
+from xrt.runtime.host_adapter import copy_to_host, upload
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import Arena, MemoryPlan
-from xrt.runtime.multi_device.host_adapter import copy_to_host, upload
 from xrt.runtime.program import DEFAULT, Program
 
 if TYPE_CHECKING:
