@@ -228,7 +228,7 @@ def test_a_bundle_with_damaged_buckets_is_one_error(shapes: Any, tmp_path: Path,
     def damage(path: Path, record: Any, *parts: Any, **others: Any) -> None:
         write_bundle(path, record._replace(facts={**record.facts, "shapes": shapes}), *parts, **others)
 
-    monkeypatch.setattr("xrt.module.saving.write_bundle", damage)
+    monkeypatch.setattr("xrt.module.bundle.write_bundle", damage)
     with make(softmax(), None, "ort") as module:
         module.save(tmp_path / "a.xrt", np.ones((5, 3), "float32"))
     with pytest.raises(BundleError, match=r"its options cannot be read|it holds no programs"):

@@ -17,7 +17,7 @@ from xrt.formats.arrays import Example, decode_example, encode_example
 from xrt.formats.bundle import BundleFile
 from xrt.formats.container import Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module import saving
+from xrt.module import bundle
 from xrt.module.module import XRTModule
 
 
@@ -35,7 +35,7 @@ def load(path: Path, **options: Any) -> XRTModule:
 
 
 def read(path: Path) -> Example | None:
-    data = BundleFile(path).find_section(saving.SELF_TEST_SECTION)
+    data = BundleFile(path).find_section(bundle.SELF_TEST_SECTION)
     return None if data is None else decode_example(data)
 
 
@@ -147,7 +147,7 @@ def test_other_results_are_an_error_with_the_largest_difference(path: Path, monk
     example = read(path)
     assert example is not None
     wrong = Example(example.inputs, tuple((name, array + np.float32(0.5)) for name, array in example.outputs))
-    monkeypatch.setattr(saving, "read_example", lambda file: wrong)
+    monkeypatch.setattr(bundle, "read_example", lambda file: wrong)
     with pytest.raises(SelfTestFailed) as raised:
         load(path).run_self_test()
     text = str(raised.value)

@@ -24,7 +24,7 @@ from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
 from xrt.formats import onnx
 from xrt.logging import VARIABLE
-from xrt.module import saving
+from xrt.module import bundle as bundles
 from xrt.processes.spawn import kill, list_descendants
 from xrt.serve import app
 from xrt.serve.application import Addresses, run_server
@@ -274,13 +274,13 @@ def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(tmp_path: 
     with xrt.XRTModule(double((2, 3)), engine="ort") as module:
         module.save(path)
     application = app({"double": path})
-    read = saving.read_example
+    read = bundles.read_example
 
     def spoil(file: Any) -> Any:
         example = read(file)
         return replace(example, outputs=tuple((name, array + 1) for name, array in example.outputs))
 
-    monkeypatch.setattr(saving, "read_example", spoil)
+    monkeypatch.setattr(bundles, "read_example", spoil)
 
     async def test() -> None:
         await application.start()

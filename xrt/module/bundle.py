@@ -1,4 +1,4 @@
-"""`xrt.load`: a module from a bundle.
+"""Bundles: `XRTModule.save` writes one, `xrt.load` makes a module of it, and a self-test computes its example again.
 
 Plans are used as they were saved. A region's compiled form is used if engine, versions, options and processor are the same as
 when it was saved, and the engine says that it serves the threads. Otherwise the region is compiled again, with a notice.
@@ -7,52 +7,77 @@ Programs on a missing engine are planned again when they are called, also with a
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt import __version__
 from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
-from xrt.cache.memory import LEAST_BYTES, MOST_BYTES
+from xrt.cache.memory import LEAST_BYTES, MOST_BYTES as MOST_CACHED
+from xrt.comparison import compare, tolerance_for
 from xrt.engines import ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import (
     BundleError,
     CacheWarning,
+    CompileRefused,
     EngineUnavailable,
     FallbackWarning,
     ModelError,
     OptionError,
+    SelfTestFailed,
     UnknownEngine,
     XRTError,
     did_you_mean,
     warn,
 )
-from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
+from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
+from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory, write_bundle
+from xrt.formats.program_record import OWN, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.graph import Function
 from xrt.module.engines import check_isolated
 from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import Check, Isolation, parse_options
-from xrt.module.sizes import read_shapes
+from xrt.module.sizes import dump_shapes, read_shapes
 from xrt.module.specialization import SavedSpecialization, Specialization
-from xrt.module.stored_plans import BuildContext, restore
+from xrt.module.stored_plans import BuildContext, list_large_constants, restore, store_program
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
     from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
-    from xrt.formats.program_record import CompiledForm, StoredProgram, StoredWeight
+    from xrt.formats.container import Buffer
+    from xrt.module.options import ModuleOptions
     from xrt.partition import Plan
+    from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
 
-__all__ = ["BundleTier", "load"]
+__all__ = [
+    "MOST_BYTES",
+    "SELF_TEST_SECTION",
+    "BundleTier",
+    "SelfTestReport",
+    "add_lowered_engines",
+    "load",
+    "read_example",
+    "run_self_test",
+    "save",
+]
+
+_log = logging.getLogger(__name__)
+SELF_TEST_SECTION = "self-test"
+MOST_BYTES = 16 << 20
+"""Bytes of inputs and outputs that a bundle keeps at most as its example."""
 
 Ingredients = tuple[tuple[str, str], ...]
 
@@ -211,7 +236,7 @@ def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads
         _make_source(file),
         [*specs] or REFERENCE,
         facts["device"],
-        cache=CompileCache(disk=tier, max_bytes=max(MOST_BYTES, 2 * count * LEAST_BYTES)),
+        cache=CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES)),
         strict=facts["strict"],
         fold_constants=facts["fold_constants"],
         shapes=shapes,
@@ -321,3 +346,226 @@ def _list_differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
         for name in _IN_EVERY_REGION
         if saved.get(name) != now[name]
     )
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def save(
+    module: XRTModule,
+    path: str | os.PathLike[str],
+    examples: Sequence[Any],
+    named: Mapping[str, Any],
+    example: Mapping[str, Any] | Sequence[Any] | bool,
+) -> None:
+    """Write a bundle: see `XRTModule.save`."""
+    programs = module.programs
+    programs.check_open()
+    if examples or named or not any(build.is_compiled for build in programs.specializations):
+        module.compile(*examples, **named)
+    if not isinstance(example, bool):
+        examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+        module.compile(*examples, **named)
+    stored = None
+    if example is not False:
+        stored = _make_module_example(module, examples, named, is_required=not isinstance(example, bool))
+    _write(module, path, stored)
+
+
+def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | None) -> None:
+    """Write the programs of a module, and its example.
+
+    Raises BundleError if the file cannot be written, ModelError for a Function without ONNX form.
+    """
+    from xrt.formats.placement_file import spell_serving
+    from xrt.module.tuning import find_serving_record
+    from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
+
+    source, engines, settings = module.source, module.programs.engines, module.programs.settings
+    builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.is_compiled]
+    models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
+    plans: dict[str, dict[str, Any]] = {}
+    compiled: dict[str, Buffer] = {}
+    programs: list[StoredProgram] = []
+    for fetch, build in builds:
+        plan, number = build.plan, f":{len(programs)}"
+        models[f"function{number}"], plans[f"plan{number}"] = build.full_function(), to_message(plan)
+        regions = zip(build.regions(), build.program().executables, strict=True)
+        forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
+        program = store_program(plan, _list_weights)
+        programs.append(program._replace(fetch=tuple(fetch), function=f"function{number}", plan=f"plan{number}", compiled=forms))
+    facts = {
+        **_list_facts(add_lowered_engines(engines, [build for _, build in builds]), settings),
+        "model": "" if source.is_traced else "model",
+        "shapes": dump_shapes(module.sizes.saved),
+        "serving": spell_serving(find_serving_record(module)),
+    }
+    record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
+    if example is not None:
+        compiled[SELF_TEST_SECTION] = encode_example(example)
+    write_bundle(path, record, models, plans, compiled)
+
+
+def _list_weights(function: Function) -> Iterator[StoredWeight]:
+    """Yield the large constants of a region, which are sections of the bundle."""
+    for constant in list_large_constants(function).values():
+        yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
+
+
+def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
+    """Return the list with the engines of lower precision that plans have, behind those that were asked for."""
+    known = {engine.spec for engine in engines.engines}
+    lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in known}
+    named = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    implicit = engines.engines[len(named) :]
+    return replace(engines, engines=(*named, *lowered.values(), *implicit)) if lowered else engines
+
+
+def _list_facts(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
+    """The engines and options of the module."""
+    return {
+        "writer": __version__,
+        "engines": [{"spec": engine.spec, "version": engine.version()} for engine in _list_named(engines)],
+        "clustering": asdict(settings.clustering),
+        "execution": asdict(settings.execution),
+        "device": engines.context.device,
+        "strict": settings.strict,
+        "fold_constants": settings.fold_constants,
+    }
+
+
+def _list_named(engines: EngineList) -> list[GraphCompiler]:
+    return [engine for engine in engines.engines if engine.spec != engines.implicit]
+
+
+def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
+    """Add the compiled form of a region, if its engine can save it, to the others."""
+    signature = region.signature
+    section, reason = f"compiled:{signature.key}", ""
+    if section not in compiled:
+        try:
+            with make_working_directory() as folder:
+                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder, is_shared=True))
+        except CompileRefused as error:
+            section, reason = "", str(error)
+        except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again
+            _log.warning("engine %r failed to save %s", region.engine.spec, region.launch.name, exc_info=True)
+            section, reason = "", f"{type(error).__name__}: {error}"
+    return CompiledForm(section, signature.ingredients, reason)
+
+
+# ---------------------------------------------------------------------- the example
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """A self-test that passed. Prints as a line."""
+
+    difference: float
+    """The largest difference between an output and the one that was saved."""
+    seconds: float
+    """What the call and the comparison took, the compile or load of its programs included."""
+
+    def __str__(self) -> str:
+        return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
+
+
+def draw_inputs(function: Function) -> list[Any]:
+    """Random inputs; raises OptionError if they are large or a call would not give the same twice, and InputError."""
+    from xrt.operators import is_deterministic  # imports onnx, which a load does not need
+    from xrt.operators.sample_inputs import sample_inputs
+
+    if not all(is_deterministic(node, function) for node in function.nodes):
+        raise _why_not("the same inputs may give other outputs")
+    values = list(sample_inputs(function).values())
+    _check_size(sum(getattr(value, "nbytes", 0) for value in values))
+    return values
+
+
+def _make_module_example(
+    module: XRTModule, examples: Sequence[Any], named: Mapping[str, Any], *, is_required: bool
+) -> Example | None:
+    """The example of a bundle: of these inputs, else that of the module's bundle, else of random inputs.
+
+    None if there is none and it is not required.
+    """
+    from xrt.runtime import to_host
+
+    if not (examples or named) and module.bundle is not None:
+        return read_example(module.bundle)
+    source, compiled = module.source, module.programs.specializations.to_dict().items()
+    builds = [build for (_, fetch), build in compiled if build.is_compiled and not fetch]
+    values = None
+    if examples or named:
+        values = to_host(module.check_inputs(examples, named, pads=False)[: len(source.inputs)])
+        builds = [module.specialize(module.check_inputs(examples, named))]
+    if not builds:
+        return None
+
+    try:
+        function = builds[-1].full_function()
+        values = draw_inputs(function)[: len(source.inputs)] if values is None else values
+        return _make_example(module, [value.name for value in function.inputs], values)
+    except XRTError:
+        if is_required:
+            raise
+        _log.info("the bundle has no example", exc_info=True)
+        return None
+
+
+def _make_example(module: XRTModule, names: Sequence[str], values: Sequence[Any]) -> Example:
+    """The inputs, with the outputs of the module; raises OptionError if one is no tensor of numbers, or they are large."""
+    if not all(map(is_encodable, values)):
+        raise _why_not("an input is no tensor of numbers")
+    inputs = tuple((name, np.array(value)) for name, value in zip(names, values, strict=False))  # without a padded model's sizes
+    outputs = _run_to_host(module, [array.copy() for _, array in inputs])
+    if not all(map(is_encodable, outputs)):
+        raise _why_not("an output is no tensor of numbers")
+    example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
+    _check_size(example.nbytes)
+    return example
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MOST_BYTES:
+        most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
+        raise _why_not(f"it has {nbytes} bytes of inputs and outputs, and {most}")
+
+
+def _why_not(reason: str) -> OptionError:
+    return OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
+
+
+def read_example(file: BundleFile) -> Example | None:
+    """Return the example of a bundle; None where it has none. Raises BundleError where it is damaged."""
+    data = file.find_section(SELF_TEST_SECTION)
+    return None if data is None else decode_example(data)
+
+
+def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestReport | None:
+    """Check a bundle, compute its example and compare; None if it has none. Raises SelfTestFailed."""
+    began, name = perf_counter(), os.fspath(file.path)
+    try:
+        file.check()
+        example = read_example(file)
+        if example is None:
+            return None
+        results = _run_to_host(module, [np.array(array) for _, array in example.inputs])
+    except XRTError as error:
+        raise SelfTestFailed(f"the self-test of {name!r} failed: {error}") from error
+    differences = [0.0]
+    for (output, expected), result in zip(example.outputs, results, strict=True):
+        comparison = compare(result, expected, tolerance_for(expected.dtype, "network"), name=output)
+        if not comparison:
+            hint = f"save the bundle again where its results are right, or find what differs with `xrt verify {name}`"
+            raise SelfTestFailed(f"the self-test of {name!r} failed: {comparison.message}; {hint}", comparison.absolute)
+        differences.append(comparison.absolute)
+    return SelfTestReport(max(differences), perf_counter() - began)
+
+
+def _run_to_host(module: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[Any]:
+    from xrt.runtime import to_host
+
+    results = module(*inputs)
+    on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
+    return on_host

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import sys
 from abc import ABCMeta
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
+from pathlib import Path
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.module.dispatch import NO_MATCH, Dispatcher, unpack_outputs
 from xrt.module.engines import make_engine_list
 from xrt.module.fallback import Call, OutputChecks, shorten_tracebacks
-from xrt.module.model_source import check_declared, find_front_end
+from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, check_declared, find_front_end, is_graph
 from xrt.module.options import add_keywords, apply_constraints, parse_options
 from xrt.module.programs import Programs, open_model
-from xrt.module.saving import Construction, copy_module, describe_construction, run_self_test, save
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.state import Session, StatefulFunctions
 from xrt.runtime import inputs
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.formats.placement_file import ServingConfiguration
     from xrt.graph import Value
+    from xrt.module.bundle import SelfTestReport
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation
     from xrt.module.keywords import ModuleKeywords
     from xrt.module.memory import Memory
-    from xrt.module.saving import SelfTestReport
+    from xrt.module.model_source import ModelSource
     from xrt.module.tuning import Objective
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
@@ -382,6 +385,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         Raises BundleError if the file cannot be written; OptionError for an ``example`` that cannot be kept, and what `compile`
         raises.
         """
+        from xrt.module.bundle import save
+
         save(self, path, examples, named, example)
 
     def run_self_test(self) -> SelfTestReport | None:
@@ -393,6 +398,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
         output differs by more than the tolerance of a network.
         """
+        from xrt.module.bundle import run_self_test
+
         return None if self.bundle is None else run_self_test(self.bundle, self)
 
     # ------------------------------------------------------------------ copies
@@ -433,3 +440,74 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     def __repr__(self) -> str:
         return f"<XRTModule({', '.join(value.name for value in self.inputs)}) on {', '.join(self.engines)}>"
+
+
+# ---------------------------------------------------------------------- copies
+
+ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """The arguments that a module was made with, but for the model's bytes: its Function has what was in them."""
+
+    engine: Any
+    device: str
+    cache: CompileCache | str | os.PathLike[str] | None
+    options: Mapping[str, Any]
+    path: Path | None
+    """The model's file, absolute; None where it came otherwise."""
+
+    @classmethod
+    def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Construction:
+        return cls(engine, device, cache, options, Path(model).absolute() if isinstance(model, str | os.PathLike) else None)
+
+
+def describe_construction(module: XRTModule) -> tuple[Any, ...]:
+    """Return how to make a module again, for `pickle`; raises TypeError where that cannot be written down."""
+    model, given = _find_model(module.source), module.construction
+    if isinstance(given.cache, CompileCache):
+        raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
+    parts = {"its model": model if is_graph(model) else None, "its engines": given.engine, "its options": given.options}
+    for name, part in parts.items():
+        if reason := _why_not_written(part):
+            raise TypeError(f"this module cannot be pickled, since {name} cannot: {reason}. {ADVICE}")
+    return _make, (type(module), given.path or model, given.engine, given.device, given.cache, dict(given.options))
+
+
+def copy_module(module: XRTModule, memo: dict[int, Any]) -> Any:
+    """Make another module with the same arguments, over a copy of its graph."""
+    model, given = _find_model(module.source), module.construction
+    function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
+    return _make(type(module), function, given.engine, given.device, given.cache, given.options)
+
+
+def _find_model(source: ModelSource) -> Any:
+    """Return the Function, or the graph, that a module runs; raises TypeError for one from a bundle."""
+    if isinstance(source, BundledModel | BundledTraces):
+        raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
+    return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+
+
+def _why_not_written(part: Any) -> str | None:
+    """Return why a part cannot be pickled; None where nothing is seen that speaks against it.
+
+    A pickle has functions and classes by name, so they must be found by it; `copy.deepcopy` takes the rest apart as it does.
+    """
+    members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
+    for member in members:
+        named = member if isinstance(member, FunctionType | type) else type(member)
+        found: Any = sys.modules.get(named.__module__)
+        for name in named.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not named and named is not type(None):
+            return f"{named.__module__}.{named.__qualname__} is not found by that name"
+    try:
+        copy.deepcopy(part)
+    except Exception as error:  # noqa: BLE001  # whatever a member says of itself
+        return str(error)
+    return None
+
+
+def _make(kind: Any, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Any:
+    return kind(model, engine, device, cache=cache, **options)
