@@ -57,7 +57,8 @@ def test_public_names_exist_and_are_documented() -> None:
 
 def undocumented(module: types.ModuleType) -> list[str]:
     """The public functions and classes of a module without a docstring; a decorator that a call returned is neither."""
-    public = {word: getattr(module, word) for word in getattr(module, "__all__", ())}
+    own = [word for word, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and word[0] != "_"]
+    public = {word: getattr(module, word) for word in getattr(module, "__all__", own)}
     called = {word: value for word, value in public.items() if inspect.isroutine(value) or inspect.isclass(value)}
     called = {word: value for word, value in called.items() if "<locals>" not in value.__qualname__}
     return [word for word, value in called.items() if not (value.__doc__ or "").strip()]

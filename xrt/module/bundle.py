@@ -62,18 +62,6 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
 
-__all__ = [
-    "MOST_BYTES",
-    "SELF_TEST_SECTION",
-    "BundleTier",
-    "SelfTestReport",
-    "add_lowered_engines",
-    "load",
-    "read_example",
-    "run_self_test",
-    "save",
-]
-
 _log = logging.getLogger(__name__)
 SELF_TEST_SECTION = "self-test"
 MOST_BYTES = 16 << 20

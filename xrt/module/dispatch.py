@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from xrt.module.programs import SpecializationCache
     from xrt.module.specialization import Specialization
 
-__all__ = [
-    "NOTHING",
-    "NO_MATCH",
-    "Dispatcher",
-    "FastPath",
-    "IOBinding",
-    "bind_io",
-    "check_bindable",
-    "make_fast_path",
-    "make_named_call",
-    "make_signature_check",
-    "make_signature_key",
-    "unpack_outputs",
-]
-
 NO_MATCH: Final = object()
 """What a prepared call returns for inputs of another signature."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]

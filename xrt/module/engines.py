@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
     from xrt.partition.device_map import DeviceMap
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
-
-__all__ = [
-    "IMPLICIT",
-    "REFERENCE",
-    "check_isolated",
-    "configure",
-    "make_engine_list",
-    "parse_devices",
-    "validate_budget",
-]
 
 IMPLICIT = "toy"
 """The engine added at the end of every list that is not strict: the reference engine with its native kernels."""

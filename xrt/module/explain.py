@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xrt.placement import CostReport
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["Explanation", "RegionReport", "explain", "explain_module", "render_explanation", "render_explanation_page"]
-
 SPECIAL = "deviates on special values:"
 """How a remark about NaN, infinities and the like begins."""
 

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import Program, Refusal
 
-__all__ = [
-    "Call",
-    "FailedCall",
-    "OutputChecks",
-    "format_implicit_fallback",
-    "make_exclusions",
-    "shorten_tracebacks",
-    "warn_refusals",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
     from xrt.precision import ErrorBudget
 
-__all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
-
 SYMBOLIC = "symbolic"
 """The fact of a lock's model that is the fingerprint of the model with its symbolic dims."""
 

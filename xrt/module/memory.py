@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
     from xrt.runtime import Program
 
-__all__ = ["Memory", "RegionMemory", "memory"]
-
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory:

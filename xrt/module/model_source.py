@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.placement.engine_list import EngineList
 
-__all__ = [
-    "BundledModel",
-    "BundledTraces",
-    "DeferredModel",
-    "ModelSource",
-    "StaticModel",
-    "TracedModel",
-    "check_declared",
-    "find_front_end",
-    "is_graph",
-    "load_unchanged",
-    "make_source",
-]
-
-
 EXPORTING = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
 """What to do with a model of PyTorch's."""
 OF_TORCH = frozenset({".pt", ".pth", ".pt2", ".ckpt"})

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
-__all__ = ["XRTModule"]
-
 
 @add_keywords
 @shorten_tracebacks

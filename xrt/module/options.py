@@ -30,21 +30,6 @@ if TYPE_CHECKING:
     from xrt.precision import ErrorBudget
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = [
-    "ALL",
-    "OWNERS",
-    "Check",
-    "Isolation",
-    "ModuleOptions",
-    "PrecisionChoice",
-    "add_keywords",
-    "apply_constraints",
-    "get_accepted_type",
-    "list_keywords",
-    "make_module_lowering",
-    "override_budget",
-    "parse_options",
-]
 
 
 @dataclass(frozen=True, slots=True)

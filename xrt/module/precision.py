@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["keep_nodes_exact", "lower_engines", "make_lowering", "measure_ranges", "quantize_as_asked"]
-
 
 def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
     """Return what finds plans within the module's error budget; None where it has none.

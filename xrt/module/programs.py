@@ -44,16 +44,6 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.runtime import Program
 
-__all__ = [
-    "DEFAULT_ENGINES",
-    "MOST_COMPILES",
-    "NO_LIMIT",
-    "Programs",
-    "SpecializationCache",
-    "open_model",
-    "warn_of_signatures",
-]
-
 MOST_COMPILES = 3
 """Calls that wait for a compile, the first one included, before a warning names what avoids it."""
 

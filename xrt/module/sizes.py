@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from xrt.passes.padding import PaddedFunction
     from xrt.placement.engine_list import EngineList
 
-__all__ = [
-    "Buckets",
-    "PaddedModel",
-    "PaddedValues",
-    "Shapes",
-    "SizePolicy",
-    "dump_shapes",
-    "parse_shapes",
-    "read_shapes",
-    "round_up",
-]
-
 MOST_REMEMBERED = 4096
 """Sets of sizes whose buckets are remembered."""
 SHAPES = ("auto", "each", "one")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
 
-__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
-
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
     """The names that a call fetches, each once; raises InputError for a string."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xrt.engines import RunOptions
     from xrt.module.module import XRTModule
 
-__all__ = ["Session", "SessionState", "StatefulFunction", "StatefulFunctions", "stateful"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 FIRST_CAPACITY = 16
 """What a state that a session enlarges holds at first."""

@@ -56,17 +56,6 @@ if TYPE_CHECKING:
     from xrt.partition import Launch
     from xrt.placement.engine_list import EngineList
 
-__all__ = [
-    "PLANS",
-    "BuildContext",
-    "ProgramOrigin",
-    "StoredPlans",
-    "find_stored_plans",
-    "list_large_constants",
-    "restore",
-    "store_program",
-]
-
 SMALL = 1024
 """Bytes of a constant from which a compiled form may refer to it."""
 _log = logging.getLogger(__name__)

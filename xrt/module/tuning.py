@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from xrt.placement.throughput import Split, Tell, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
-__all__ = [
-    "TERMS",
-    "ModuleBench",
-    "RequestPool",
-    "count_modules",
-    "find_serving_record",
-    "read_serving",
-    "tune",
-    "tune_throughput",
-]
-
 Objective: TypeAlias = Literal["latency", "throughput"]
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` for throughput alone."""

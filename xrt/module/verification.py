@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
-__all__ = [
-    "bisect",
-    "calibrate",
-    "calibrate_module",
-    "copy_value",
-    "verify",
-]
-
 
 def copy_value(value: Any) -> Any:
     """Copy an argument; arrays of any library have ``copy`` or ``clone``."""

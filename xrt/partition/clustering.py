@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.partition.options import ClusteringOptions
 
-__all__ = [
-    "Cluster",
-    "Clustering",
-    "cluster",
-    "find_earliest_slots",
-    "find_engine_sequence",
-    "find_next_slots",
-    "minimize_cut",
-]
-
 
 def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[int]:
     """For each unit, the first slot in the sequence of kinds in which it can run; -1 if there is none. Linear."""

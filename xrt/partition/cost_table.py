@@ -12,8 +12,6 @@ from xrt.graph import FrozenDict
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile
 
-__all__ = ["BOUNDARY", "LAUNCH", "CostTable", "MeasuredCost", "RegionCost"]
-
 LAUNCH = 5e-6
 """Seconds of an empty launch. Measured: ort 2, tvm 2, toy 3, iree 5, torch 8, openvino 19, xla 22 us."""
 BOUNDARY = (5e-6, 7e-11)

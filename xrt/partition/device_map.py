@@ -13,8 +13,6 @@ from xrt.partition.support_matrix import SupportMatrix
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
 
-__all__ = ["DeviceMap", "NodeDevices"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:

@@ -13,8 +13,6 @@ from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
 if TYPE_CHECKING:
     from xrt.partition.clustering import Cluster
 
-__all__ = ["extract_subgraph", "fold"]
-
 VERSION = 1
 """Version of the launch node's operator domain."""
 

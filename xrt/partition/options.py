@@ -14,8 +14,6 @@ from xrt.graph.node import OPERATOR, compile_patterns
 if TYPE_CHECKING:
     from xrt.graph import Node
 
-__all__ = ["ClusteringOptions", "Pin", "PinSubject", "read_options"]
-
 PinSubject = Literal["operator", "name"]
 _FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
 _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"

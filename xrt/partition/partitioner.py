@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from xrt.graph import Node
     from xrt.partition.support_matrix import SupportMatrix
 
-__all__ = [
-    "LEAST_COPIED",
-    "MEASURED_REASON",
-    "map_nodes_to_engines",
-    "map_nodes_to_regions",
-    "partition",
-    "place_updates",
-    "plan_from_assignment",
-]
-
 # Copying this many bytes of state per call costs more than a separate region: 20 us at 13 GB/s.
 LEAST_COPIED = 1 << 18
 

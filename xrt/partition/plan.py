@@ -14,24 +14,6 @@ from xrt.partition.options import ClusteringOptions
 if TYPE_CHECKING:
     from xrt.html.views import MeanCall, Reading, RegionTimes
 
-__all__ = [
-    "LAUNCH",
-    "Launch",
-    "Plan",
-    "Reason",
-    "ReasonGroup",
-    "Transfer",
-    "color_engines",
-    "describe_plan",
-    "find_transfers",
-    "group",
-    "group_reasons",
-    "launch_node",
-    "list_regions",
-    "list_some",
-    "render_plan",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["DependencyGraph", "QuotientGraph", "Targets"]
-
 
 @dataclass(frozen=True, slots=True)
 class Targets:

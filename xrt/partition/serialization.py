@@ -11,7 +11,6 @@ from xrt.graph import Function, Node
 from xrt.partition.options import read_options
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
-__all__ = ["from_bytes", "from_message", "to_bytes", "to_message"]
 
 
 def to_bytes(plan: Plan) -> bytes:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.partition.options import Pin
 
-__all__ = ["EligibleEngines", "Refused", "SupportMatrix", "ask_engine", "number_questions"]
-
 
 @dataclass(frozen=True, slots=True)
 class SupportMatrix:

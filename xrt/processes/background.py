@@ -19,8 +19,6 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-__all__ = ["OutOfTime", "begin", "within", "within_or_stopped"]
-
 AT_EXIT = 1.0
 """Seconds that process exit waits for abandoned work."""
 LONGEST = 60.0

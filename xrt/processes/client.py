@@ -21,8 +21,6 @@ from xrt.forking import get_generation
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
 from xrt.processes.spawn import NOTHING_ADDED, end, start_python
 
-__all__ = ["RemoteError", "WorkerDied", "WorkerFailure", "WorkerLost", "WorkerProcess", "WorkerTimedOut"]
-
 START = 120.0
 """Maximum seconds for a worker to start."""
 PATIENCE = 1.0

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Block", "Message", "SharedBuffer", "read_block", "receive", "send"]
-
 Message: TypeAlias = dict[str, Any]
 Block: TypeAlias = tuple[int, int]
 """Offset and length in shared memory."""

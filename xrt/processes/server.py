@@ -12,8 +12,6 @@ from typing import TypeAlias
 import xrt.errors
 from xrt.processes.ipc import Message, SharedBuffer, receive, send
 
-__all__ = ["Answer", "Request", "serve"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -17,20 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-__all__ = [
-    "NOTHING_ADDED",
-    "SUPPORTED",
-    "end",
-    "hold",
-    "kill",
-    "list_descendants",
-    "release",
-    "run",
-    "start",
-    "start_python",
-    "tie",
-]
-
 try:
     import fcntl
 except ImportError:  # not available on this system

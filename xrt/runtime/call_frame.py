@@ -21,18 +21,6 @@ from xrt.partition import Launch, Plan
 if TYPE_CHECKING:
     from xrt.runtime.memory_plan import MemoryPlan, Step, ValueTable
 
-__all__ = [
-    "Action",
-    "CallFrame",
-    "OutputInspector",
-    "copy_inputs",
-    "find_type_mismatch",
-    "list_inplace_updates",
-    "make_count_error",
-    "make_frame",
-    "to_run_failed",
-]
-
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_OPTIONS = RunOptions()

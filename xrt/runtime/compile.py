@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xrt.partition import Launch, Plan
     from xrt.runtime.devices.registry import Streams
 
-__all__ = ["MOST", "Progress", "Refusal", "RegionToCompile", "compile_plan", "describe_patterns", "list_regions", "to_blame"]
-
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of compiled regions and the total."""
 T = TypeVar("T")

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from xrt.runtime.memory_plan import Step, ValueTable
     from xrt.runtime.profile import Profile, Recorder
 
-__all__ = ["CapturedCall", "DeviceCall", "MultiDeviceProgram"]
-
 _log = logging.getLogger(__name__)
 HOST = "cpu"
 Place: TypeAlias = tuple[int, str]

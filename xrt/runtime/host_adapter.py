@@ -19,15 +19,6 @@ from xrt.runtime.memory_plan import is_known
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = [
-    "HostAdapter",
-    "adapt_to_host",
-    "copy_to_host",
-    "make_timed_call",
-    "on_device",
-    "upload",
-]
-
 
 def copy_to_host(values: Sequence[Any], device: Device) -> list[Any]:
     """Copy to the host and wait."""

@@ -13,8 +13,6 @@ from xrt.graph.device_names import normalize_device
 from xrt.runtime.devices.dlpack import find_array_device, from_dlpack, on_host
 from xrt.runtime.devices.registry import device
 
-__all__ = ["bind", "check", "check_buffers", "check_updated", "infer_type", "normalize", "why_not_fixed"]
-
 Dims = dict[str, tuple[int, str]]
 """Size of each symbolic dimension, and the input where it was first seen."""
 

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from xrt.engines import Executable
     from xrt.partition import Launch, Plan
 
-__all__ = [
-    "Arena",
-    "ArenaValue",
-    "MemoryPlan",
-    "Step",
-    "Update",
-    "UpdateCopy",
-    "ValueTable",
-    "find_updates",
-    "is_known",
-    "may_overlap",
-    "plan_arena",
-    "plan_memory",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Update:

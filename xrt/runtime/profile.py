@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xrt.runtime.devices.interface import TransferStats
     from xrt.runtime.memory_plan import Update
 
-__all__ = ["LaunchTime", "Moment", "Profile", "Recorder", "make_trace", "write_trace"]
-
 MOST_MOMENTS = 100_000
 """Limit on timeline events: the latest ones, some tens of megabytes."""
 HOST = "cpu"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xrt.runtime.memory_plan import Arena, Update
     from xrt.runtime.profile import Profile
 
-__all__ = ["Program"]
-
 DEFAULT = RunOptions()
 
 

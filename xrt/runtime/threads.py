@@ -8,15 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-__all__ = [
-    "available_cores",
-    "default_budget",
-    "find_granted_threads",
-    "resolve_thread_budget",
-    "set_budget_source",
-    "set_default_budget",
-]
-
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 

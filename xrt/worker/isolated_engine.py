@@ -28,8 +28,6 @@ from xrt.runtime.devices.registry import list_device_factories
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "describe_compile", "identify", "why_not_isolated"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:

@@ -23,8 +23,6 @@ from xrt.runtime.host_adapter import adapt_to_host, make_timed_call, on_device
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["WorkerServer", "main"]
-
 
 class WorkerServer:
     """The executables of this process and the requests on them."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from xrt.graph.device_names import normalize_device as normalize_device, parse_device_kind as parse_device_kind
     from xrt.runtime.devices.interface import (
         Device as Device,
         GraphCapture as GraphCapture,
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
     from xrt.runtime.devices.registry import (
         check_device as check_device,
         device as device,
-        normalize_device as normalize_device,
         override_devices as override_devices,
-        parse_device_kind as parse_device_kind,
         to_host as to_host,
         use_array_device as use_array_device,
     )

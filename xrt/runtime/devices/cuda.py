@@ -14,8 +14,6 @@ import numpy as np
 from xrt.errors import DeviceError, InputError
 from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, MemoryInfo, PendingCopy, Stream
 
-__all__ = ["CudaDevice"]
-
 PIP = "pip install 'xrt-engine[cuda]'"
 _ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")
 

@@ -12,8 +12,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["find_array_device", "from_dlpack", "on_host"]
-
 HOST_KINDS = (1, 3, 11)
 """DLPack codes of CPU, CUDA pinned and ROCm pinned memory, all readable by the host."""
 _KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda", 14: "oneapi"}

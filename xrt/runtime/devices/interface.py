@@ -14,20 +14,6 @@ from xrt.engines.contract.graph_compiler import Accelerator
 from xrt.errors import OutOfDeviceMemory
 from xrt.forking import renew_after_fork
 
-__all__ = [
-    "Array",
-    "Device",
-    "Event",
-    "GraphCapture",
-    "MemoryInfo",
-    "PendingCopy",
-    "Stream",
-    "TransferCounter",
-    "TransferStats",
-    "find_root_cause",
-    "make_out_of_memory_error",
-]
-
 Array: TypeAlias = Any
 """A device array: CuPy's on CUDA."""
 Stream: TypeAlias = Any

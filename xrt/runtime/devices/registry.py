@@ -19,21 +19,6 @@ from xrt.runtime.devices.interface import Device
 if TYPE_CHECKING:
     from xrt.runtime.devices.interface import Stream
 
-__all__ = [
-    "Maker",
-    "Streams",
-    "check_device",
-    "device",
-    "list_device_factories",
-    "normalize_device",
-    "override_devices",
-    "parse_device_index",
-    "parse_device_kind",
-    "register_device",
-    "to_host",
-    "use_array_device",
-]
-
 _OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 """Names of device kinds in other libraries, for error hints."""
 
