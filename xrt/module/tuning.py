@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
     from xrt.formats.placement_file import ServingConfiguration
-    from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement import ProgressCallback, TuningResult
@@ -318,11 +317,6 @@ def _get_model(module: XRTModule) -> Any:
     return source.graph if hasattr(source, "graph") else source.get_declared_function()
 
 
-def _return_placement(tuned: TuningResult, function: Function) -> TuningResult:
-    """Place a Function as it was placed before."""
-    return tuned
-
-
 class ModuleBench:
     """Measures instances of a module; `ThroughputSweep` decides what. Close it to release them."""
 
@@ -420,16 +414,13 @@ class ModuleBench:
             return module.specialize(values)
         if (threads, size) not in self._found:
             self._found[threads, size] = self._place(module, threads, size, values)
-        tuned = self._found[threads, size]
-        build = module.programs.specializations.get((module.sizes.get_key(values, module.programs), ()))
-        is_placed = build is not None and build.tuned is tuned
-        if build is None or not is_placed:
-            build = module.specialize(values, place=partial(_return_placement, tuned))
-        if not is_placed or (id(module), size) not in self._adopted:  # what a search has placed too: a lock has the ranges
+        if (key := (id(module), size)) not in self._adopted:
+            tuned = self._found[threads, size]
+            build = module.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)  # what is not compiled is not kept when a decision is adopted
             module.programs.adopt_decision(build)
-            self._adopted.add((id(module), size))
-        return build
+            self._adopted.add(key)
+        return module.specialize(values)
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
         """The placement for a size: searched for at the largest and the smallest one; others use that of the largest."""
@@ -474,15 +465,10 @@ class ModuleBench:
 
     def hand_over(self, threads: int) -> None:
         """Let the module that is tuned use the plans, where it has that many threads."""
-        module = self._module
-        if not self._is_placed or threads != module.threads:
-            return
-        for (number, size), tuned in self._found.items():
-            if number == threads:
-                values = module.check_inputs(self._pool.join(0, size), {})
-                build = module.specialize(values, place=partial(_return_placement, tuned))
-                module.programs.compile(build)
-                module.programs.adopt_decision(build)
+        if self._is_placed and threads == self._module.threads:
+            for number, size in list(self._found):
+                if number == threads:
+                    self._specialize(self._module, threads, size)
 
     def close(self) -> None:
         """Release the instances."""
