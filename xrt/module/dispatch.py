@@ -63,8 +63,9 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
     texts = [place for place, value in enumerate(values) if value.dtype.hasobject]
-    if texts:
-        fits = _holding_texts(fits, texts)
+    if texts:  # the elements of object arrays may be other objects than texts
+        of_types = fits
+        fits = lambda args: of_types(args) and all(type(text) is str for at in texts for text in args[at].flat)  # noqa: E731
     one = len(expected) == 1 and not texts
     positional = _from_one(program, *expected[0], rescue) if one else _from_many(program, fits, rescue)
     named = make_named_call([value.name for value in build.function.inputs], positional)
@@ -84,11 +85,6 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
         return True
 
     return fits
-
-
-def _holding_texts(fits: Callable[[tuple[Any, ...]], bool], places: Sequence[int]) -> Callable[[tuple[Any, ...]], bool]:
-    """Check the elements of object arrays too: they may be other objects than texts."""
-    return lambda args: fits(args) and all(type(text) is str for place in places for text in args[place].flat)
 
 
 def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:

@@ -252,24 +252,20 @@ def _parse_precision(value: Any) -> PrecisionChoice:
     patterns = []
     for text in texts:
         before, equals, name = text.rpartition("=")
-        _check_name(name.strip() if equals else text)
+        name, known = name.strip(), get_args(Precision)
+        if name not in known:
+            raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
         if not equals:
-            names.append(text)
-        elif name.strip() != "fp32":
+            names.append(name)
+        elif name != "fp32":
             raise OptionError(
                 f"the constraint {text!r} is not known: a constraint keeps nodes in fp32, as 'Softmax=fp32'; name the lower "
-                f"precision without nodes: precision=[{name.strip()!r}, 'Softmax=fp32']"
+                f"precision without nodes: precision=[{name!r}, 'Softmax=fp32']"
             )
         else:
             patterns.append(NodePattern.parse(before))
     lower = tuple(dict.fromkeys(name for name in names if name != "fp32"))
     return PrecisionChoice(lower, tuple(patterns))
-
-
-def _check_name(name: str) -> None:
-    known = get_args(Precision)
-    if name not in known:
-        raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
 
 
 def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], PrecisionChoice]:

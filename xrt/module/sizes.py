@@ -267,13 +267,14 @@ class SizePolicy:
         """What of the inputs a program depends on: None for one program that serves all of them."""
         if values is None and not self.source.is_traced:
             return None
-        source = self.get_source(values)
+        source, engines = self.get_source(values), planner.engines
         sizes = source.key(values or [], False)
         if (
             sizes is None
             or source is not self.source
             or self._is_first(sizes, planner)
-            or self._is_empty(values, planner.engines)
+            # Programs for all sizes of some engines do not support a symbolic dim of 0.
+            or (not engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self.open_axes))
         ):
             return sizes
         return sizes if self.find_reason(values, planner) else source.key(values or [], True)
@@ -294,10 +295,6 @@ class SizePolicy:
         if not self.exact and self._why_each is None and not has_general_plan:
             self.exact = frozenset([sizes])
         return sizes in self.exact
-
-    def _is_empty(self, values: Sequence[Any], engines: EngineList) -> bool:
-        """Whether a symbolic dim is 0, which programs for all sizes of some engines do not support."""
-        return not engines.are_dynamic and any(values[place].shape[axis] == 0 for place, axis, _ in self.open_axes)
 
     # ------------------------------------------------------------------ one program for all sizes
 

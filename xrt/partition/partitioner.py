@@ -11,7 +11,7 @@ from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
-from xrt.partition.clustering import Cluster, Clustering, Devices, cluster
+from xrt.partition.clustering import Cluster, Clustering, cluster
 from xrt.partition.device_map import DeviceMap, NodeDevices
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
@@ -174,12 +174,11 @@ def _reasons(function: Function, choices: EligibleEngines, found: Clustering, op
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
             # If the node was allowed on the engine, its cluster there was dissolved.
-            text = choices.reason(number, earlier) or _too_small(found.dissolved[number, earlier], options.minimum_nodes)
+            text = choices.reason(number, earlier)
+            if text is None:
+                size = found.dissolved[number, earlier]
+                text = f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
             yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
-
-
-def _too_small(size: int, least: int) -> str:
-    return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={least}"
 
 
 MEASURED_REASON = "placed by measurement"
@@ -212,7 +211,10 @@ def plan_from_assignment(
         choices = EligibleEngines.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
         home = _numbered(function, choices, homes)
         devices = NodeDevices.of(function, engines, places).devices
-        clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))
+        if groups is None:
+            clusters = cluster(function, [(engine,) for engine in home], ClusteringOptions(), devices).clusters
+        else:
+            clusters = _grouped(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
         reasons = tuple(_list_reasons(function, choices, home))
         return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
@@ -258,10 +260,6 @@ def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[i
 
 
 # ------------------------------------------------------------------ regions
-
-
-def _clustered(function: Function, home: Sequence[int], devices: Devices) -> tuple[Cluster, ...]:
-    return cluster(function, [(engine,) for engine in home], ClusteringOptions(), devices).clusters
 
 
 def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:

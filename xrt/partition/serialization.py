@@ -9,7 +9,7 @@ from xrt.errors import BundleError, XRTError
 from xrt.formats.protobuf import read_plan, write_plan
 from xrt.graph import Function, Node
 from xrt.partition.options import read_options
-from xrt.partition.plan import Launch, Plan, Reason, launch_node
+from xrt.partition.plan import Plan, Reason, launch_node
 
 
 
@@ -27,17 +27,13 @@ def to_message(plan: Plan) -> dict[str, Any]:
     bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
     return {
         "function": plan.function.replace(nodes=bare),
-        "launches": [_launch(launch) for launch in plan.launches],
+        "launches": [{"name": x.name, "engine": x.engine, "nodes": x.nodes, "function": x.function} for x in plan.launches],
         "engines": plan.engines,
         "reasons": [asdict(reason) for reason in plan.reasons],
         "options": asdict(plan.options),
         "implicit": plan.implicit,
         "device": "" if plan.device == "cpu" else plan.device,
     }
-
-
-def _launch(launch: Launch) -> dict[str, Any]:
-    return {"name": launch.name, "engine": launch.engine, "nodes": launch.nodes, "function": launch.function}
 
 
 def from_bytes(data: bytes) -> Plan:
@@ -60,8 +56,9 @@ def _plan(values: dict[str, Any]) -> Plan:
     options = values["options"]
     if options is None or values["function"] is None:
         raise BundleError("it has no model or no options")
+    frame, launches = values["function"], {launch["name"]: launch for launch in values["launches"]}
     return Plan(
-        function=_with_launches(values["function"], values["launches"]),
+        function=frame.replace(nodes=tuple(_with_launch(node, launches, frame) for node in frame.nodes)),
         engines=values["engines"],
         reasons=tuple(Reason(**reason) for reason in values["reasons"]),
         options=read_options(options),
@@ -70,13 +67,8 @@ def _plan(values: dict[str, Any]) -> Plan:
     )
 
 
-def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
-    """Restore the attributes of the launch nodes."""
-    launches_by_name = {launch["name"]: launch for launch in launches}
-    return frame.replace(nodes=tuple(_with_launch(node, launches_by_name, frame) for node in frame.nodes))
-
-
 def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
+    """Restore the attributes of a launch node."""
     launch = known.get(node.name)
     if launch is None or launch["function"] is None:
         raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")

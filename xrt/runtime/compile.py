@@ -123,12 +123,8 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
 
 def _open_device(name: str, context: CompileContext) -> CompileContext:
     """The compile context for a device; raises DeviceError if it is unavailable."""
-    if name == "cpu":
-        return (
-            context
-            if context.device == "cpu" and context.accelerator is None
-            else replace(context, device=name, accelerator=None)
-        )
+    if name == context.device == "cpu" and context.accelerator is None:
+        return context
     from xrt.runtime.host_adapter import on_device
 
     return on_device(name, context)

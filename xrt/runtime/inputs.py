@@ -57,16 +57,12 @@ def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
     if isinstance(type_, OptionalType):
         return None if argument is None else normalize(Value(value.name, type_.element), argument, home)
     if isinstance(type_, SequenceType):
-        return _sequence(value.name, type_, argument, home)
+        if not isinstance(argument, list | tuple):
+            raise InputError(f"input {value.name!r} is a sequence ({type_}); pass a list of arrays, not {_described(argument)}")
+        return [normalize(Value(f"{value.name}[{i}]", type_.element), item, home) for i, item in enumerate(argument)]
     if isinstance(type_, MapType):
         return _map(value.name, type_, argument)
     return _array(value.name, type_, argument, home)
-
-
-def _sequence(name: str, type_: SequenceType, argument: Any, home: str) -> list[Any]:
-    if not isinstance(argument, list | tuple):
-        raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(argument)}")
-    return [normalize(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(argument)]
 
 
 def _map(name: str, type_: MapType, argument: Any) -> dict[Any, Any]:

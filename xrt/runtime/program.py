@@ -305,16 +305,11 @@ def _rearranged(
 
     ``positions`` and ``results`` index the inputs that it reads and the outputs that are returned.
     """
-    if results != tuple(range(returns)):
-        call = _returning(call, results)
-    if positions == tuple(range(takes)):
-        return call
-    return lambda *inputs: call(*[inputs[place] for place in positions])
+    if results == tuple(range(returns)):
+        return call if positions == tuple(range(takes)) else lambda *inputs: call(*[inputs[place] for place in positions])
 
-
-def _returning(call: Callable[..., Sequence[Any]], results: tuple[int, ...]) -> Callable[..., Sequence[Any]]:
     def run(*inputs: Any) -> Sequence[Any]:
-        outputs = call(*inputs)
+        outputs = call(*[inputs[place] for place in positions])
         return [outputs[place] for place in results]
 
     return run
