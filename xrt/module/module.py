@@ -407,7 +407,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return describe_construction(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return copy_module(self, memo)
+        copied: Self = copy_module(self, memo)
+        return copied
 
     def __copy__(self) -> Self:
         return self.__deepcopy__({})
