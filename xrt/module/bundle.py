@@ -240,7 +240,7 @@ def _make_source(file: BundleFile) -> StaticModel | BundledTraces:
     record, model = file.record, file.record.facts["model"]
     if model:
         return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
-    traces: dict[object, Callable[[], Function]] = {
+    traces: dict[tuple[Any, ...], Callable[[], Function]] = {
         _types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
     }
     return BundledTraces(tuple(value.name for value in record.inputs), traces)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xrt.errors import InputError, ModelError
-from xrt.graph import Function, TensorType, Value
+from xrt.graph import Function, TensorType, Type, Value
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -170,17 +170,14 @@ class StaticModel:
     is_traced = False
 
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
+        """``locations`` are the files of external data that it was read from, as its own file names them."""
         self._function = _checked(function)
         self._locations = locations
-        self._is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
+        self._set_ends(self._function.inputs, self._function.outputs)
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return self._function.inputs
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        return self._function.outputs
+    def _set_ends(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self._is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
 
     def key(self, values: Sequence[Any], dynamic: bool) -> object:
         if dynamic or self._is_static:
@@ -190,19 +187,17 @@ class StaticModel:
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
         from xrt import passes
 
+        function = self.get_declared_function()
         if dynamic or self._is_static:
-            return self.get_declared_function()
+            return function
         pairs = zip(self.inputs, values, strict=True)
-        return passes.specialize(
-            self.get_declared_function(), {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)}
-        )
+        return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
         return self._function
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """The files of external data that it was read from, as its own file names them."""
         return self._locations
 
 
@@ -210,24 +205,17 @@ class TracedModel:
     """An `xrt.Graph`: its `build` runs once per signature."""
 
     is_traced = True
+    outputs: tuple[Value, ...] = ()
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._inputs = tuple(Value(name) for name in graph.input_names)
+        self.inputs = tuple(Value(name) for name in graph.input_names)
 
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        return ()
-
-    def key(self, values: Sequence[Any], dynamic: bool) -> object:
+    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
         return tuple(inputs.infer_type(value) for value in values)
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        function = self.graph.trace(*[inputs.infer_type(value) for value in values])
+        function = self.graph.trace(*self.key(values, dynamic))
         if len(function.inputs) > len(values):
             kept = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
             raise InputError(
@@ -236,7 +224,7 @@ class TracedModel:
         return _checked(function)
 
     def get_declared_function(self) -> Function:
-        if self._inputs:
+        if self.inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
         return self.function([], dynamic=False)
 
@@ -245,27 +233,19 @@ class DeferredModel(StaticModel):
     """A model that is not read before it is needed: a plan in the cache, or the programs of a bundle, do without its nodes."""
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
-        self._ends, self._load = (inputs, outputs), load
-        self._is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in inputs)
+        self._load = load
+        self._set_ends(inputs, outputs)
 
     @cached_property
-    def _read(self) -> StaticModel:
+    def _model(self) -> StaticModel:
         return self._load()
 
     def get_declared_function(self) -> Function:
-        return self._read.get_declared_function()
+        return self._model.get_declared_function()
 
     @property
     def locations(self) -> tuple[str, ...]:
-        return self._read.locations
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return self._ends[0]
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        return self._ends[1]
+        return self._model.locations
 
 
 class BundledModel(DeferredModel):
@@ -290,19 +270,18 @@ class BundledTraces:
     is_traced = True
     outputs: tuple[Value, ...] = ()
 
-    def __init__(self, names: tuple[str, ...], traces: Mapping[object, Callable[[], Function]]) -> None:
+    def __init__(self, names: tuple[str, ...], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
         """Each trace is under the tuple of its inputs' types."""
         self.inputs = tuple(Value(name) for name in names)
         self._traces = traces
 
-    def key(self, values: Sequence[Any], dynamic: bool) -> object:
+    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
         return tuple(inputs.infer_type(value) for value in values)
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        key = self.key(values, dynamic)
-        if key not in self._traces:
-            saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces if isinstance(types, tuple))
-            given = ", ".join(map(str, key)) if isinstance(key, tuple) else ""
+        if (key := self.key(values, dynamic)) not in self._traces:
+            saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
+            given = ", ".join(map(str, key))
             raise InputError(
                 f"the bundle holds traces of a graph for inputs {saved}, and none for ({given}); save it with such an example"
             )
