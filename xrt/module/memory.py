@@ -82,7 +82,8 @@ class Memory:
         return render_cell("summary.html", title="Memory", facts={}, tables=[table])
 
     def __str__(self) -> str:
-        return "\n".join(_line(*row) for row in _rows(self))
+        rows = ((name, "?" if nbytes is None else _size(nbytes), why) for name, nbytes, why in _rows(self))
+        return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in rows)
 
 
 def memory(plan: Plan, original: Function, program: Program | None) -> Memory:
@@ -146,46 +147,32 @@ def _total(constants: Iterable[Constant]) -> int:
 Row = tuple[str, int | None, str]
 
 
-def _rows(found: Memory) -> Iterator[Row]:
-    yield "weights", found.weights, f"held once; {_size(found.mapped)} of all constants in mapped files"
-    if found.unused:
-        yield "  unused", found.unused, "constants of the model that were folded into others"
-    yield _between(found)
+def _rows(memory: Memory) -> Iterator[Row]:
+    """Yield what takes memory, the bytes, and a remark."""
+    yield "weights", memory.weights, f"held once; {_size(memory.mapped)} of all constants in mapped files"
+    if memory.unused:
+        yield "  unused", memory.unused, "constants of the model that were folded into others"
+    rest = f"; {memory.unknown} more of sizes known only at run time" if memory.unknown else ""
+    if memory.arena:
+        yield "between regions", memory.arena, f"per call: the arena, for values of {_size(memory.crossing)}{rest}"
+    else:
+        yield "between regions", memory.crossing, f"per call: values, each in memory of its own{rest}"
     seen: set[str] = set()
-    for region in found.regions:
+    for region in memory.regions:
         yield f"{region.name} on {region.engine}", region.weights, "of the weights"
-        for name, nbytes, why in _uses(region, found.is_compiled):
-            yield name, nbytes, "as above" if why in seen else why
+        uses: list[Row] = [("the engine's own", None, "the engine does not tell")] * memory.is_compiled
+        if region.same_as:
+            uses = [("executable", 0, f"that of {region.same_as}, which is equal")]
+        elif region.uses is not None:
+            uses = [(use.name, use.nbytes, f"per call: {use.why}" if use.per_call else use.why) for use in region.uses]
+        for name, nbytes, why in uses:
+            yield f"  {name}", nbytes, "as above" if why in seen else why
             seen.add(why)
-    yield (
-        "held between calls",
-        found.held,
-        "" if found.is_compiled else "before the compile; m.compile() lets the engines tell theirs",
-    )
-    if found.shared:
-        yield "  shared", found.shared, "in mapped files: processes have the same pages, and the system may drop them"
-        yield "  private", found.private, "of this process alone"
-
-
-def _between(found: Memory) -> Row:
-    rest = f"; {found.unknown} more of sizes known only at run time" if found.unknown else ""
-    if found.arena:
-        return "between regions", found.arena, f"per call: the arena, for values of {_size(found.crossing)}{rest}"
-    return "between regions", found.crossing, f"per call: values, each in memory of its own{rest}"
-
-
-def _uses(region: RegionMemory, is_compiled: bool) -> Iterator[Row]:
-    if region.same_as:
-        yield "  executable", 0, f"that of {region.same_as}, which is equal"
-    elif region.uses is not None:
-        for use in region.uses:
-            yield f"  {use.name}", use.nbytes, f"per call: {use.why}" if use.per_call else use.why
-    elif is_compiled:
-        yield "  the engine's own", None, "the engine does not tell"
-
-
-def _line(name: str, nbytes: int | None, why: str) -> str:
-    return f"{name:<28}{'?' if nbytes is None else _size(nbytes):>11}  {why}".rstrip()
+    hint = "" if memory.is_compiled else "before the compile; m.compile() lets the engines tell theirs"
+    yield "held between calls", memory.held, hint
+    if memory.shared:
+        yield "  shared", memory.shared, "in mapped files: processes have the same pages, and the system may drop them"
+        yield "  private", memory.private, "of this process alone"
 
 
 def _size(nbytes: int) -> str:

@@ -154,33 +154,30 @@ class Program:
         return tuple(dict.fromkeys(name for name in names if name in input_names))
 
     def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
-        actions: Sequence[Action] = frame.actions
-        if options.profile:
-            actions = [self._timed(*pair) for pair in enumerate(actions)]
-        if inspection is not None:
-            actions = [self._inspected(*pair, frame, inspection) for pair in enumerate(actions)]
-        return actions
+        """The launches of a frame, timed for a profile and inspected."""
+        if not options.profile and inspection is None:
+            return frame.actions
+        return [self._observe(number, action, frame.slots, options, inspection) for number, action in enumerate(frame.actions)]
 
-    def _inspected(self, index: int, action: Action, frame: CallFrame, inspection: OutputInspector) -> Action:
-        step, slots = self._slots.steps[index], frame.slots
+    def _observe(
+        self, number: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
+    ) -> Action:
+        step = self._slots.steps[number]
 
-        def inspected() -> None:
+        def observed() -> None:
             arguments = [slots[slot] for slot in step.reads]
-            arguments = copy_inputs(step, arguments) if inspection.needs_inputs else arguments
-            action()
-            wrong = inspection.find(step.launch, arguments, [slots[slot] for slot in step.writes])
-            if wrong is not None:
-                raise RunFailed(wrong, step.launch.name)
-
-        return inspected
-
-    def _timed(self, index: int, action: Action) -> Action:
-        def timed() -> None:
+            if inspection is not None and inspection.needs_inputs:
+                arguments = copy_inputs(step, arguments)
             began = perf_counter()
             action()
-            self._recorder.add(index, began, perf_counter())
+            if options.profile:
+                self._recorder.add(number, began, perf_counter())
+            if inspection is not None:
+                wrong = inspection.find(step.launch, arguments, [slots[slot] for slot in step.writes])
+                if wrong is not None:
+                    raise RunFailed(wrong, step.launch.name)
 
-        return timed
+        return observed
 
     def _finish(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
         results = [slots[slot] for slot in self._slots.outputs]
