@@ -209,30 +209,8 @@ def _stamp_package(name: str) -> str:
     return f"{spec.origin if spec else None} {stamp}"
 
 
-class _ModelFile:
-    """The origin of programs in the cache: a model file with its record."""
-
-    def __init__(self, source: ModelSource, record: ProgramRecord, files: OpenFiles) -> None:
-        self._source, self._record, self._files = source, record, files
-
-    def read_weight(self, weight: StoredWeight) -> Any:
-        if weight.file != OWN:
-            return self._files.read(weight.file, weight.offset, weight.size)
-        try:
-            return np.frombuffer(read_section(self._record.sections[weight.digest], weight.digest), np.uint8)
-        except BundleError as error:
-            raise StaleFunction(str(error)) from error
-
-    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        engines, settings, _ = context
-        shapes = None if program.key is None else [Shaped(shape) for shape in program.key]
-        original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
-        simple = optimize(original, fold=settings.fold_constants, engines=engines)
-        return Specialization(simple, *context, original=original)
-
-
 class StoredPlans:
-    """The stored programs of one model file, for one list of engines and options."""
+    """The stored programs of one model file, for one list of engines and options; the origin of these programs."""
 
     def __init__(
         self, path: Path, stamp: Stamp, signature: Signature, cache: CompileCache, settings: ModuleOptions, engines: EngineList
@@ -286,19 +264,42 @@ class StoredPlans:
 
     def find(self, key: Any) -> Specialization | None:
         """The specialization for what of the inputs it depends on; None if none is stored."""
-        program, source, record, files = self._find_program(key), self.source, self._record, self._files
-        if program is None or source is None or record is None or files is None:
+        program, model = self._find_program(key), self._model
+        if program is None or model is None or len(program.inputs) != len(model.inputs):
             return None
-        model = self.padded or source
         if not {launch.engine for launch in program.launches} <= {*self._context.engines.specs}:
             return None
-        if len(program.inputs) != len(model.inputs):
-            return None
         try:
-            return restore(program, _ModelFile(model, record, files), self._context)[1]
+            return restore(program, self, self._context)[1]
         except (XRTError, ValueError, IndexError) as error:
             self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
+
+    @property
+    def _model(self) -> ModelSource | None:
+        return self.padded or self.source
+
+    def read_weight(self, weight: StoredWeight) -> Any:
+        """See `ProgramOrigin`."""
+        assert self._files is not None  # a program of them asks
+        assert self._record is not None
+        if weight.file != OWN:
+            return self._files.read(weight.file, weight.offset, weight.size)
+        try:
+            return np.frombuffer(read_section(self._record.sections[weight.digest], weight.digest), np.uint8)
+        except BundleError as error:
+            raise StaleFunction(str(error)) from error
+
+    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
+        """See `ProgramOrigin`."""
+        model = self._model
+        assert model is not None  # as above
+        if program.key is None:
+            original = model.get_declared_function()
+        else:
+            original = model.function([Shaped(shape) for shape in program.key], dynamic=False)
+        simple = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
+        return Specialization(simple, *context, original=original)
 
     # ------------------------------------------------------------------ writing
 
