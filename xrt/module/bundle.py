@@ -349,7 +349,7 @@ def save(
     """Write a bundle: see `XRTModule.save`."""
     programs = module.programs
     programs.check_open()
-    if examples or named or not any(build.is_compiled for build in programs.specializations):
+    if examples or named or not any(build.compiled for build in programs.specializations):
         module.compile(*examples, **named)
     if not isinstance(example, bool):
         examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
@@ -370,7 +370,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
     from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
 
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
-    builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.is_compiled]
+    builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.compiled]
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     plans: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Buffer] = {}
@@ -482,7 +482,7 @@ def _make_module_example(
     if not (examples or named) and module.bundle is not None:
         return read_example(module.bundle)
     source, compiled = module.source, module.programs.specializations.to_dict().items()
-    builds = [build for (_, fetch), build in compiled if build.is_compiled and not fetch]
+    builds = [build for (_, fetch), build in compiled if build.compiled and not fetch]
     values = None
     if examples or named:
         values = to_host(module.check_inputs(examples, named, pads=False)[: len(source.inputs)])

@@ -200,8 +200,8 @@ def explain_module(module: XRTModule) -> Explanation:
         placement=(*str(build.tuned or "").splitlines(), *notes, *module.sizes.remarks),
         account=programs.placer.make_cost_report(build.plan, build.tuned, build.function),
         checks=str(checks),
-        graph=build.graph_remark,
-        updates=tuple(map(str, build.updates)),
+        graph=build.compiled.graph_remark if build.compiled else "",
+        updates=tuple(map(str, build.compiled.updates)) if build.compiled else (),
         precision=build.tuned.precision if build.tuned else None,
         left_out=left_out,
     )

@@ -243,7 +243,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         results = build.run(call, program)
         if self.checks.record(call, build):
             self.programs.placer.mark_checked(build.function)
-        if not build.is_served_by(program):
+        if build.compiled is not program:
             self.dispatcher.forget()
         return results
 

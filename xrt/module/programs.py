@@ -169,7 +169,7 @@ class Programs:
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
         """`compile` for a call that waits for it: the third one for sizes of its own is a SignatureWarning."""
-        is_new, program = not (build.is_compiled or build.is_stored), self.compile(build)
+        is_new, program = build.compiled is None and not build.is_stored, self.compile(build)
         sizes, fetch = build.key
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
             return program
@@ -345,7 +345,8 @@ class SpecializationCache:
         entry = self._entries.pop(key)
         for types in [types for types, call in self._prepared.items() if call.build is entry.build]:
             del self._prepared[types]
-        entry.build.close_in_background()
+        if entry.build.compiled is not None:
+            entry.build.compiled.close_in_background()
         close_in_background([entry].clear)  # freeing a large graph takes a while, too
 
     def clear(self) -> None:

@@ -117,7 +117,8 @@ class Specialization:
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
         self._lock = renew_after_fork(threading.Lock())
-        self._program: Program | None = None
+        self.compiled: Program | None = None
+        """The Program of the plan, once it is compiled."""
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call was checked without a finding."""
@@ -149,11 +150,11 @@ class Specialization:
 
     def program(self) -> Program:
         """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
-        if self._program is not None:
-            return self._program
+        if self.compiled is not None:
+            return self.compiled
         with self._lock:
-            if self._program is not None:
-                return self._program
+            if self.compiled is not None:
+                return self.compiled
             count = len(self.refused)
             program, refused, _ = self._compile_first()
             self._take(program, refused)
@@ -176,7 +177,7 @@ class Specialization:
         if refused != self.refused:
             self.remarks = {}  # they are of regions that may be others by now
             self.checked = False
-        self._program, self._plan, self.refused = program, program.plan, refused
+        self.compiled, self._plan, self.refused = program, program.plan, refused
         self._dump()
 
     def _find_working_plan(self, plan: Plan, refused: tuple[Refusal, ...], failed: FailedCall | None = None) -> WorkingPlan:
@@ -266,7 +267,7 @@ class Specialization:
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
-            mine, count = self._program is program, len(self.refused)
+            mine, count = self.compiled is program, len(self.refused)
             if mine:
                 made, refused, results = self._find_working_plan(self._plan, self.refused, FailedCall(call, program, error))
                 self._take(made, refused)
@@ -315,33 +316,9 @@ class Specialization:
         return self._saved.whole() if self._saved else self.function
 
     @property
-    def graph_remark(self) -> str:
-        """Whether calls are recorded as a graph of the device; empty if not requested, or before the compile."""
-        return self._program.graph_remark if self._program is not None else ""
-
-    @property
-    def updates(self) -> Sequence[object]:
-        """The inputs that a call updates, each with whether in place; none before the compile."""
-        return getattr(self._program, "updates", ())
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._program is not None
-
-    @property
     def is_stored(self) -> bool:
         """Whether the plan comes from a bundle or the cache, with its regions compiled."""
         return self._saved is not None
-
-    @property
-    def concurrent_calls(self) -> int | None:
-        """How many calls compute at the same time; None where nothing bounds them, or is compiled yet."""
-        executables = () if self._program is None else self._program.executables
-        return min((one.concurrent_runs for one in executables if one.concurrent_runs is not None), default=None)
-
-    def is_served_by(self, program: Program) -> bool:
-        """Whether it is the program of the plan: that of a plan that was given up is not."""
-        return self._program is program
 
     def regions(self) -> list[RegionToCompile]:
         """The regions that are compiled for the plan, in its order."""
@@ -354,12 +331,7 @@ class Specialization:
         from xrt.module.memory import memory
 
         complete = self._completed()
-        return memory(self.plan, self._original if complete is None else complete._original, self._program)
-
-    def close_in_background(self) -> None:
-        """Close the program once no call uses it."""
-        if self._program is not None:
-            self._program.close_in_background()
+        return memory(self.plan, self._original if complete is None else complete._original, self.compiled)
 
 
 def _has_index_error(error: BaseException | None) -> bool:

@@ -307,7 +307,7 @@ class StoredPlans:
         """Store compiled programs if the cache has all that they need, up to the limit."""
         if len(self._tried) >= MOST_PROGRAMS:
             return
-        compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.is_compiled}
+        compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.compiled}
         new = {key: build for key, build in compiled.items() if key not in self._tried and self._is_complete(build, source)}
         self._tried.update(compiled)
         if not new:

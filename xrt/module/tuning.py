@@ -225,8 +225,9 @@ def count_modules(module: XRTModule, calls: int) -> int:
     """
     if module.threads > 1:
         return calls
-    limits = (build.concurrent_calls for build in module.programs.specializations.to_dict().values())
-    return -(-calls // min((bound for bound in limits if bound is not None), default=calls))
+    programs = (build.compiled for build in module.programs.specializations)
+    bounds = (one.concurrent_runs for program in programs if program is not None for one in program.executables)
+    return -(-calls // min((bound for bound in bounds if bound is not None), default=calls))
 
 
 POOL = 32
