@@ -50,8 +50,6 @@ class WorkerDied(WorkerLost):
         """Exit status; negative signal number if a signal ended it."""
         self.output = output
         """Its output, if kept."""
-        self.is_crash = code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM)
-        """Whether it crashed; SIGKILL and SIGTERM come from outside."""
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         """Name of the signal, or the exit status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"

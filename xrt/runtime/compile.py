@@ -105,6 +105,11 @@ class RegionToCompile:
     def recipe(self) -> CompileRequest:
         return CompileRequest(self.launch.function, self.engine, self.context)
 
+    @property
+    def lane(self) -> object:
+        """Regions with the same lane compile one after the other: equal signatures, or an engine that compiles one at a time."""
+        return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
+
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
     """The regions of a plan, in its order.
@@ -153,7 +158,6 @@ class _Compilation:
         self._is_abandoned = False
         """Whether an error or interrupt has ended the compile, while threads may still compile."""
         self._lock = renew_after_fork(threading.Lock())
-        self._narrowing = renew_after_fork(threading.Lock())
         self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
 
     def outcomes(self) -> list[Lease | Refusal]:
@@ -161,11 +165,7 @@ class _Compilation:
         try:
             # Hash all functions in parallel first; `signature` is cached.
             self._run_parallel(lambda region: region.signature, self._regions)
-            order = list(range(len(self._regions)))
-            if self._threads > 1:
-                # Those of an engine that compiles one at a time first, as they take longest together.
-                order.sort(key=lambda number: self._regions[number].engine.compiles_in_parallel)
-            self._run_parallel(self._compile, order)
+            self._run_parallel(self._compile, self._lanes())
         except BaseException:
             with self._lock:
                 self._is_abandoned = True
@@ -207,17 +207,28 @@ class _Compilation:
         for thread in threads:
             thread.result()
 
-    def _compile(self, number: int) -> None:
-        """Compile a region. Equal ones wait for the first; a refusal is repeated per region, for its own node names."""
-        region = self._regions[number]
-        try:
-            outcome: Lease | Refusal = _lease(region, self._cache)
-        except (CompileRefused, CompileFailed) as error:
-            outcome = _refusal(region.launch, error)
-            if self._narrows:
-                with self._narrowing:
+    def _lanes(self) -> list[list[int]]:
+        """Group the regions into lanes; engines that compile one at a time come first, as their lanes are the longest."""
+        if self._threads == 1:
+            return [list(range(len(self._regions)))]
+        lanes: dict[object, list[int]] = {}
+        for number, region in enumerate(self._regions):
+            lanes.setdefault(region.lane, []).append(number)
+        return [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))]
+
+    def _compile(self, lane: Sequence[int]) -> None:
+        """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
+        for number in lane:
+            if self._is_abandoned:
+                return
+            region = self._regions[number]
+            try:
+                outcome: Lease | Refusal = _lease(region, self._cache)
+            except (CompileRefused, CompileFailed) as error:
+                outcome = _refusal(region.launch, error)
+                if self._narrows:
                     outcome = self._narrowed(region, outcome)
-        self._store(number, outcome)
+            self._store(number, outcome)
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
         """Narrow a refusal to the nodes to blame, if the engine named none."""
