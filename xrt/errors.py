@@ -351,9 +351,9 @@ class CacheWarning(XRTWarning):
     """The cache on disk could not be read or written; the call continues and compiles as needed.
 
     The directory is not writable, the disk is full, an entry is damaged, or ``XRT_CACHE``, ``XRT_CACHE_SIZE`` or
-    ``XRT_CACHE_DIR`` has an invalid value. Damaged placement files (costs, decisions, engine states, tuning records) are
-    measured again and replaced. A directory that another user may write to is not used, because entries may contain native
-    code. Issued once per cache.
+    ``XRT_CACHE_DIR`` has an invalid value. Damaged placement files (costs, decisions, engine states) are measured again and
+    replaced. A directory that another user may write to is not used, because entries may contain native code. Issued once per
+    cache.
 
     Remedy: the message names the file or directory. ``xrt cache verify`` checks all entries, ``xrt cache gc`` removes
     damaged ones, ``XRT_CACHE_DIR`` selects another directory, ``XRT_CACHE=off`` disables it. Restrict a directory to
