@@ -53,10 +53,10 @@ from xrt.graph.verify import verify
 from xrt.measure.timing import seconds_per_call, time_call
 from xrt.models import sample_inputs
 from xrt.module import ModuleOptions, XRTModule
+from xrt.module.bundle import SELF_TEST_SECTION
 from xrt.module.explain import render_explanation_page
 from xrt.module.lockfile import LockedPlacement
 from xrt.module.programs import NO_LIMIT
-from xrt.module.saving import SELF_TEST_SECTION
 from xrt.module.tuning import read_serving
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
