@@ -154,6 +154,7 @@ def partition(
 
 
 def check_engines(specs: Sequence[str], implicit: str | None) -> None:
+    """Refuse a list of engines that is empty, names one twice or lacks the implicit one."""
     if not specs:
         raise OptionError("the list of engines is empty; list at least one")
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
