@@ -12,7 +12,6 @@ from xrt.partition.options import read_options
 from xrt.partition.plan import Plan, Reason, launch_node
 
 
-
 def to_bytes(plan: Plan) -> bytes:
     """Serialize a Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
 
