@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from xrt.precision.lowering import LoweringWithinBudget
 
 
-
 @dataclass(frozen=True, slots=True)
 class PrecisionChoice:
     """The precisions that a module allows, and where."""

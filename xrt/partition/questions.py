@@ -7,7 +7,6 @@ import hashlib
 from xrt.graph import Attribute, AttrKind, Function, Node
 from xrt.graph.constants import Constant
 
-
 # Keys include the content of constants up to this many elements; larger ones are weights, of which only the type matters.
 SMALL = 1024
 OF_TYPES = frozenset({"Shape", "Size"})
