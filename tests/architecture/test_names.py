@@ -14,7 +14,7 @@ import pytest
 
 from tests.architecture.public import modules, packages
 
-RULES = ("xrt.engines.kernels.", "xrt.engines.xla.", "xrt.frontends.torch.rules.")
+RULES = ("xrt.engines.kernels.", "xrt.engines.xla.", "xrt.frontends.torch.rules.", "xrt.passes.padding.")
 """Modules whose functions are registered, one per operator, which says what they do."""
 
 
