@@ -439,11 +439,10 @@ def run_server(
             timeout_graceful_shutdown=max(1, round(drain)),
             server_header=False,
         )
-        answering = uvicorn.Server(config)
-        answering.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
-        server = _Server(application, answering, drain, on_start, on_ready)
+        server = uvicorn.Server(config)
+        server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # signals concern both transports
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(server.serve(listener, host, grpc_port))
+            runner.run(_serve(application, server, listener, host, grpc_port, drain, on_start, on_ready))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -459,61 +458,53 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server:
-    """Both transports and their shutdown."""
+async def _serve(
+    application: Application,
+    server: Any,
+    listener: socket.socket,
+    host: str,
+    grpc_port: int | None,
+    drain: float,
+    on_start: Callable[[Addresses], None],
+    on_ready: Callable[[str], None],
+) -> None:
+    """Run both transports until a signal."""
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    reloading: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
 
-    def __init__(
-        self,
-        application: Application,
-        server: Any,
-        drain: float,
-        on_start: Callable[[Addresses], None],
-        on_ready: Callable[[str], None],
-    ) -> None:
-        self._application, self._server, self._drain = application, server, drain
-        self._on_start, self._on_ready = on_start, on_ready
-        self._ending = asyncio.Event()
-        self._reloading: set[asyncio.Future[None]] = set()
+    def end() -> None:
+        """Shut down gracefully; a second signal shuts down at once."""
+        application.begin_drain()
+        server.force_exit = server.should_exit  # which the first signal has set
+        server.should_exit = True
+        ending.set()
 
-    async def serve(self, listener: socket.socket, host: str, grpc_port: int | None) -> None:
-        """Listen until a signal."""
-        loop = asyncio.get_running_loop()
-        grpc_server, grpc_bound = None, None
-        with ExitStack() as stack:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._end)
-                stack.callback(loop.remove_signal_handler, number)
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
-            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
-            if grpc_port is not None:
-                from xrt.serve.grpc_service import start_grpc
-
-                grpc_server, grpc_bound = await start_grpc(self._application, host, grpc_port)
-            answering = asyncio.ensure_future(self._server.serve(sockets=[listener]))
-            watching = asyncio.ensure_future(self._watch(Addresses(host, listener.getsockname()[1], grpc_bound)))
-            stack.callback(watching.cancel)
-            await asyncio.wait([answering, asyncio.ensure_future(self._ending.wait())], return_when=asyncio.FIRST_COMPLETED)
-            if grpc_server is not None:
-                await grpc_server.stop(self._drain)
-            await answering
-
-    def _reload(self) -> None:
+    def reload() -> None:
         """Reload all models one after another; failures are logged."""
-        task = asyncio.ensure_future(self._application.reload())
-        self._reloading.add(task)
-        task.add_done_callback(self._reloading.discard)
+        task = asyncio.ensure_future(application.reload())
+        reloading.add(task)
+        task.add_done_callback(reloading.discard)
 
-    def _end(self) -> None:
-        """Shut down gracefully; the second call shuts down at once."""
-        self._application.begin_drain()
-        # The second signal finds `should_exit` set already.
-        self._server.force_exit = self._server.should_exit
-        self._server.should_exit = True
-        self._ending.set()
-
-    async def _watch(self, addresses: Addresses) -> None:
-        while not self._server.started:
+    async def report(addresses: Addresses) -> None:
+        while not server.started:
             await asyncio.sleep(0.01)
-        self._on_start(addresses)
-        await self._application.start()
-        self._on_ready(self._application.explain_not_ready())
+        on_start(addresses)
+        await application.start()
+        on_ready(application.explain_not_ready())
+
+    grpc_server, grpc_bound = None, None
+    with ExitStack() as stack:
+        for number, handle in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, reload)):
+            loop.add_signal_handler(number, handle)
+            stack.callback(loop.remove_signal_handler, number)
+        if grpc_port is not None:
+            from xrt.serve.grpc_service import start_grpc
+
+            grpc_server, grpc_bound = await start_grpc(application, host, grpc_port)
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        reporting = asyncio.ensure_future(report(Addresses(host, listener.getsockname()[1], grpc_bound)))
+        stack.callback(reporting.cancel)
+        await asyncio.wait([serving, asyncio.ensure_future(ending.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if grpc_server is not None:
+            await grpc_server.stop(drain)
+        await serving
