@@ -124,13 +124,6 @@ def test_values_that_are_not_to_be_had_are_reported_and_drawn(
 
 
 @pytest.mark.full
-def test_a_lock_of_an_earlier_version_is_checked_on_its_shapes(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = altered(rows, lambda facts: facts.pop("values"))
-    code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", NEVER)
-    assert (code, "not where it was locked" in out) == (0, False)
-
-
-@pytest.mark.full
 def test_arrays_of_an_archive_are_found_again(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(rows.parent.parent / "all.npz", x=np.ones((4, 3), np.float32), other=np.ones(2))
     path = altered(rows, lambda facts: facts.update(values={"x": "../all.npz", "z": "../all.npz"}))

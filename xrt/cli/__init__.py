@@ -1,8 +1,4 @@
-"""The ``xrt`` command: what a person types, and what the screen shows.
-
-Arguments come in, text and files go out. Everything that is computed is computed by the rooms below; nothing below
-prints.
-"""
+"""The ``xrt`` command: parses options, calls the library, and prints results."""
 
 from xrt.cli.app import main
 

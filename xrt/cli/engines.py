@@ -250,7 +250,7 @@ def _print_unused(store: Store) -> bool:
 
 
 def _describe_entry(entry: CacheListing) -> tuple[str, ...]:
-    used = datetime.fromtimestamp(entry.used).strftime("%y-%m-%d %H:%M")
+    used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
     note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
     return entry.key[:12], entry.engine, human_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
 

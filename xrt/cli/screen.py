@@ -1,4 +1,4 @@
-"""The two consoles: results on standard output, progress and complaints on standard error; plain text off a terminal."""
+"""Output: results on standard output, progress and warnings on standard error; plain text if not a terminal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 FOLDED = 24
-"""Least width of a column that is broken; words of that length are usual in names and reasons."""
+"""Minimum width of a wrapped column: usual names and words of reasons fit."""
 GAP = 3
 """Spaces between two columns."""
 EDGES = 2
 """Spaces before the first column and after the last."""
 
 _LINES = 25 if os.environ.get("TERM", "").lower() in ("dumb", "unknown") else None
-"""On a terminal of that kind rich reads COLUMNS only where a height is known too."""
+"""For such terminals rich reads COLUMNS only if a height is set."""
 
 out = Console(highlight=False, soft_wrap=True, height=_LINES)
 err = Console(stderr=True, highlight=False, soft_wrap=True, height=_LINES)
@@ -81,7 +81,7 @@ def show_table(
 
 
 def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print each row as its first cell, with a line for each other cell that is not empty."""
+    """Print each row as its first cell, followed by a line for each other cell that is not empty."""
     for row in rows:
         title, *cells = (cell if isinstance(cell, Text) else Text(str(cell)) for cell in row)
         out.print(title if title.plain else Text(columns[0]), soft_wrap=False, overflow="fold")
@@ -151,13 +151,13 @@ def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:
 
 
 def progress() -> Progress:
-    """Return a progress display on standard error that vanishes when done, and shows nothing off a terminal."""
+    """A progress bar on standard error, erased at the end; nothing if that is not a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 class WorkStatus(Status):
-    """A line on standard error that says what is being done; nothing else shows progress meanwhile."""
+    """A line on standard error with the current work; it suppresses the library's progress line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, console=err)
@@ -175,14 +175,14 @@ class WorkStatus(Status):
 
 
 def complain(kind: str, message: str) -> None:
-    """Print one message on standard error."""
+    """Print a message on standard error."""
     style = "bold red" if kind == "error" else "yellow"
     err.print(Text(f"{kind}: ", style=style) + Text(message))
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Show each warning raised inside as one line, once."""
+    """Print each distinct warning of the enclosed block as one line."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:
@@ -197,7 +197,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def human_bytes(count: float) -> str:
-    """Return a count of bytes in decimal units.
+    """Format a number of bytes in decimal units.
 
     >>> human_bytes(1_500_000)
     '1.5 MB'

@@ -1,4 +1,4 @@
-"""``xrt serve``, ``export-triton`` and ``batch``: models over HTTP and gRPC, in Triton, and over files of rows."""
+"""``xrt serve``, ``export-triton`` and ``batch``: serve models over HTTP and gRPC or in Triton, or run them on files of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For authors of engines: ``xrt conformance``, ``fuzz`` and ``bisect``."""
+"""``xrt conformance``, ``fuzz`` and ``bisect``, for authors of engines."""
 
 from __future__ import annotations
 
