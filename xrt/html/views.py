@@ -1,6 +1,6 @@
-"""Pages and notebook cells: templates filled with facts, drawings of graphs and plans, curves, and figures for people.
+"""HTML pages and notebook cells: templates, drawings of graphs and plans, and formatted figures.
 
-A page needs no network and no script, and escapes every name. Nothing is measured or decided here.
+Pages need no network and no scripts, and escape all names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def seconds(value: float) -> str:
-    """Return a time with three digits.
+    """Format a time with three digits.
 
     >>> seconds(0.0027149), seconds(12.0), seconds(3.2e-6), seconds(0)
     ('2.71 ms', '12 s', '3.2 µs', '0 µs')
@@ -76,7 +76,7 @@ def seconds(value: float) -> str:
 
 
 def format_seconds_interval(value: float, interval: Interval | None) -> str:
-    """Return a time with its interval, in one unit.
+    """Format a time with its interval, in one unit.
 
     >>> format_seconds_interval(0.0027149, Interval(0.00268, 0.0031))
     '2.71 ms (2.68 to 3.1)'
@@ -88,7 +88,7 @@ def format_seconds_interval(value: float, interval: Interval | None) -> str:
 
 
 def times(ratio: float) -> str:
-    """Return a ratio: with two digits behind the point where it is near one, with three in all elsewhere.
+    """Format a ratio: two decimals below 10, otherwise three digits.
 
     >>> times(1.0249), times(93.46), times(1234.5)
     ('1.02', '93.5', '1234')
@@ -97,7 +97,7 @@ def times(ratio: float) -> str:
 
 
 def format_ratio_interval(ratio: RatioInterval | None) -> str:
-    """Return a ratio with its interval; nothing for None.
+    """Format a ratio with its interval; empty for None.
 
     >>> format_ratio_interval(RatioInterval(1.5, 1.25, 1.75))
     '1.50 (1.25 to 1.75)'
@@ -106,7 +106,7 @@ def format_ratio_interval(ratio: RatioInterval | None) -> str:
 
 
 def percent(share: float) -> str:
-    r"""Return a share in per cent; the sign stays with its number.
+    r"""Format a share in per cent, with a non-breaking space.
 
     >>> percent(0.0123), percent(0.52)
     ('1.2\xa0%', '52\xa0%')
@@ -115,7 +115,7 @@ def percent(share: float) -> str:
 
 
 def size(count: int) -> str:
-    """Return a count of bytes in decimal units.
+    """Format a number of bytes in decimal units.
 
     >>> size(3_200_000), size(12), size(1)
     ('3.2 MB', '12 bytes', '1 byte')
@@ -129,7 +129,7 @@ def size(count: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a number and what is counted.
+    """Format a number with its noun.
 
     >>> format_count(1, "round"), format_count(20, "round")
     ('1 round', '20 rounds')
@@ -138,7 +138,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_list(words: list[str]) -> str:
-    """Return words as a sentence lists them.
+    """Join words as in a sentence.
 
     >>> format_list(["a"]), format_list(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -170,13 +170,13 @@ FORMATS: tuple[Callable[..., str], ...] = (
 # ---------------------------------------------------------------------- templates
 
 ROOT = "xrt-view"
-"""The class of a view's root."""
+"""The class of a view's root element."""
 SELECTOR = f":is(#{ROOT}, .{ROOT})"
-"""Matches the class, and is as strong as an identifier: a rule of the surrounding page for tables or headings is weaker."""
+"""Matches the root with the specificity of an identifier, which overrides the surrounding page's rules for tables."""
 PIXELS = 16
-"""Of a ``rem`` in a cell: the surrounding page may have set another size for its root."""
+"""Pixels per ``rem`` in a cell, since the surrounding page may set another size."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The page may load nothing and run nothing, whatever a model's name contains."""
+"""Content security policy: load and run nothing, whatever a model's name contains."""
 
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 _REM = re.compile(r"(\d*\.?\d+)rem\b")
@@ -184,22 +184,22 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
 def render_page(template: str, title: str, **facts: Any) -> str:
-    """Return the text of a page: valid without a network, without scripts, in light and dark, on paper."""
+    """Render a page, for light and dark screens and for print."""
     return _render("page.html", body=template, style=load_page_style(), policy=POLICY, title=title, **facts)
 
 
 def render_cell(template: str, **facts: Any) -> str:
-    """Return what ``_repr_html_`` gives: the view with its own style, which changes nothing of the page around it."""
+    """Render a notebook cell with a style that does not affect the rest of the page."""
     return _render("cell.html", body=template, style=load_cell_style(), **facts)
 
 
 def _render(template: str, **facts: Any) -> str:
-    """Return a template filled with facts, every text in them escaped."""
+    """Render a template with all texts escaped."""
     return _UNUSUAL.sub(_replace_unprintable, _environment().get_template(template).render(root=ROOT, **facts))
 
 
 def _replace_unprintable(match: re.Match[str]) -> str:
-    """Return a mark for what no page may hold: control characters, halves of characters, reversals of writing."""
+    """Replace control characters, surrogates and changes of writing direction."""
     char = match[0]
     return char if char.isprintable() or category(char) == "Zs" else "�"
 
@@ -217,13 +217,13 @@ def _environment() -> Environment:
 
 @cache
 def load_page_style() -> str:
-    """Return the style sheet of a page."""
+    """The style sheet of a page."""
     return _read("view.css") + _read("page.css")
 
 
 @cache
 def load_cell_style() -> str:
-    """Return the style sheet of a view within another page: each rule is about the view alone."""
+    """The style sheet of a cell, whose rules apply to the view only."""
     text = _read("view.css") + _read("cell.css")
     return _REM.sub(lambda match: f"{float(match[1]) * PIXELS:g}px", text)
 
@@ -236,19 +236,19 @@ def _read(name: str) -> str:
 # ---------------------------------------------------------------------- plans, bars and boxes
 
 INPUTS = -1
-"""In place of a region's number: the model's inputs."""
+"""The number of the model's inputs as a source of readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value that crosses into a region; only the order, where nothing is read."""
+    """A value that a region reads, or only an order of execution."""
 
     source: int
-    """The number of the region that makes it, in the order in which they run; `INPUTS` for the model's own."""
+    """Index of the region that computes it, in execution order; `INPUTS` for model inputs."""
     value: str
-    """Name and type; empty where one region merely waits for another."""
+    """Name and type; empty for an order of execution."""
     size: int | None = None
-    """Bytes; None where the extents are not known."""
+    """Bytes; None if the extents are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +259,10 @@ class RegionTimes:
     engine: str
     nodes: int
     operators: tuple[tuple[str, int], ...]
-    """How many of each operator, most frequent first."""
+    """Number of nodes per operator, most frequent first."""
     reads: tuple[Reading, ...]
     is_output: bool
-    """Whether the model gives a value of it away."""
+    """Whether it computes an output of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,32 +273,32 @@ class MeanCall:
     seconds: float
     """A whole call."""
     regions: tuple[float, ...]
-    """Each region, in the order in which they run, one after the other."""
+    """Each region, in execution order."""
 
     @property
     def rest(self) -> float:
-        """The time of a call outside its regions: XRT's own work."""
+        """Time outside the regions."""
         return max(0.0, self.seconds - sum(self.regions))
 
     @property
     def starts(self) -> tuple[float, ...]:
-        """When each region begins: where the one before ends."""
+        """Start of each region: the end of the previous one."""
         return tuple(sum(self.regions[:index]) for index in range(len(self.regions)))
 
 
 LONGEST = 4
-"""A bar or strip that is this many times as long as the shortest is cut there, or the others would be too short to compare."""
+"""Bars and strips are cut at this multiple of the shortest, so that the short ones stay comparable."""
 ROOM = 1.08
-"""Behind the longest bar, for the end of its interval."""
+"""Width of the scale relative to the longest bar, for the end of its interval."""
 THIN = 0.004
-"""Share of the scale under which a region is drawn together with its neighbors."""
+"""Regions below this share of the scale are drawn together with their neighbors."""
 SHOWN = 12
-"""Regions that the table lists; the others are summed up."""
+"""Regions that the table lists; the others are added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A candidate's time of a call."""
+    """The time of a candidate."""
 
     name: str
     kind: str
@@ -308,11 +308,11 @@ class Bar:
     seconds: float
     interval: Interval | None = None
     note: str = ""
-    """Said behind the time, such as the ratio to the fastest."""
+    """Text after the time, such as the ratio to the fastest."""
 
 
 def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
-    """Return the bars, to one scale that begins at nothing."""
+    """Scale bars to a common axis that begins at 0."""
     medians = [row.seconds for row in rows]
     limit = LONGEST * min(medians, default=0.0)
     ends = [row.interval.high if row.interval else row.seconds for row in rows]
@@ -338,7 +338,7 @@ def _share(value: float, most: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A plan of which one call was timed, region by region."""
+    """A plan with the times of its regions."""
 
     name: str
     plan: Sequence[RegionTimes]
@@ -346,7 +346,7 @@ class Strip:
 
 
 def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
-    """Return the strips, and the seconds at the right end of their scale."""
+    """Draw strips on a common scale; also return the seconds at its right end."""
     whole = [max(one.timeline.seconds, sum(one.timeline.regions)) for one in timed]
     most = min(max(whole), LONGEST * min(whole))
     return {"seconds": most, "strips": [_make_strip(one, most, colors) for one in timed]}
@@ -371,7 +371,7 @@ def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str,
 
 
 def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, most: float) -> Iterator[tuple[str, str, float, float]]:
-    """Yield engine, name, start and seconds of what is drawn as one: a region, or neighbors on one engine that are too thin."""
+    """Yield engine, name, start and seconds of each span: a region, or thin neighbors on one engine."""
     timed = list(zip(plan, timeline.starts, timeline.regions, strict=False))
     for (engine, thin), group in groupby(timed, lambda one: (one[0].engine, one[2] < THIN * most)):
         members = list(group)
@@ -382,7 +382,7 @@ def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, most: float) ->
 
 
 def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: Mapping[str, str]) -> list[tuple[Any, ...]]:
-    """Return the regions of a plan in the order in which they run, of many only those that take longest; and XRT's own work."""
+    """Table rows of the regions in execution order (the longest `SHOWN`), and of the time outside the regions."""
     longest = sorted(sorted(range(len(plan)), key=lambda index: -timeline.regions[index])[:SHOWN])
     rows: list[tuple[Any, ...]] = []
     for index in longest:
@@ -407,28 +407,28 @@ def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
 
 
 def list_operators(region: RegionTimes, most: int = 4) -> str:
-    """Return a region's operators, most frequent first: ``Conv ×3, Relu, 2 others``."""
+    """List a region's operators: ``Conv ×3, Relu, 2 others``."""
     named = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
     left = len(region.operators) - most
     return ", ".join([*named, *([format_count(left, "other kind")] if left > 0 else [])])
 
 
 Edge: TypeAlias = tuple[int, int]
-"""From a box to a later one."""
+"""Two boxes, the second after the first."""
 Point: TypeAlias = tuple[float, float]
 INPUTS_BOX = 0
-"""The number of the box of the inputs; that of the outputs is the last."""
+"""The number of the inputs' box; the outputs have the last one."""
 MOST = 16
-"""Boxes of one drawing; a plan of more regions is drawn with several in a box."""
+"""Maximum number of boxes; larger plans have several regions in a box."""
 WIDE, HIGH, LOW = 216, 66, 30
-"""The width of a box, and the heights of inner boxes and of those of the inputs and outputs; in pixels."""
+"""Width of boxes, height of inner boxes, and height of the boxes for inputs and outputs, in pixels."""
 TEXT = WIDE - 18 - 8
-"""The pixels of a line of text in a box, behind the engine's color."""
+"""Pixels for a line of text in a box, after the engine's color."""
 SIZE, STRONG = 13, 1.12
-"""The size of the text in boxes, and how much wider it is when bold."""
+"""Font size in boxes, and the factor for bold text."""
 MARGIN = 2
 BEND = 14
-"""How far from its corner the bend of an edge begins."""
+"""Distance from a corner at which the bend of an edge begins."""
 LAYOUT = {
     "direction": "topbottom",
     "routing": {"style": "orthogonal"},
@@ -438,24 +438,24 @@ LAYOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What is drawn as one: inputs or outputs, a region or node, or several that run one after the other."""
+    """A box of a drawing: inputs, outputs, a region or node, or several consecutive ones."""
 
     lines: tuple[str, ...]
     color: str = ""
-    """Its class; empty for the inputs and the outputs."""
+    """CSS class; empty for inputs and outputs."""
     title: str = ""
-    """The full text, shown when the reader points at the box."""
+    """Tooltip with the full text."""
 
 
 def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Return the drawing of a plan, with a description in words."""
+    """Draw a plan."""
     groups = split_in_boxes(len(plan))
     inner = [_make_box([plan[i] for i in group], _sum_seconds(group, timeline), timeline, colors) for group in groups]
     return draw_boxes(inner, _find_flows(plan, groups), _describe(name, plan, groups))
 
 
 def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the templates show of a plan: the drawing, a caption, and the times of its regions where these are known."""
+    """The data of a plan for the templates: drawing, caption, and times if known."""
     several = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
     used = format_list(sorted({region.engine for region in plan}))
     return {
@@ -469,10 +469,10 @@ def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | No
 
 
 def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str) -> dict[str, Any]:
-    """Return the drawing of boxes between those of the inputs and the outputs, with a description in words.
+    """Draw boxes between those of the inputs and outputs.
 
-    ``flows`` are bytes between boxes, by their numbers: `INPUTS_BOX`, then the inner ones, then the outputs; each leads to a
-    box of a higher number. 0 is a flow of unknown size.
+    ``flows`` has the bytes between boxes by their numbers (`INPUTS_BOX`, the inner ones, the outputs), the lower number first;
+    0 for an unknown size. ``description`` is the text for screen readers.
     """
     from graphlay import Graph, layout
 
@@ -500,7 +500,7 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
 
 
 def _measure_label(label: str) -> int:
-    """Return the pixels that a label takes."""
+    """Width of a label in pixels."""
     return 7 * len(label) + 4
 
 
@@ -513,12 +513,12 @@ _WIDTHS = {letter: width for letters, width in (
 
 
 def measure_text(text: str, *, is_strong: bool = False) -> float:
-    """Return the pixels that a line of text in a box takes at most."""
+    """Maximum width of a line of text in a box, in pixels."""
     return sum(_WIDTHS.get(letter, 100) for letter in text) / 100 * SIZE * (STRONG if is_strong else 1)
 
 
 def fit_text(text: str, *, is_strong: bool = False) -> str:
-    """Return a line of text as far as it fits in a box."""
+    """Truncate a line of text to the width of a box."""
     if measure_text(text, is_strong=is_strong) <= TEXT:
         return text
     while text and measure_text(f"{text}…", is_strong=is_strong) > TEXT:
@@ -553,7 +553,7 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
 
 
 def _round_corners(points: Sequence[Point]) -> str:
-    """Return the path along the points, each corner a bend."""
+    """An SVG path along the points, with round corners."""
     steps = ["M{:.1f} {:.1f}".format(*points[0])]
     for before, (x, y), after in zip(points, points[1:], points[2:], strict=False):
         start, end = _approach((x, y), before), _approach((x, y), after)
@@ -562,7 +562,7 @@ def _round_corners(points: Sequence[Point]) -> str:
 
 
 def _approach(corner: Point, other: Point) -> Point:
-    """Return the point at which a bend begins that goes around a corner, on the line to another point."""
+    """The point where the bend around a corner begins, on the line to ``other``."""
     length = math.dist(corner, other)
     share = min(BEND, length / 2) / length if length else 0.0
     return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
@@ -577,11 +577,11 @@ def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -
     )
 
 
-# ---------------------------------------------------------------------- what is a box
+# ---------------------------------------------------------------------- boxes
 
 
 def split_in_boxes(things: int) -> list[range]:
-    """Return what each box holds: one thing, or of many several that run one after the other, so that no cycle arises."""
+    """Assign things to boxes: one each, or consecutive ones, so that no cycle arises."""
     boxes = min(things, MOST)
     bounds = [round(index * things / boxes) for index in range(boxes + 1)] if boxes else []
     return [range(low, high) for low, high in pairwise(bounds)]
@@ -604,7 +604,7 @@ def _make_box(regions: Sequence[RegionTimes], taken: float | None, timeline: Mea
 
 
 def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Edge, int]:
-    """Return the bytes that flow along each edge between boxes; 0 where they are unknown, or only the order is kept."""
+    """Bytes on each edge between boxes; 0 if unknown, or for an order of execution."""
     box_of = {index: number for number, group in enumerate(groups, 1) for index in group} | {INPUTS: INPUTS_BOX}
     flows: Counter[Edge] = Counter()
     for index, region in enumerate(plan):
@@ -616,13 +616,13 @@ def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Ed
 
 
 PALETTE = ("vermilion", "yellow", "gray", "sky", "pink", "green", "orange", "blue")
-"""The colors that engines may declare, each a class of `view.css`; one that declares none gets the first that is left."""
+"""Colors that engines may declare, each a class of `view.css`; other engines get the first free one."""
 
 
 def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dict[str, str]:
-    """Return the color of each engine, given by name or spec; ``declared`` gives the color that an engine of a name declares.
+    """Assign a color to each engine, a name or spec; ``declared`` returns the color that an engine declares.
 
-    Of two engines that declare one color, the first gets it. When all are taken, the others share the last.
+    The first engine that declares a color gets it. When all are used, the others share the last.
     """
     specs = list(dict.fromkeys(engines))
     name_of = {spec: spec.partition("{")[0].strip() for spec in specs}
