@@ -11,7 +11,7 @@ import pytest
 
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
-from xrt.engines.ort.session import LIBRARY, kernels, newest_ir, newest_opset, schema
+from xrt.engines.ort.session import LIBRARY, newest_ir, newest_opset
 from xrt.engines.ort.tables import ISSUES
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.passes import infer_shapes
@@ -56,22 +56,6 @@ def why_not(function: Function) -> str | None:
 def test_the_library_is_asked_what_it_reads() -> None:
     assert 21 <= newest_opset() <= 40
     assert 10 <= newest_ir() <= 20
-
-
-def test_an_open_ended_kernel_serves_its_own_version_alone() -> None:
-    open_ended = next(kernel for kernel in kernels("", "MatMulInteger") if kernel.types["T1"] == {"tensor(int8)"})
-    assert (open_ended.since, open_ended.until) == (10, None)
-    assert open_ended.serves(10)
-    assert not open_ended.serves(11)
-    ranged = next(kernel for kernel in kernels("", "Relu") if kernel.until is not None)
-    assert ranged.serves(ranged.until)
-    assert not ranged.serves(ranged.until + 1)
-
-
-def test_a_schema_is_the_one_in_force() -> None:
-    known = [schema("", "Relu", version) for version in (5, 13, 26)]
-    assert [s and s.since for s in known] == [1, 13, 14]
-    assert schema("", "Nonsense", 26) is None
 
 
 # ---------------------------------------------------------------------- what it takes
@@ -120,23 +104,26 @@ DECLINED = {
         ),
     ),
     "operator": (one("Nonsense", [F32]), f"{LIBRARY} does not know Nonsense"),
-    "operator of a domain": (one("Nonsense", [F32], domain="my.own"), f"{LIBRARY} does not know my.own.Nonsense"),
-    "no kernel": (one("ImageDecoder", [tensor(DType.UINT8, "N")]), f"{LIBRARY} has no kernel for ImageDecoder as of opset 20"),
+    "operator of a domain": (
+        one("Nonsense", [F32], domain="my.own"),
+        f"{LIBRARY} does not know my.own.Nonsense",
+    ),
+    "no kernel": (one("ImageDecoder", [tensor(DType.UINT8, "N")]), f"{LIBRARY} has no kernel for ImageDecoder of uint8"),
     "no kernel to expand": (
         one("Bernoulli", [F32], opset=22),
-        f"{LIBRARY} has no kernel for Bernoulli as of opset 22, and to expand it none for RandomUniformLike on these types",
+        f"{LIBRARY} has no kernel for Bernoulli of float32, which it expands to RandomUniformLike",
     ),
     "dtype": (
         one("Relu", [tensor(DType.UINT16, 2)]),
-        f"{LIBRARY} computes Relu for X of float32, float64, int32, int8, and here it is uint16",
+        f"{LIBRARY} has no kernel for Relu of uint16",
     ),
     "the second input's dtype": (
         one("MatMulInteger", [tensor(DType.INT8, 2, 2), tensor(DType.INT16, 2, 2)]),
-        f"{LIBRARY} computes MatMulInteger for B of int8, uint8, and here it is int16",
+        f"{LIBRARY} has no kernel for MatMulInteger of int8, int16",
     ),
     "attribute": (
         one("Attention", [tensor(DType.FLOAT32, 1, 2, 4, 8)] * 3, opset=25, left_window_size=2),
-        f"{LIBRARY} knows Attention as of opset 24, which has no attribute 'left_window_size'",
+        f"{LIBRARY} declines: Unrecognized attribute: left_window_size for operator Attention",
     ),
     "crossing": (
         one("Identity", [tensor(DType.COMPLEX64, 2)]),
@@ -144,10 +131,7 @@ DECLINED = {
     ),
     "in a body": (
         UNREAD,
-        (
-            f"in its body, node 'inner' (Relu): {LIBRARY} computes Relu for X of float32, float64, int32, int8, "
-            "and here it is uint16"
-        ),
+        f"in its body, node 'inner' (Relu): {LIBRARY} has no kernel for Relu of uint16",
     ),
     "domain": (
         one("Relu", [F32]).replace(opsets={"other": 1}),
@@ -232,7 +216,7 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "corners of unknown sizes": (resize(tensor(FLOAT, 1, 1, "H", 4), SCALES), True),
     "corners of any batch of a whole size": (resize(tensor(FLOAT, "N", 1, 4, 4), np.array([1, 1, 2, 0.5], np.float32)), False),
     "corners of any batch of a size not whole": (resize(tensor(FLOAT, "N", 1, 3, 4), np.array([1, 1, 0.5, 2], np.float32)), True),
-    "corners of a whole size": (resize(IMAGE, np.full(4, 2, np.float32)), False),
+    "corners of a whole size": (resize(IMAGE, np.array([1, 1, 2, 2], np.float32)), False),
     "an unknown number of scales": (resize(IMAGE, tensor(FLOAT, "N"), "half_pixel"), True),
     "other coordinates": (resize(IMAGE, SCALES, "half_pixel"), False),
     "half pixels of a single one": (resize(IMAGE, np.array([1, 1, 0.4, 1], np.float32), "pytorch_half_pixel"), True),

@@ -15,9 +15,9 @@ from xrt.engines.openvino.export import NEWEST_OPSET, read_model
 from xrt.engines.openvino.library import LIBRARY, summarize_error
 from xrt.engines.openvino.lowering import decompose, find_decomposition
 from xrt.engines.openvino.tables import find_issue, list_data_inputs, why_not_computed
-from xrt.engines.toolkit.node_query import NodeQuery
+from xrt.engines.toolkit.node_query import NodeQuery, find_small_constant
 from xrt.formats.onnx import why_not_downgradable
-from xrt.graph import Constant, Function, Node, TensorType, Value, since_version
+from xrt.graph import Function, Node, TensorType, Value, since_version
 
 __all__ = ["lower", "why_not"]
 
@@ -126,8 +126,6 @@ def _why_empty(node: Node, function: Function) -> str | None:
 
 REMEMBERED = 8192
 """Number of cached answers."""
-SMALL = 64
-"""Constants up to this many elements are axes, shapes or scales, not weights."""
 
 _IMMATERIAL = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
 """Operators with inputs whose values do not matter, only their types or shapes."""
@@ -141,13 +139,7 @@ def check_conversion(node: Node, function: Function) -> str | None:
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     # Equal definitions share a cache entry, whatever the opset of the model.
     version = since_version(node, function) or function.opsets[""]
-    return _answer(NodeQuery.of(node, function, version, _find_constant, tensors))
-
-
-def _find_constant(name: str, function: Function) -> Constant | None:
-    """A small constant; None for other values."""
-    constant = function.constants.get(name)
-    return constant if constant is not None and constant.array.size <= SMALL else None
+    return _answer(NodeQuery.of(node, function, version, find_small_constant, tensors))
 
 
 @lru_cache(maxsize=REMEMBERED)

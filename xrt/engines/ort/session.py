@@ -1,12 +1,9 @@
-"""Open ONNX Runtime sessions; query its kernels, schemas and versions; its type names, errors, memory and shared thread pool.
-
-All sessions are opened here. Kernels and schemas are listed once, on first use.
-"""
+"""Open ONNX Runtime sessions; query its versions; its type names, errors, memory and shared thread pool."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,36 +11,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
-from onnxruntime import InferenceSession, SessionOptions, get_available_providers
+from onnxruntime import InferenceSession, SessionOptions
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, shorten
 from xrt.errors import CompileRefused
-from xrt.graph import DType, FrozenDict, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
 
 __all__ = [
     "LIBRARY",
     "AllocationTracker",
     "Bytes",
     "ExportedModel",
-    "OrtKernelDef",
-    "OrtParameter",
-    "OrtSchema",
     "Provider",
     "get_tensor_bytes",
     "give_files",
-    "kernels",
+    "known_operators",
     "make_tensor_type",
     "newest_ir",
     "newest_opset",
     "open_session",
-    "plain_type",
     "quiet_options",
     "report_memory",
-    "schema",
     "summarize_error",
-    "type_name",
     "why_not_opened",
 ]
 
@@ -52,7 +43,6 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, optionally with options."""
 
-_CPU = "CPUExecutionProvider"
 _FATAL = 4
 """The lowest severity that the library prints: everything else is raised as an exception."""
 
@@ -97,7 +87,8 @@ def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequ
     """
     give_files(handed, options)
     try:
-        session = _opened(handed.model, options, providers)
+        # Without a fallback: the library would print the error and open the session on another provider.
+        session = InferenceSession(handed.model, options, list(providers), enable_fallback=0)
     except (native.NotImplemented, native.InvalidGraph) as error:
         raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
     except RuntimeError as error:
@@ -121,32 +112,6 @@ def _end_spinning(session: native.InferenceSession) -> None:
         session.run([], {}, None)
 
 
-class _BlockedSession(InferenceSession):  # type: ignore[misc]  # the library is untyped
-    """A CPU session whose threads also block during initialization, which halves the time to open small models."""
-
-    _sess_options: SessionOptions
-
-    def _create_inference_session(self, providers: Any, provider_options: Any, disabled_optimizers: Any = None) -> None:
-        """Override for one provider; falls back to the library's method if its internals have changed."""
-        try:
-            self._open_blocked(providers, set(disabled_optimizers or ()))
-        except (AttributeError, TypeError):
-            super()._create_inference_session(providers, provider_options, disabled_optimizers)
-
-    def _open_blocked(self, providers: list[str], disabled_optimizers: set[str]) -> None:
-        opened = native.InferenceSession(self._sess_options, self._model_bytes, False, self._read_config_from_model)
-        _end_spinning(opened)
-        opened.initialize_session(providers, [{} for _ in providers], disabled_optimizers)
-        self._fallback_providers = [_CPU]
-        self._sess, self._sess_options = opened, opened.session_options
-        self._inputs_meta, self._outputs_meta = opened.inputs_meta, opened.outputs_meta
-        self._overridable_initializers = opened.overridable_initializers
-        self._input_meminfos, self._output_meminfos = opened.input_meminfos, opened.output_meminfos
-        self._input_epdevices, self._model_meta = opened.input_epdevices, opened.model_meta
-        self._providers, self._provider_options = opened.get_providers(), opened.get_provider_options()
-        self._profiling_start_time_ns = opened.get_profiling_start_time_ns
-
-
 def give_files(handed: ExportedModel, options: SessionOptions) -> None:
     """Register the model's external files in memory or on disk, to be read in place."""
     if handed.folder:
@@ -155,13 +120,6 @@ def give_files(handed: ExportedModel, options: SessionOptions) -> None:
         sizes = [content.nbytes for content in handed.files.values()]
         options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
         options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
-
-
-def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    settings: Any = {"enable_fallback": 0}  # otherwise the library prints errors and falls back to another provider
-    if options.intra_op_num_threads != 1 and options.use_per_session_threads and list(providers) in ([_CPU], [(_CPU, {})]):
-        return _BlockedSession(model, options, [_CPU], **settings)
-    return InferenceSession(model, options, list(providers), **settings)
 
 
 def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str | None:
@@ -179,90 +137,13 @@ def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str 
 
 # ---------------------------------------------------------------------- the library's own answers
 
-_NO_END = 2**31 - 1
 _TRIVIAL_OPSET = 14
 
 
-@dataclass(frozen=True, slots=True)
-class OrtKernelDef:
-    """An execution provider's kernel for an operator."""
-
-    provider: str
-    since: int
-    until: int | None
-    """The last supported version; None: only `since`, until the operator changes."""
-    types: Mapping[str, frozenset[str]]
-    """Allowed types by the name of a type constraint or of an input."""
-
-    def serves(self, version: int) -> bool:
-        """Whether it supports the operator as defined in this version, by the library's own rule."""
-        return self.since == version or (self.until is not None and self.since <= version <= self.until)
-
-
-@dataclass(frozen=True, slots=True)
-class OrtParameter:
-    """A formal input or output of an operator."""
-
-    name: str
-    constraint: str
-    """The name of a type constraint, or a type."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrtSchema:
-    """The library's schema of an operator."""
-
-    since: int
-    deprecated: bool
-    inputs: tuple[OrtParameter, ...]
-    outputs: tuple[OrtParameter, ...]
-    attributes: frozenset[str]
-
-
-_LISTED = frozenset({"CPUExecutionProvider", "AzureExecutionProvider"})
-"""Only builds without other providers can list their kernels safely."""
-
-
 @lru_cache(maxsize=1)
-def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
-    """All kernels by operator; empty in a build with providers in shared libraries, where sessions are tried instead.
-
-    Listing there crashes the process if one of the libraries does not load (onnxruntime-gpu 1.31 without cuBLAS).
-    """
-    # Listing would load the shared libraries of all providers.
-    if set(get_available_providers()) - _LISTED:
-        return {}
-    by_operator: dict[tuple[str, str], list[OrtKernelDef]] = {}
-    for definition in native.get_all_opkernel_def():
-        since, until = definition.version_range
-        types = {name: frozenset(allowed) for name, allowed in definition.type_constraints.items()}
-        kernel = OrtKernelDef(definition.provider, since, None if until == _NO_END else until, types)
-        by_operator.setdefault((definition.domain, definition.op_name), []).append(kernel)
-    return {key: tuple(kernels) for key, kernels in by_operator.items()}
-
-
-@lru_cache(maxsize=1)
-def _all_schemas() -> Mapping[tuple[str, str], tuple[OrtSchema, ...]]:
-    by_operator: dict[tuple[str, str], list[OrtSchema]] = {}
-    for entry in native.get_all_operator_schema():
-        formals = _formals(entry.inputs), _formals(entry.outputs)
-        schema = OrtSchema(entry.since_version, entry.deprecated, *formals, frozenset(entry.attributes))
-        by_operator.setdefault((entry.domain, entry.name), []).append(schema)
-    return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in by_operator.items()}
-
-
-def _formals(parameters: Iterable[Any]) -> tuple[OrtParameter, ...]:
-    return tuple(OrtParameter(p.name, p.typeStr) for p in parameters)
-
-
-def kernels(domain: str, op_type: str) -> tuple[OrtKernelDef, ...]:
-    """All kernels of an operator, for any provider and version."""
-    return _all_kernels().get((domain, op_type), ())
-
-
-def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
-    """The operator's schema at an opset version; None if the library does not have the operator."""
-    return next((s for s in _all_schemas().get((domain, op_type), ()) if s.since <= version), None)
+def known_operators() -> frozenset[tuple[str, str]]:
+    """Domain and name of each operator that the library has a schema for."""
+    return frozenset((schema.domain, schema.name) for schema in native.get_all_operator_schema())
 
 
 @lru_cache(maxsize=1)
@@ -302,25 +183,7 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 """Name and version for reasons and errors."""
 
-_C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 _PLAIN = {"float": "float32", "double": "float64"}
-_TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
-
-
-def type_name(type_: Type) -> str:
-    """ONNX Runtime's name of a type, without its shape.
-
-    >>> type_name(SequenceType(TensorType(DType.FLOAT32, (2, 3))))
-    'seq(tensor(float))'
-    """
-    if isinstance(type_, TensorType):
-        return _TENSORS[type_.dtype]
-    if isinstance(type_, SequenceType):
-        return f"seq({type_name(type_.element)})"
-    if isinstance(type_, OptionalType):
-        return f"optional({type_name(type_.element)})"
-    key, value = (type_.key, type_.value)
-    return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
 
 
 def make_tensor_type(name: str) -> TensorType | None:
@@ -333,21 +196,13 @@ def make_tensor_type(name: str) -> TensorType | None:
     return TensorType(DType.parse(_PLAIN.get(match[1], match[1]))) if match else None
 
 
-def plain_type(name: str) -> str:
-    """Convert ONNX Runtime's name of a type to XRT's.
-
-    >>> plain_type("seq(tensor(float))")
-    'seq(float32)'
-    """
-    return re.sub(r"tensor\((\w+)\)", lambda match: _PLAIN.get(match[1], match[1]), name)
-
-
 _NOISE = (
     r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
     r"Error in execution: ",
     r"Load model from .*? failed:",
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
+    r"In Node, \(.*\) -> \([^)]*\) , Error ",
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
     r"\S*\.(?:cc|h):\d+ ",  # source location of a failed check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",

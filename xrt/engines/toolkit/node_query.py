@@ -20,6 +20,7 @@ __all__ = [
     "NodeInfo",
     "NodeQuery",
     "close_over",
+    "find_small_constant",
     "has_symbolic_dims",
     "list_last_uses",
     "why_not_at_every_size",
@@ -35,19 +36,22 @@ class NodeQuery:
 
     op_type: str
     version: int
-    """The opset of the query's Function."""
+    """The opset of ai.onnx in the query's Function."""
     attributes: tuple[Attribute, ...]
-    inputs: tuple[TensorType | Constant | None, ...]
+    inputs: tuple[Type | Constant | None, ...]
     """A constant on which support may depend, else the type; None for an absent input."""
     outputs: tuple[tuple[Type | None] | None, ...]
     """The type of each required output in a tuple of one; None for the others."""
+    domain: tuple[str, int] | None = None
+    """Name and opset of the node's domain if it is not ai.onnx."""
 
     @classmethod
     def of(cls, node: Node, function: Function, version: int, find_constant: FindConstant, asked: Collection[str]) -> Self:
         """The query for a node without bodies; ``asked`` names the outputs that the library must compute."""
         inputs = tuple(_find_input(name, function, find_constant) if name else None for name in node.inputs)
         outputs = tuple((function.get_type(name),) if name in asked else None for name in node.outputs)
-        return cls(node.op_type, version, node.attributes, inputs, outputs)
+        domain = (node.domain, function.opset(node.domain)) if node.domain else None
+        return cls(node.op_type, version, node.attributes, inputs, outputs, domain)
 
     @property
     def asked(self) -> tuple[Type | None, ...]:
@@ -63,19 +67,23 @@ class NodeQuery:
             for letter, names, count in (("i", inputs, len(self.inputs)), ("o", outputs, len(self.outputs)))
         )
         return Function(
-            inputs=tuple(Value(name, given) for name, given in inputs.items() if isinstance(given, TensorType)),
+            inputs=tuple(Value(name, given) for name, given in inputs.items() if not isinstance(given, Constant)),
             outputs=tuple(Value(name, type_) for name, type_ in outputs.items()),
-            nodes=(Node(self.op_type, read, written, self.attributes),),
+            nodes=(Node(self.op_type, read, written, self.attributes, self.domain[0] if self.domain else ""),),
             constants={name: given for name, given in inputs.items() if isinstance(given, Constant)},
-            opsets={"": self.version},
+            opsets=dict([("", self.version), *([self.domain] if self.domain else [])]),
         )
 
 
-def _find_input(name: str, function: Function, find_constant: FindConstant) -> TensorType | Constant | None:
-    constant, type_ = find_constant(name, function), function.get_type(name)
-    if constant is not None:
-        return constant
-    return type_ if isinstance(type_, TensorType) else None
+def _find_input(name: str, function: Function, find_constant: FindConstant) -> Type | Constant | None:
+    constant = find_constant(name, function)
+    return function.get_type(name) if constant is None else constant
+
+
+def find_small_constant(name: str, function: Function) -> Constant | None:
+    """A constant of the Function that may be axes or a shape; None for other values."""
+    constant = function.constants.get(name)
+    return constant if constant is not None and constant.array.size <= SMALL else None
 
 
 SMALL = 64
