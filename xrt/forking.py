@@ -12,8 +12,6 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
-__all__ = ["get_generation", "leave_to_parent", "renew_after_fork", "why_left_behind"]
-
 L = TypeVar("L")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load_lazily"]
-
 _IMPORT = re.compile(r"^    from ([\w.]+) import (\(.*?\)|.*?)$", re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"(\w+) as (\w+)")
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from xrt.errors import XRTWarning, did_you_mean
 
-__all__ = ["VARIABLE", "follow", "show"]
-
 VARIABLE = "XRT_LOG"
 """The environment variable: ``info`` or ``debug``; if unset, the program configures the logger."""
 

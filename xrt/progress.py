@@ -18,18 +18,6 @@ from typing import Any, Protocol, TextIO, TypeAlias
 
 from xrt.forking import renew_after_fork
 
-__all__ = [
-    "SWITCH",
-    "NotebookLine",
-    "ProgressLine",
-    "Tell",
-    "TerminalLine",
-    "claim_display",
-    "find_display",
-    "release_display",
-    "show_progress",
-]
-
 SWITCH = "XRT_PROGRESS"
 """The environment variable; ``off`` disables progress. `xrt.processes` sets it for worker processes."""
 DELAY = 2.0  # seconds before progress is shown

@@ -14,9 +14,6 @@ import pytest
 
 from tests.architecture.public import modules, packages
 
-RULES = ("xrt.engines.kernels.", "xrt.engines.xla.", "xrt.frontends.torch.rules.", "xrt.passes.padding.")
-"""Modules whose functions are registered, one per operator, which says what they do."""
-
 
 def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
     """Return the submodules, by full name, that something else of their package's hides."""
@@ -55,14 +52,12 @@ print(json.dumps([name for name in names if getattr(xrt, name) is not first[name
 def test_public_names_exist_and_are_documented() -> None:
     loaded = {name: importlib.import_module(name) for name in modules()}
     assert [name for name, module in loaded.items() if not module.__doc__] == []
-    assert {name: words for name, module in loaded.items() if (words := undocumented(module))} == {}
+    assert {name: words for name in packages() if (words := undocumented(loaded[name]))} == {}
 
 
 def undocumented(module: types.ModuleType) -> list[str]:
-    """The public functions and classes of a module without a docstring; a decorator that a call returned is neither."""
-    own = [word for word, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and word[0] != "_"]
-    own = [] if module.__name__.startswith(RULES) else own
-    public = {word: getattr(module, word) for word in getattr(module, "__all__", own)}
+    """The public functions and classes of a package without a docstring; a decorator that a call returned is neither."""
+    public = {word: getattr(module, word) for word in getattr(module, "__all__", ())}
     called = {word: value for word, value in public.items() if inspect.isroutine(value) or inspect.isclass(value)}
     called = {word: value for word, value in called.items() if "<locals>" not in value.__qualname__}
     return [word for word, value in called.items() if not (value.__doc__ or "").strip()]
@@ -74,6 +69,6 @@ def test_a_public_name_without_a_word_is_caught() -> None:
     assert undocumented(module) == ["f", "G"]
 
 
-def test_what_a_module_calls_public_looks_public() -> None:
-    public = [word for name in modules() for word in getattr(importlib.import_module(name), "__all__", ())]
+def test_public_names_have_no_underscore() -> None:
+    public = [word for name in packages() for word in getattr(importlib.import_module(name), "__all__", ())]
     assert [word for word in public if word.startswith("_") and word != "__version__"] == []

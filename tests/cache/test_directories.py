@@ -20,7 +20,7 @@ import pytest
 from tests.cache.saving import BULK, Saving, chain
 from tests.cache.test_disk import X, run
 from xrt.cache import CompileCache, Store, find_cache_directory, open_cache, open_disk_tier, parse_size
-from xrt.cache.disk import DEFAULT_LIMIT
+from xrt.cache.records import DEFAULT_LIMIT
 from xrt.engines.contract.registry import probe_all
 from xrt.errors import CacheWarning, OptionError
 from xrt.formats import onnx

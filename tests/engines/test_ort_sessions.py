@@ -15,7 +15,7 @@ from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, 
 from xrt.engines import Executable
 from xrt.engines.ort import Ort
 from xrt.engines.ort.executable import SessionCalls
-from xrt.engines.ort.session import AllocationTracker
+from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 

@@ -12,8 +12,9 @@ from xrt.engines.contract import registry
 from xrt.graph import shape_key
 from xrt.partition import ClusteringOptions, partition
 from xrt.partition.cost_table import BOUNDARY, CostTable, MeasuredCost
-from xrt.placement.report import CostReport, format_seconds, make_report
+from xrt.placement.report import CostReport, make_report
 from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.placement.search import format_seconds
 from xrt.testing.fault_injection import RecordingEngine
 
 TOY = "toy{native=off}"

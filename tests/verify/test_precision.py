@@ -14,10 +14,11 @@ import xrt
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, create
 from xrt.engines.contract.options import Precision
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import CompileRefused
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import partition
-from xrt.placement.reference import REFERENCE, evaluate
+from xrt.placement.reference import evaluate
 from xrt.verify import Verdict, bisect, verify
 from xrt.verify.comparison import find_precision
 

@@ -6,8 +6,9 @@ their ratio within a round.
 
 from xrt.bench.comparison import BenchOptions, compare_engines
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, machine, page
-from xrt.bench.targets import AUTO, BenchCandidate, BenchTarget
+from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, interleave, ratio
+from xrt.placement.engine_list import AUTO
 
 __all__ = [
     "AUTO",

@@ -25,8 +25,6 @@ from xrt.html.views import MeanCall
 from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotate
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
-__all__ = ["BenchOptions", "BenchWorker", "Progress", "compare_engines"]
-
 T = TypeVar("T")
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that limit NumPy's thread pools, which the reference uses. Engines declare those of their libraries."""

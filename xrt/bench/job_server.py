@@ -30,7 +30,6 @@ from xrt.processes.server import Request, serve
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["main"]
 
 ALONE = 5
 """Turns right after warm-up, before other candidates run."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.html.views import RegionTimes
 
-__all__ = ["Job", "JobFailure", "Start"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from xrt.html.views import Bar, MeanCall
     from xrt.measure.statistics import Interval, RatioInterval
 
-__all__ = [
-    "SCHEMA",
-    "Agreement",
-    "BenchReport",
-    "Group",
-    "ReportRow",
-    "Verdict",
-    "answer",
-    "cell",
-    "describe",
-    "machine",
-    "page",
-    "peak_bytes",
-]
 
 SCHEMA = 2
 """Version of `BenchReport.to_dict`; incremented when a field changes its meaning or is removed."""

@@ -18,8 +18,6 @@ from xrt.graph import FrozenDict, Function, TensorType, Value
 from xrt.partition import Pin
 from xrt.placement.engine_list import AUTO
 
-__all__ = ["AUTO", "BenchCandidate", "BenchTarget", "find_batch_dim", "name_batch", "set_dims"]
-
 _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
 BATCH = "batch"

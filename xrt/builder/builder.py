@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
     from xrt.graph.types import Type
 
-__all__ = ["DEFAULT_OPSET", "Builder", "adopt", "finalize", "inline_function"]
-
 
 def finalize(builder: Builder) -> Function:
     """Convert a builder to a Function. May rename values and record nodes, so call it once."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.graph.schemas import Operator
 
-__all__ = ["CONTROL_FLOW", "TracedBodies", "trace_bodies"]
-
 
 @dataclass(frozen=True, slots=True)
 class TracedBodies:

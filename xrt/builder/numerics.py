@@ -19,7 +19,6 @@ from xrt.graph.types import DType
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = ["absolute", "binary", "cast", "invert", "is_operand", "negative"]
 
 # Earlier ONNX operators broadcast and take axes differently; these forms are not implemented.
 MINIMUM_OPSET = 13

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from xrt.graph.schemas import FormalParameter
     from xrt.graph.types import Type
 
-__all__ = [
-    "DTypeLike",
-    "Operand",
-    "apply",
-    "apply_opaque",
-    "emit",
-    "infer_operand_dtype",
-    "is_strong",
-    "is_weak",
-    "natural_dtype",
-    "weak_array",
-    "weak_dtype",
-]
 
 Number: TypeAlias = "bool | int | float | complex"
 Operand: TypeAlias = "Tensor | Constant | np.ndarray[Any, Any] | np.generic | Number | str | list[Any] | tuple[Any, ...]"

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.graph.types import DType
 
-__all__ = ["Symbol", "current", "recording"]
 
 recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 """The innermost active builder of this context."""

@@ -19,8 +19,6 @@ from xrt.graph.types import DType
 if TYPE_CHECKING:
     from xrt.builder.record_op import DTypeLike, Operand
 
-__all__ = ["Tensor", "stack_indices"]
-
 
 def integers(items: Sequence[Any]) -> Any:
     """Combine integers and 0-d tensors to one int64 operand."""

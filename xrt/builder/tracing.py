@@ -21,8 +21,6 @@ from xrt.graph.function import Function
 from xrt.graph.schemas import Inference
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["Graph", "after", "device", "inline", "scope", "trace"]
-
 
 class Graph:
     """Base class of graphs written in Python, with full type inference; implement ``build``.

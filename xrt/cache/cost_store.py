@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xrt.cache.memory import CompileCache
     from xrt.engines import CompileContext, GraphCompiler
 
-__all__ = ["STATUSES", "CostStore"]
-
 
 def _parse_statuses(rows: Any) -> dict[str, EngineStatus]:
     return {row["name"]: _parse_status(row) for row in rows}

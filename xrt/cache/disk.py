@@ -27,19 +27,6 @@ from xrt.graph.deferred_function import find_stale
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = [
-    "DEFAULT_LIMIT",
-    "DIRECTORY",
-    "LIMIT",
-    "SWITCH",
-    "CompileRequest",
-    "DiskStatistics",
-    "DiskTier",
-    "expand_user",
-    "find_cache_directory",
-    "open_disk_tier",
-    "parse_size",
-]
 
 Make: TypeAlias = Callable[[], Executable]
 _log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.formats.container import Buffer
     from xrt.graph import Function
 
-__all__ = ["ENTRIES", "CacheEntry", "CacheListing", "Miss", "StoredFailure", "explain_misses", "list_entries"]
 
 _KIND = "cache entry"
 _ENTRY, _EXECUTABLE = "entry", "executable"

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
 
-__all__ = [
-    "LEAST_BYTES",
-    "MOST_BYTES",
-    "THREADS",
-    "CacheStatistics",
-    "CompileCache",
-    "Lease",
-    "Tier",
-    "close_in_background",
-    "close_with",
-    "count_bytes",
-    "default_cache",
-    "open_cache",
-    "wait_until_closed",
-]
 
 Close: TypeAlias = Callable[[], object]
 AT_EXIT = 10.0

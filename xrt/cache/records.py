@@ -35,17 +35,6 @@ from xrt.forking import renew_after_fork
 if TYPE_CHECKING:
     from xrt.cache.entries import CacheEntry
 
-__all__ = [
-    "DEFAULT_LIMIT",
-    "Item",
-    "Records",
-    "Schema",
-    "Store",
-    "make_private",
-    "open_private",
-    "text_schema",
-    "why_not_trusted",
-]
 
 T = TypeVar("T")
 DEFAULT_LIMIT = 5_000_000_000

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.graph import Function
 
-__all__ = [
-    "CODE_UNKNOWN",
-    "Signature",
-    "describe_machine",
-    "hash_sources",
-    "make_context_key",
-    "make_engine_key",
-    "make_signature",
-]
 
 CODE_UNKNOWN = "unknown"
 """Ingredient ``code`` of an engine without a source file, such as a class defined at a prompt."""

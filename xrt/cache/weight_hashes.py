@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from xrt.cache.records import Store
     from xrt.graph import Constant, Function
 
-__all__ = ["WEIGHT_HASHES", "WeightHashStore", "WeightHashes"]
 
 WORTHWHILE = 1 << 20
 """Weights from this many bytes on are worth storing: below, hashing is faster."""

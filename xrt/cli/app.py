@@ -13,8 +13,6 @@ from xrt import __version__
 from xrt.cli.screen import complain, out, warnings_as_lines
 from xrt.errors import XRTError, did_you_mean
 
-__all__ = ["main"]
-
 _DAILY = {
     "run": ("run", "Run a model once, on files or random inputs"),
     "bench": ("bench", "Compare the speed of engines"),

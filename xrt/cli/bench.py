@@ -31,8 +31,6 @@ from xrt.graph import FrozenDict
 from xrt.module import validate_budget
 from xrt.runtime import default_budget
 
-__all__ = ["bench_command"]
-
 DETAILS = ("ms from-to", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 """Columns in a pipe."""
 SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")

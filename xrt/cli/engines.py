@@ -36,7 +36,6 @@ from xrt.runtime import available_cores, default_budget
 if TYPE_CHECKING:
     from xrt.partition import Launch
 
-__all__ = ["cache_command", "doctor_command", "engines_command", "read_engine_environment"]
 
 _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 

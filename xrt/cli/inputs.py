@@ -32,20 +32,6 @@ from xrt.precision.budget import ErrorBudget
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PlacementFile
 
-__all__ = [
-    "add_locked_dims",
-    "all_inputs",
-    "from_files",
-    "list_input_files",
-    "load_with_options",
-    "load_with_sizes",
-    "open_model",
-    "precision_keywords",
-    "read_batches",
-    "read_locked_dims",
-    "set_shapes",
-    "settle_batch",
-]
 
 # ---------------------------------------------------------------------- models
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.bench.targets import DIGITS, name_batch, set_dims
+from xrt.bench.targets import DIGITS, name_batch
 from xrt.cache import parse_size
 from xrt.cli.screen import human_bytes
 from xrt.engines import ExecutionOptions, parse_spec, split_specs
@@ -28,36 +28,6 @@ from xrt.partition import ClusteringOptions
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = [
-    "CORES",
-    "ENGINE_NAMES",
-    "add_all",
-    "add_batch",
-    "add_dims",
-    "add_engines",
-    "add_json",
-    "add_precision_options",
-    "add_tuning_options",
-    "check_folder",
-    "check_sizes",
-    "check_writable",
-    "derive",
-    "input_options",
-    "isolation_keywords",
-    "isolation_options",
-    "list_dims",
-    "module_keywords",
-    "module_options",
-    "parse_check",
-    "parse_choices",
-    "parse_dims",
-    "parse_numbers",
-    "parse_seconds",
-    "parse_share",
-    "parse_wait",
-    "set_dims",
-    "write_page",
-]
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]

@@ -28,8 +28,6 @@ from xrt.placement.result import format_count
 from xrt.precision import ErrorBudget, byte_sums
 from xrt.precision.collectors import METHODS
 
-__all__ = ["quantize_command"]
-
 _TARGETS = {
     False: "weights of 8 bits: for this processor, x86 with VNNI, and ARM; --portable makes a file for all",
     True: "weights of 7 bits: for all processors",

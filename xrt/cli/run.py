@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from xrt.bench.targets import set_dims
 from xrt.cache import CompileCache, default_cache
 from xrt.cli.inputs import (
     add_locked_dims,
@@ -37,7 +38,6 @@ from xrt.cli.options import (
     module_options,
     parse_check,
     parse_choices,
-    set_dims,
     write_page,
 )
 from xrt.cli.screen import WorkStatus, human_bytes, out, print_lines, show_table
@@ -60,15 +60,15 @@ from xrt.module.programs import NO_LIMIT
 from xrt.module.tuning import read_serving
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
-from xrt.placement.report import describe_prediction, format_seconds
+from xrt.placement.report import describe_prediction
 from xrt.placement.result import describe_plan, format_count
+from xrt.placement.search import format_seconds
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.formats.program_record import StoredProgram
     from xrt.placement import CostReport
 
-__all__ = ["compile_command", "explain_command", "inspect_command", "run_command", "verify_command"]
 
 add_verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Also show what engines do on special values, and engines left out by auto"

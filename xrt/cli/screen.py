@@ -19,20 +19,6 @@ from rich.text import Text
 
 from xrt.progress import claim_display, release_display
 
-__all__ = [
-    "TimedRow",
-    "WorkStatus",
-    "complain",
-    "err",
-    "human_bytes",
-    "out",
-    "print_lines",
-    "progress",
-    "show_table",
-    "show_times",
-    "warnings_as_lines",
-]
-
 FOLDED = 24
 """Minimum width of a wrapped column: usual names and words of reasons fit."""
 GAP = 3

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from xrt.integrations.batch import JobReport
     from xrt.serve.application import Addresses, Application
 
-__all__ = ["batch_command", "export_triton_command", "parse_models", "serve_command"]
-
 
 def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Parse ``PATH``, ``NAME=PATH`` and ``NAME:VERSION=PATH`` to paths by name and version.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt import models
+from xrt.bench.targets import set_dims
 from xrt.cache import DiskTier, default_cache
 from xrt.cli.inputs import (
     all_inputs,
@@ -41,7 +42,6 @@ from xrt.cli.options import (
     parse_numbers,
     parse_seconds,
     parse_share,
-    set_dims,
     write_page,
 )
 from xrt.cli.screen import TimedRow, WorkStatus, complain, human_bytes, out, print_lines, show_table, show_times
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from xrt.placement.regression_check import RegressionResult
     from xrt.placement.throughput import ThroughputResult
 
-__all__ = ["check_command", "lock_command", "tune_command"]
 
 DETAILS = ("regions", "to the best engine", "note")
 """Columns in a pipe, and with -v on a terminal."""

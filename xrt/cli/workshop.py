@@ -33,8 +33,6 @@ from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.verify import Verdict
 
-__all__ = ["bisect_command", "conformance_command", "fuzz_command"]
-
 
 @click.command("conformance")
 @click.argument("engines")

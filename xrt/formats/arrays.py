@@ -23,17 +23,6 @@ from xrt.formats.container import Container, ContainerWriter
 from xrt.formats.output import replace_file
 from xrt.graph import DType
 
-__all__ = [
-    "Example",
-    "decode_example",
-    "encode_example",
-    "is_encodable",
-    "read_npy",
-    "read_npz",
-    "read_session",
-    "write_session",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Named: TypeAlias = tuple[tuple[str, Array], ...]
 # Limits on the expanded size of an archive: always this many bytes, beyond that a multiple of its size.

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from xrt.formats.program_record import ProgramRecord
     from xrt.graph import Constant, Function
 
-__all__ = ["BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 
 KIND = "bundle"
 _MANIFEST = "manifest"

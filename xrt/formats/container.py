@@ -26,8 +26,6 @@ from xrt.errors import BundleError
 from xrt.formats.output import map_file
 from xrt.graph.constants import release
 
-__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section", "read_table"]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # As in PNG: cannot be text, and a transfer in text mode corrupts the line ends, so it is detected.
 MAGIC = b"\x89XRT\r\n\x1a\n"

@@ -17,8 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-__all__ = ["DocumentError", "DocumentType", "show"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 

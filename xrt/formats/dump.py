@@ -11,8 +11,6 @@ from xrt.formats.onnx import save
 from xrt.formats.output import replace_file
 from xrt.graph import Attribute, AttrKind, Function, Node, Value
 
-__all__ = ["to_dot", "write"]
-
 _LONGEST = 60  # characters shown of an attribute value
 
 

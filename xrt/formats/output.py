@@ -19,18 +19,6 @@ import numpy as np
 from xrt.errors import ModelError
 from xrt.graph.constants import FileIdentity, Mapping, Stamp, make_aligned_block, make_stamp
 
-__all__ = [
-    "SETTLED",
-    "FilePart",
-    "identify_file",
-    "map_file",
-    "read_file_part",
-    "remove_dead_temporaries",
-    "replace_file",
-    "why_not_folder",
-    "why_not_writable",
-]
-
 try:
     import fcntl
 except ImportError:  # Windows: leftover temporary files are not removed

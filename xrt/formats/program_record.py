@@ -30,27 +30,6 @@ from xrt.graph.types import DType, TensorType, Value
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
 
-__all__ = [
-    "MOST_FILES",
-    "MOST_PROGRAMS",
-    "OWN",
-    "CompiledForm",
-    "OpenFiles",
-    "Place",
-    "ProgramRecord",
-    "StoredLaunch",
-    "StoredProgram",
-    "StoredWeight",
-    "check_unchanged",
-    "dump",
-    "find_places",
-    "is_stale",
-    "merge",
-    "parse",
-    "read_record",
-    "read_section",
-    "write_record",
-]
 
 KIND = "program record"
 MOST_PROGRAMS = 16

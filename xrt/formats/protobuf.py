@@ -20,8 +20,6 @@ from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import Style, write_styled_model
 from xrt.graph import Constant, DType, Function
 
-__all__ = ["Held", "Keep", "read_model", "read_plan", "write_model", "write_plan"]
-
 Keep: TypeAlias = Callable[[Constant], str]
 """Stores a constant elsewhere and returns a name for `Held`."""
 Held: TypeAlias = Callable[[str], memoryview | None]

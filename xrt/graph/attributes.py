@@ -17,8 +17,6 @@ from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = ["AttrKind", "Attribute", "FrozenDict"]
-
 
 class AttrKind(enum.Enum):
     """The kinds of ``AttributeProto``, with ONNX's numbers. Sparse tensors become dense when a model is read."""

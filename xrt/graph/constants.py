@@ -20,20 +20,6 @@ from xrt.graph.types import DType, TensorType
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "ALIGNMENT",
-    "Constant",
-    "FileIdentity",
-    "Mapping",
-    "Stamp",
-    "find_file_offset",
-    "is_borrowed",
-    "is_mapped",
-    "make_aligned_array",
-    "make_aligned_block",
-    "make_stamp",
-    "release",
-]
 
 Stamp = tuple[int, ...]
 """Identifies one state of a file: device, inode, size, and modification and status change times in nanoseconds."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from xrt.graph.constants import Constant
     from xrt.graph.types import Type, Value
 
-__all__ = ["DeferredFunction", "StaleFunction", "find_stale"]
-
 
 class StaleFunction(ModelError):
     """The model behind a DeferredFunction changed or cannot be read, so the artifact must be compiled again."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["KINDS", "is_device", "normalize_device", "parse_device_index", "parse_device_kind"]
-
 KINDS = ("cpu", "cuda")
 """The kinds of device; the runtime implements them."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xrt.graph.constants import Constant
     from xrt.graph.node import Node
 
-__all__ = ["LARGE", "Function", "Use", "canonical_order", "pause_gc"]
-
 
 def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs: Sequence[str]) -> list[int]:
     """Sort node indices topologically: depth-first post-order from the outputs.

@@ -18,7 +18,6 @@ from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Typ
 if TYPE_CHECKING:
     from xrt.graph.attributes import Attribute
 
-__all__ = ["fingerprint", "hash_values", "shape_key"]
 
 # Integer constants up to this size are shapes, axes and indices, so the shape key includes their values.
 SMALL = 64

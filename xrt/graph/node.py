@@ -17,20 +17,6 @@ from xrt.graph.types import Value
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = [
-    "DOMAIN",
-    "OPERATOR",
-    "FreshNames",
-    "Node",
-    "NodePattern",
-    "OpaqueCall",
-    "Tagged",
-    "compile_patterns",
-    "list_definitions",
-    "list_names",
-    "rename_function",
-    "rename_node",
-]
 
 _GRAPH, _GRAPHS = AttrKind.GRAPH, AttrKind.GRAPHS
 

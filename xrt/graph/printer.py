@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node
     from xrt.html.views import Box, Edge
 
-__all__ = ["RESERVED", "format_elements", "format_function", "format_type", "number_array", "render_function"]
 
 # Constants up to this many elements are printed as numbers.
 LISTED = 16

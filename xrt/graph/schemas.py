@@ -18,30 +18,6 @@ if TYPE_CHECKING:
 
     from xrt.graph.function import Function
 
-__all__ = [
-    "DTYPE_ATTRIBUTES",
-    "FormalAttribute",
-    "FormalParameter",
-    "Inference",
-    "Operator",
-    "bind",
-    "domain_title",
-    "find_operator",
-    "find_schema",
-    "first_version",
-    "infer_output_types",
-    "join_types",
-    "latest_opset",
-    "latest_version",
-    "may_equal",
-    "onnx_spelling",
-    "operator_names",
-    "parse_onnx_spelling",
-    "require_operator",
-    "since_version",
-    "why_deprecated",
-    "why_unknown",
-]
 
 # `onnx` takes versions as 32-bit integers; a model may contain larger ones.
 _VERSIONS = 1 << 31

@@ -19,16 +19,6 @@ from xrt.graph.types import TensorType
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
-__all__ = [
-    "STATE",
-    "Capacity",
-    "State",
-    "declare_capacity",
-    "declare_states",
-    "find_capacity",
-    "find_violations",
-    "list_states",
-]
 
 STATE, CAPACITY = "xrt.state", "xrt.capacity"
 """Metadata keys."""

@@ -11,20 +11,6 @@ import numpy as np
 
 from xrt.errors import ModelError, did_you_mean
 
-__all__ = [
-    "LARGEST_EXTENT",
-    "DType",
-    "Dim",
-    "MapType",
-    "OptionalType",
-    "SequenceType",
-    "Shape",
-    "TensorType",
-    "Type",
-    "Value",
-    "is_static",
-]
-
 
 class DType(enum.Enum):
     """An ONNX element type (``TensorProto.DataType``), named as in XRT's text form.

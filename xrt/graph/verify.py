@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from xrt.graph.function import Function
     from xrt.graph.node import Node
 
-__all__ = ["verify", "verify_types"]
 
 SHOWN = 20  # violations listed in one error
 OWN_DOMAIN = "xrt"

@@ -21,44 +21,6 @@ from xrt.measure.statistics import Interval, RatioInterval
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = [
-    "INPUTS",
-    "INPUTS_BOX",
-    "MOST",
-    "PALETTE",
-    "ROOT",
-    "SELECTOR",
-    "Bar",
-    "Box",
-    "Edge",
-    "MeanCall",
-    "Reading",
-    "RegionTimes",
-    "Strip",
-    "assign_colors",
-    "draw_boxes",
-    "draw_plan",
-    "fit_text",
-    "format_count",
-    "format_list",
-    "format_ratio_interval",
-    "format_seconds_interval",
-    "list_operators",
-    "list_region_times",
-    "load_cell_style",
-    "load_page_style",
-    "make_bars",
-    "make_strips",
-    "measure_text",
-    "percent",
-    "picture_plan",
-    "render_cell",
-    "render_page",
-    "seconds",
-    "size",
-    "split_in_boxes",
-    "times",
-]
 
 # ---------------------------------------------------------------------- figures
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from xrt.measure.timing import Clock
 
-__all__ = ["Instance", "LoadResult", "run_closed_loop"]
-
 Instance: TypeAlias = Callable[[int, int], object]
 """Serves ``count`` requests, given the number of the first one and ``count``."""
 

@@ -13,24 +13,6 @@ import numpy as np
 
 from xrt.measure.timing import Call, Clock, choose_calls, seconds_per_call, seconds_per_turn
 
-__all__ = [
-    "FLOOR",
-    "Interval",
-    "RatioInterval",
-    "Timing",
-    "bootstrap",
-    "compute_geometric_mean",
-    "compute_quartiles",
-    "compute_ratio_of_medians",
-    "compute_round_ratio",
-    "compute_round_ratio_with_drift",
-    "interleave",
-    "rank",
-    "ratio",
-    "rotate",
-    "take_turns",
-]
-
 FLOOR = 0.01
 """Minimum relative difference between two candidates to call them different, regardless of the intervals."""
 TIE = 0.1

@@ -9,22 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-__all__ = [
-    "Call",
-    "Clock",
-    "Warmup",
-    "choose_calls",
-    "choose_calls_per_turn",
-    "is_steady",
-    "median_interval",
-    "sample_call_times",
-    "seconds_per_call",
-    "seconds_per_turn",
-    "time_call",
-    "wait_until_idle",
-    "warm_up",
-]
-
 Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
 SAMPLE = 0.002

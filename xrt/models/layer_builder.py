@@ -14,8 +14,6 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 
-__all__ = ["HE", "LayerBuilder", "get_value_shape"]
-
 OPSET = 20
 """LayerNormalization needs 17; all engines support 20."""
 

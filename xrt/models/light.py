@@ -15,8 +15,6 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node
 
-__all__ = ["UNIT", "ActivationStatistics", "fill_random_weights", "light_models", "load_light", "propagate_statistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class ActivationStatistics:

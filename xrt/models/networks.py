@@ -17,23 +17,6 @@ from xrt.models.layer_builder import HE, LayerBuilder, get_value_shape
 if TYPE_CHECKING:
     from xrt.builder import Tensor
 
-__all__ = [
-    "chain",
-    "conv_chain",
-    "conv_tail",
-    "depthwise",
-    "detector",
-    "dlrm",
-    "gather_softmax",
-    "mlp",
-    "mobile_features",
-    "mobilenet",
-    "reductions",
-    "relu6",
-    "softmax_chain",
-    "speech",
-    "unet",
-]
 
 _BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """Expansion, channels, repeats and first stride of each block group (Sandler et al. 2018, table 2)."""

@@ -14,7 +14,6 @@ from xrt.models.light import light_models, load_light
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["check_sizes", "list_model_sizes", "load", "names"]
 
 _BY_CODE: dict[str, Callable[..., Function]] = {
     "bert": transformers.bert,

@@ -19,7 +19,6 @@ from xrt.models.layer_builder import LayerBuilder, get_value_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DecoderSizes", "bert", "gpt", "gpt_decoder", "llama_decoder", "vit"]
 
 _HIDDEN_FROM = -1e4
 """Added to the scores of masked tokens; their weight is zero in float16, too."""

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from xrt.cache import Signature
     from xrt.cache.cost_store import CostStore
     from xrt.formats.bundle import BundleFile
-    from xrt.formats.placement_file import ServingConfiguration
+    from xrt.formats.placement_file import ServingConfiguration, Split
     from xrt.module.module import XRTModule
     from xrt.module.specialization import Specialization
     from xrt.placement import ProgressCallback, TuningResult
-    from xrt.placement.throughput import Split, Tell, ThroughputResult
+    from xrt.placement.throughput import Tell, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
 Objective: TypeAlias = Literal["latency", "throughput"]

@@ -16,8 +16,6 @@ from xrt.graph import DType
 from xrt.operators.rewriting import NodeWriter, Write
 from xrt.operators.traits import is_training
 
-__all__ = ["DECOMPOSITIONS", "write_decomposition"]
-
 DECOMPOSITIONS: dict[str, tuple[int, Write]] = {}
 """By operator of ai.onnx: the first opset whose form the rule reads and writes, and the rule."""
 _Rule = TypeVar("_Rule", bound=Callable[[NodeWriter], "str | Sequence[str] | None"])

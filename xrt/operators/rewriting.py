@@ -11,18 +11,6 @@ import numpy as np
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.graph.node import rename_node
 
-__all__ = [
-    "Decompose",
-    "NodeWriter",
-    "Write",
-    "as_function",
-    "decompose_nodes",
-    "find_constant",
-    "find_value",
-    "inline_function",
-    "rewrite_nodes",
-]
-
 
 def find_value(name: str, function: Function) -> Constant | None:
     """The constant that a value is known to be without evaluation; None for other values."""

@@ -14,8 +14,6 @@ from xrt.errors import InputError
 from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.operators.traits import Trait, has_trait
 
-__all__ = ["sample_inputs"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 # NumPy generates 8-byte numbers, which are then cast to the input's type.
 DRAWN = 8

@@ -10,17 +10,6 @@ from enum import Flag, auto
 
 from xrt.graph import Function, Node, since_version
 
-__all__ = [
-    "SHAPE_OPERANDS",
-    "TRAITS",
-    "Trait",
-    "has_trait",
-    "is_deterministic",
-    "is_training",
-    "list_operators",
-    "list_shape_operands",
-]
-
 
 class Trait(Flag):
     """A property of an operator that holds for all its inputs and attributes."""

@@ -12,8 +12,6 @@ import numpy as np
 
 from xrt.graph import Node
 
-__all__ = ["Placement", "Window", "compute_padding_trims", "make_window"]
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

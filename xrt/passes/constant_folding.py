@@ -15,8 +15,6 @@ from xrt.operators import find_constant, is_deterministic
 from xrt.passes.inlining import BodyNames, Splice, find_taken_branch
 from xrt.passes.shape_inference import Knowledge, infer_shapes
 
-__all__ = ["LARGEST_BYTES", "Evaluate", "IsKept", "fold_constants"]
-
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
 """Runs a Function on positional inputs and returns its outputs in order."""
 

@@ -12,19 +12,6 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Node, TensorType, Type
 
-__all__ = [
-    "ARITHMETIC",
-    "FOLLOWED",
-    "MOST_ELEMENTS",
-    "MOVES",
-    "PROPAGATED",
-    "Contents",
-    "Elements",
-    "PropagationCase",
-    "Rule",
-    "propagate",
-]
-
 MOST_ELEMENTS = 128
 """Larger tensors are not tracked: shapes, pads and bounds are shorter."""
 FOLLOWED = frozenset({DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32, DType.FLOAT64})

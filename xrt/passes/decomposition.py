@@ -11,8 +11,6 @@ from xrt.operators import as_function, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes.shape_inference import infer_shapes
 
-__all__ = ["find_decomposition"]
-
 REMEMBERED = 1024
 """Cached decompositions; equal nodes share one."""
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
 from xrt.graph.node import FreshNames, list_definitions, rename_node
 
-__all__ = ["BodyNames", "Splice", "drop_dead_nodes", "find_taken_branch", "inline_constant_control_flow"]
-
 Lookup = Callable[[str], Constant | None]
 """Returns the constant of that name, or None if the value is only known at run time."""
 _ANY_TYPE_OPSET = 16

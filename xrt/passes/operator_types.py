@@ -11,8 +11,6 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Constant, Dim, DType, MapType, Node, SequenceType, Shape, TensorType, Type, read_attributes
 
-__all__ = ["MICROSOFT", "ML", "OPERATOR_TYPES", "Operands", "Rule", "as_first", "like", "make_type", "of_dtype"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operands:

@@ -9,8 +9,6 @@ from xrt.graph import Function, Node, since_version
 from xrt.graph.schemas import find_operator
 from xrt.operators import inline_function
 
-__all__ = ["upgrade_opset", "why_not_upgradable"]
-
 
 def upgrade_opset(function: Function, opset: int) -> Function:
     """Convert `function` to at least `opset` of ai.onnx; return it unchanged if it is new enough.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.passes.constant_folding import Evaluate, IsKept
 
-__all__ = ["optimize"]
-
 
 def optimize(function: Function, evaluate: Evaluate | None = None, is_kept: IsKept | None = None) -> Function:
     """Expand Gradient nodes, inline constant control flow, fold constants and remove dead nodes.

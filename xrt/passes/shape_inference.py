@@ -30,21 +30,6 @@ from xrt.graph.types import LARGEST_EXTENT
 from xrt.passes.contents import PROPAGATED, Contents, propagate
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 
-__all__ = [
-    "SHAPED",
-    "Knowledge",
-    "bind_dims",
-    "combine",
-    "infer_by_onnx",
-    "infer_shapes",
-    "list_symbols",
-    "map_dims",
-    "map_types",
-    "propagate_types",
-    "shape_from_contents",
-    "specialize",
-]
-
 _ALL = 2**31 - 1
 """Exporters write this (or more) as the end of a Slice to mean "to the end of the axis"."""
 Known: TypeAlias = Sequence[Contents | None]

@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 
-__all__ = [
-    "AutoPlacement",
-    "OpenModel",
-    "PlacementOptions",
-    "Placer",
-    "SizedPlacement",
-    "find_next_best_plan",
-]
 
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""

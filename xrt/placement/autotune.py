@@ -71,22 +71,6 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference
 
-__all__ = [
-    "BOUNDS",
-    "ProgressCallback",
-    "Search",
-    "TuningBudget",
-    "check_budget",
-    "ignore_progress",
-    "load_cost_table",
-    "load_decision",
-    "plan_by_priority",
-    "profile_regions",
-    "race_mixtures",
-    "race_whole_models",
-    "tune",
-    "warn_unmeasured",
-]
 
 _log = logging.getLogger(__name__)
 

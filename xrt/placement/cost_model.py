@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Node
 
-__all__ = ["CostModel", "Partitioning", "PlanningGraph", "Region", "iter_bits", "to_mask", "union"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its position in the list, and a set of nodes."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from xrt.placement import CostStore
     from xrt.placement.result import PlacementRequest
 
-__all__ = ["AUTO", "EngineList", "is_always_dynamic", "is_auto", "list_available_engines"]
 
 AUTO = "auto"
 """The word for placement by measurement in a list of engines."""

@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
     from xrt.placement.search import ProfilingRequest
 
-__all__ = [
-    "Reference",
-    "RegionProfiler",
-    "Truth",
-    "capture_activations",
-    "check_against_reference",
-    "compute_truth",
-    "find_first_random_node",
-    "find_first_viable",
-    "is_refuted",
-    "make_stand_in",
-    "select_values",
-]
-
 
 def check_against_reference(
     function: Function,

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.result import PlacementRequest
 
-__all__ = [
-    "Candidates",
-    "Entrant",
-    "Placing",
-    "StoppingRule",
-    "alone",
-    "is_allowed",
-    "make_partition_key",
-    "pick_winner_from_profile",
-    "prepare_plan",
-    "run_interleaved",
-    "select_winner",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:

@@ -41,20 +41,6 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.placement.result import CandidateComparison
 
-__all__ = [
-    "DEVICE_OF",
-    "FIGURES",
-    "create_lock",
-    "list_candidate_records",
-    "list_mismatches",
-    "list_node_ranges",
-    "make_decision",
-    "make_decision_key",
-    "plan_from_ranges",
-    "read_decision",
-    "read_lock",
-    "read_shapes",
-]
 
 T = TypeVar("T", CandidateRecord, Baseline)
 KEPT = 16

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines.toolkit import reference_evaluator
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-
-__all__ = ["REFERENCE", "evaluate"]
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from xrt.placement.profiler import Reference
     from xrt.placement.result import PlacementRequest
 
-__all__ = ["RegressionResult", "RegressionSetup", "check_regression", "compare_plans", "find_runner_up", "make_baseline"]
 
 RULES = StoppingRule(least=12, most=200)
 SPELLS = 4

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import CandidateResult, TuningResult
     from xrt.placement.search import RegionPrediction
 
-__all__ = [
-    "MEASURES",
-    "CostReport",
-    "describe_costs",
-    "describe_errors",
-    "describe_lowered_plan",
-    "describe_precision",
-    "describe_prediction",
-    "format_error",
-    "format_seconds",
-    "list_pareto_plans",
-    "make_report",
-    "render_tuning_page",
-    "render_tuning_result",
-]
 
 SHOWN = 8
 """Rows of one kind that the text has; `to_dict` has all."""

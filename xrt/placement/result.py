@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import CandidateRecord, PrecisionRecord, SelectionOutcome
     from xrt.partition import Plan, Reason
 
-__all__ = [
-    "VERDICTS",
-    "CandidateComparison",
-    "CandidateResult",
-    "Origin",
-    "PlacementRequest",
-    "Progress",
-    "TuningResult",
-    "describe_candidate",
-    "describe_plan",
-    "format_count",
-    "is_of_engine",
-    "more_than",
-    "unwrap",
-    "with_reasons",
-]
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or

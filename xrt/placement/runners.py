@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
     from xrt.graph import Function
 
-__all__ = [
-    "Inquiry",
-    "LocalRunner",
-    "NotStarted",
-    "Runner",
-    "TrialLimits",
-    "TrialResult",
-    "WorkerRunner",
-    "choose_runner",
-]
 
 MOMENT = 0.02
 """Seconds that a request is given at least."""

@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from xrt.partition.device_map import DeviceMap
     from xrt.partition.plan import Launch, Plan
 
-__all__ = [
-    "GAIN",
-    "MissingSupport",
-    "Prediction",
-    "ProfilingRequest",
-    "RegionPrediction",
-    "choose_requests",
-    "format_seconds",
-    "predict_cost",
-    "propose_plans",
-    "rank_missing_support",
-]
 
 GAIN = 0.05
 """Part of the time of the best plan that a mixture must be predicted to save. Predictions leave out what a boundary does to

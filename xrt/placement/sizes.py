@@ -9,8 +9,6 @@ import numpy as np
 
 from xrt.graph import FrozenDict, TensorType, Value
 
-__all__ = ["Sizes", "format_sizes", "list_open_axes", "read_sizes", "resize_values"]
-
 Sizes: TypeAlias = Mapping[str, int]
 """Symbolic dim to size; an extent without a name is called by its input and axis, ``x[0]``."""
 

@@ -9,31 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from xrt.errors import OptionError, XRTError, did_you_mean
-from xrt.formats.placement_file import ServingCandidate, ServingConfiguration, Split, format_latency, format_rate
+from xrt.formats.placement_file import (
+    ServingCandidate,
+    ServingConfiguration,
+    Split,
+    format_latency,
+    format_rate,
+)
 from xrt.graph import TensorType, Value
 from xrt.measure.closed_loop import LoadResult
 from xrt.measure.timing import Clock
 from xrt.placement.result import format_count
 from xrt.placement.sizes import list_open_axes
-
-__all__ = [
-    "BATCHES",
-    "ServingBench",
-    "ServingCandidate",
-    "ServingConfiguration",
-    "Split",
-    "Tell",
-    "ThroughputRequest",
-    "ThroughputResult",
-    "ThroughputSweep",
-    "find_batch_dim",
-    "list_cells",
-    "list_splits",
-    "parse_batches",
-    "parse_bound",
-    "render_throughput_page",
-    "render_throughput_result",
-]
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 MOST_SIZES = 16

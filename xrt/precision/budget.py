@@ -21,21 +21,6 @@ from xrt.runtime.inputs import bind, check, normalize
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
-__all__ = [
-    "ErrorBudget",
-    "ExampleInputs",
-    "Examples",
-    "Measure",
-    "MeasuredError",
-    "PrecisionTerms",
-    "bound_mean",
-    "bound_metric",
-    "bound_share",
-    "find_fault",
-    "find_t",
-    "parse_budget",
-    "read_examples",
-]
 
 MOST_GROUPS = 20
 """How often a metric is computed again, each time without another group of items."""

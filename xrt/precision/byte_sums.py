@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from xrt.engines import GraphCompiler
 
-__all__ = ["needs_reduced_range", "sums_bytes_exactly"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -15,24 +15,6 @@ from xrt.forking import renew_after_fork
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Function, TensorType
 
-__all__ = [
-    "BINS",
-    "METHODS",
-    "Collector",
-    "Entropy",
-    "MagnitudeHistogram",
-    "MinMax",
-    "MovingAverage",
-    "Observer",
-    "Percentile",
-    "SquaredError",
-    "find_entropy_threshold",
-    "find_squared_error_threshold",
-    "group_by_bytes",
-    "make_collector",
-    "read_parameters",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 BINS = 2048
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from xrt.placement.autotune import ProgressCallback
     from xrt.placement.result import PlacementRequest
 
-__all__ = ["LoweringWithinBudget", "create_lowered_engines"]
-
 
 @dataclass(frozen=True)
 class LoweringWithinBudget:

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
     from xrt.precision.budget import Examples, PrecisionTerms
 
-__all__ = ["Attempt", "PrecisionSearch", "Workbench", "check_error", "list_contenders", "list_product_forms"]
-
 
 MOST_NAMED = 32
 """Nodes in float32 that the record of a plan names."""

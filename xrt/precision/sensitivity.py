@@ -21,7 +21,6 @@ from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activat
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
-__all__ = ["NodeSelection", "find_node_errors", "make_switchable_model"]
 
 MOST_PARTS = 32
 """Parts that are measured first; those of larger models have several nodes."""

@@ -39,8 +39,6 @@ from xrt.serve.repository import Repository
 from xrt.serve.served_model import ServedModel, ServingOptions
 from xrt.serve.triton_repository import make_config
 
-__all__ = ["EXTENSIONS", "SERVER", "Addresses", "Application", "app", "run_server"]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

@@ -39,7 +39,6 @@ from xrt.serve.triton_repository import make_config
 if TYPE_CHECKING:
     from grpc.aio import Server
 
-__all__ = ["read_message", "start_grpc", "write_message"]
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from xrt.serve.protocol import BUSY, FAILED, OK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ACCESS", "CONTENT_TYPE", "Metrics", "ModelMetrics", "RequestLog", "Statistics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

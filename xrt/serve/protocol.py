@@ -17,37 +17,6 @@ import numpy as np
 
 from xrt.graph import DType
 
-__all__ = [
-    "BINARY",
-    "BUSY",
-    "CANCELLED",
-    "CONFLICT",
-    "DATATYPES",
-    "FAILED",
-    "GONE",
-    "LATE",
-    "MALFORMED",
-    "NAMES",
-    "OK",
-    "TOO_LARGE",
-    "UNKNOWN",
-    "WRONG_METHOD",
-    "Array",
-    "InferRequest",
-    "InferResponse",
-    "RequestRefusal",
-    "check_no_files",
-    "check_shape",
-    "decode_binary",
-    "decode_control",
-    "decode_json",
-    "encode_binary",
-    "encode_document",
-    "encode_json",
-    "read_request",
-    "write_response",
-]
-
 OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
 CANCELLED = 499

@@ -20,8 +20,6 @@ from xrt.serve.metrics import Metrics
 from xrt.serve.protocol import UNKNOWN, RequestRefusal
 from xrt.serve.served_model import STARTING, ServedModel, ServingOptions
 
-__all__ = ["Repository", "open_module"]
-
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")

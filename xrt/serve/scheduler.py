@@ -24,17 +24,6 @@ from xrt.graph.types import Dim
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.serve.protocol import BUSY, Array, RequestRefusal
 
-__all__ = [
-    "CallObserver",
-    "Scheduler",
-    "Values",
-    "count_joinable_rows",
-    "explain_mixed_rows",
-    "find_reason_against_batches",
-    "join_and_split",
-    "run_batch",
-]
-
 Values = tuple[Array, ...]
 """Inputs or outputs of a call, in order."""
 _EXTENTS = (8, 3, 64, 224, 1)

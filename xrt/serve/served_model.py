@@ -38,7 +38,6 @@ from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_ro
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
 
-__all__ = ["STARTING", "ServedModel", "ServingOptions", "SessionRequest", "SessionTable", "read_session"]
 
 _log = logging.getLogger(__name__)
 _NO_MAPS = """. skl2onnx writes tensors instead of maps with options={"zipmap": False}"""

@@ -14,8 +14,6 @@ import numpy as np
 import xrt
 from xrt.serve.scheduler import count_joinable_rows, run_batch
 
-__all__ = ["TritonPythonModel"]
-
 
 class TritonPythonModel:
     """Triton creates one instance per model instance."""

@@ -22,7 +22,6 @@ from xrt.serve.served_model import ServedModel, ServingOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["export_triton", "make_config"]
 
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
 """Serving options that Triton also has."""

@@ -35,19 +35,6 @@ from xrt.operators import is_training
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
 
-__all__ = [
-    "GROUPS",
-    "ConformanceCase",
-    "group_cases",
-    "is_random",
-    "is_unchanged",
-    "load_light_cases",
-    "load_stored_cases",
-    "matches",
-    "node_cases",
-    "read_value",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 

@@ -31,18 +31,6 @@ from xrt.verify.execution import compile_alone
 if TYPE_CHECKING:
     from xrt.partition import Launch
 
-__all__ = [
-    "Engine",
-    "Maker",
-    "PreparedCase",
-    "conform",
-    "makers_for",
-    "run_alternating",
-    "run_at_sizes",
-    "run_case",
-    "run_list",
-    "run_single",
-]
 
 Engine: TypeAlias = str | GraphCompiler
 

@@ -38,18 +38,6 @@ from xrt.verify import CheckVerdict, Verdict, judge_outputs
 from xrt.verify.bisection import bisect_difference
 from xrt.verify.execution import expose_all_values, run_alone
 
-__all__ = [
-    "COMMON",
-    "KINDS_OF_WAY",
-    "WIDE",
-    "ExecutionMode",
-    "Finding",
-    "Fuzzer",
-    "KindOfWay",
-    "Sample",
-    "make_sample",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Sample:

@@ -17,8 +17,6 @@ from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft,
 from xrt.testing.generators.operators import gentle
 from xrt.testing.generators.structured import CONTROL
 
-__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_seeded_function", "rename_values"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -29,7 +29,6 @@ from xrt.verify.execution import copy_values, run_alone
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler
 
-__all__ = ["OPENINGS", "Opening", "SizedInputs", "compare_at_sizes", "compile_for_all_sizes", "list_other_sizes", "open_dims"]
 
 Opening: TypeAlias = Literal["every", "equal", "first"]
 """Which extents of the inputs become symbolic dims: each one of its own, all but those of 1 with one dim for equal sizes, or the

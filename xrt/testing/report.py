@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, TypeAlias
 
-__all__ = ["ConformanceReport", "GapWord", "KnownFailure", "Outcome", "ResultWord", "settle"]
-
 
 class ResultWord(enum.StrEnum):
     """What came of one case."""

@@ -46,17 +46,6 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function, Node
 
-__all__ = [
-    "Alternation",
-    "as_planned",
-    "fit_inputs_for",
-    "isolate_engines",
-    "make_alternating_program",
-    "make_module",
-    "name_cause",
-    "overlook_deviations",
-]
-
 
 def make_module(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
     """Return a strict module with a cache of its own that folds no constants.

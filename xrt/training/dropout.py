@@ -28,7 +28,6 @@ from xrt.passes.opset_upgrade import upgrade_opset
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = ["CALLS", "SEED", "write_dropout"]
 
 SEED, CALLS = "dropout.seed", "dropout.calls"
 """Names of the states: the user's seed, and the number of calls so far."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xrt.training.optimizers import Optimizer
     from xrt.training.steps import Loss
 
-__all__ = ["EvalModule", "TrainModule", "fix_weights", "make_inference_form"]
-
 
 class TrainModule:
     """A model in training: each call makes one step and returns the loss.

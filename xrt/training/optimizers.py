@@ -21,23 +21,6 @@ from xrt.passes import infer_shapes
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = [
-    "CALLS",
-    "LAMB",
-    "RATE",
-    "SGD",
-    "STEP",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Optimizer",
-    "StateRecorder",
-    "StepContext",
-    "accumulate",
-    "record_update",
-    "update",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class StepContext:

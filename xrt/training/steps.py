@@ -15,28 +15,12 @@ from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.passes.gradient import gradient
 from xrt.passes.gradient.preparation import continue_function
 from xrt.training.dropout import write_dropout
-from xrt.training.optimizers import RATE, SGD, STEP, Optimizer, record_update
+from xrt.training.optimizers import SGD, Optimizer, record_update
 
 if TYPE_CHECKING:
     import numpy as np
 
     from xrt.builder.tensor import Tensor
-
-
-__all__ = [
-    "RATE",
-    "STEP",
-    "TARGET",
-    "CrossEntropy",
-    "Loss",
-    "MeanSquaredError",
-    "TrainedModel",
-    "capture_for_inference",
-    "list_parameters",
-    "promote",
-    "read_model",
-    "step",
-]
 
 
 @dataclass(frozen=True)

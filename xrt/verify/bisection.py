@@ -26,7 +26,6 @@ from xrt.verify.regions import Progress, ignore_progress
 if TYPE_CHECKING:
     from xrt.partition import Plan
 
-__all__ = ["FailingSubgraph", "bisect", "bisect_difference", "bisect_plan"]
 
 Difference: TypeAlias = Callable[[Function, Sequence[Any], Sequence[Any]], str | None]
 """Describes the difference of a part, given its inputs and the reference's outputs; None if there is none."""

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.engines.contract.options import Precision
 
-__all__ = [
-    "CheckVerdict",
-    "Float64Reference",
-    "OutputJudge",
-    "Verdict",
-    "compare_at_precision",
-    "find_ambiguity",
-    "find_output_tolerance",
-    "find_precision",
-    "is_lowered",
-    "judge_outputs",
-    "widen",
-]
 
 Array = np.ndarray[Any, Any]
 TIMES = 10.0

@@ -12,21 +12,6 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import adapt_to_host, available_cores
 
-__all__ = [
-    "Run",
-    "Stopped",
-    "compile_alone",
-    "copy_values",
-    "expose_all_values",
-    "expose_inner_values",
-    "find_region",
-    "fit_inputs",
-    "run_alone",
-    "run_pieces",
-    "run_regions",
-    "split_regions",
-]
-
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
 

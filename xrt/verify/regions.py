@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.partition import Launch, Plan
 
-__all__ = ["Progress", "RegionCheck", "ValueCheck", "Verification", "ignore_progress", "verify"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with two numbers; their meaning is documented by the caller."""

@@ -23,8 +23,6 @@ from xrt.graph.schemas import (
     operator_names,
 )
 
-__all__ = ["find", "names", "newest", "parameters"]
-
 
 @lru_cache(maxsize=8)
 def names(domain: str) -> tuple[str, ...]:

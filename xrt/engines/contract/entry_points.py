@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from importlib import metadata
 
-__all__ = ["EntryPoint", "list_entry_points"]
 
 _FILE = "entry_points.txt"
 _SUFFIXES = (".dist-info", ".egg-info")

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import Precision
     from xrt.graph import Function, Node
 
-__all__ = [
-    "DEVIATIONS",
-    "Accelerator",
-    "Deviation",
-    "DeviationKind",
-    "Executable",
-    "GraphCompiler",
-    "MemoryUse",
-    "fill",
-    "find_special_values",
-    "list_deviations",
-    "mark_special_elements",
-    "name_likely_cause",
-    "peak_of_values",
-]
-
 
 class Executable(abc.ABC):
     """A compiled Function. It holds no state of a call, so that several threads can run it at once."""

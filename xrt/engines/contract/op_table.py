@@ -11,8 +11,6 @@ from xrt.errors import EngineError
 from xrt.graph import Function, Node
 from xrt.operators import is_training
 
-__all__ = ["Kernel", "OpTable", "Predicate"]
-
 K = TypeVar("K")
 Predicate = Callable[[Node, Function], str | None]
 """Explains why a kernel does not support a node; None if it does."""

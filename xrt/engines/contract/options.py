@@ -12,16 +12,6 @@ from xrt.errors import OptionError, did_you_mean
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
 
-__all__ = [
-    "LOWER_PRECISIONS",
-    "NAMES_FILES",
-    "CompileContext",
-    "ExecutionOptions",
-    "Precision",
-    "RunOptions",
-    "check_options",
-    "option",
-]
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
 LOWER_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "int8")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
     from xrt.graph import Function, Node
 
-__all__ = ["ImplicitEngine", "LazyEngine", "RecordedSupportEngine", "load_engine"]
-
 
 class LazyEngine(GraphCompiler):
     """A registered engine with default options, known from the status that an earlier process recorded."""

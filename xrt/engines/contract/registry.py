@@ -29,26 +29,6 @@ from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngin
 from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.server import serve
 
-__all__ = [
-    "GROUP",
-    "EngineDeclaration",
-    "EngineStatus",
-    "check_registered",
-    "create",
-    "engine_class",
-    "find_declaration",
-    "find_entry_module",
-    "free_options",
-    "list_by_rank",
-    "list_registered",
-    "names",
-    "pip_line",
-    "probe",
-    "probe_all",
-    "read_declaration",
-    "why_not_chosen",
-]
-
 GROUP = "xrt.engines"
 """The group of entry points; a line is ``name = "module:Class [extra]"``."""
 Entries: TypeAlias = dict[str, tuple[EntryPoint, ...]]

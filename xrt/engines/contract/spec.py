@@ -25,24 +25,6 @@ from xrt.engines.contract.graph_compiler import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 
-__all__ = [
-    "OptionEntry",
-    "build",
-    "field_types",
-    "format_spec",
-    "is_bounded",
-    "is_mapping",
-    "list_options",
-    "parse_spec",
-    "read_pairs",
-    "read_value",
-    "spell_text",
-    "split",
-    "split_specs",
-    "unquote",
-    "write_value",
-]
-
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
 """Error messages shorten a text beyond this many characters."""

@@ -27,18 +27,6 @@ from xrt.processes import run
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = [
-    "BINARY",
-    "LIBRARY",
-    "VERSION",
-    "CompilerFlags",
-    "compile_module",
-    "describe_exit",
-    "dump_phases",
-    "lower_module",
-    "summarize_error",
-    "why_not_dumped",
-]
 
 LIBRARY = "IREE"
 LONGEST = 200

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-__all__ = ["Iree"]
 
 Place = Literal["auto", "local-sync", "local-task"]
 

@@ -33,8 +33,6 @@ from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import get_generation, leave_to_parent, renew_after_fork, why_left_behind
 from xrt.graph import Function, Node, Shape, TensorType, Type
 
-__all__ = ["OVERWRITING", "IreeDevice", "IreeExecutable", "get_device", "is_small"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
 """Calls ``main`` with the lists of arguments and results. The second stays empty: results are written to argument buffers."""

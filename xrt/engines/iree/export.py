@@ -16,20 +16,6 @@ from iree.runtime import HalElementType
 
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, since_version
 
-__all__ = [
-    "ELEMENTS",
-    "INLINE",
-    "SCOPE",
-    "MlirType",
-    "builtin_type",
-    "export_module",
-    "list_parameters",
-    "literal_type",
-    "make_query_module",
-    "storage_type",
-    "value_type",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class MlirType:

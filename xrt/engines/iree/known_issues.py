@@ -7,8 +7,6 @@ from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_kno
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import find_value
 
-__all__ = ["ISSUES", "find_known_issue"]
-
 
 def find_known_issue(node: Node, function: Function) -> str | None:
     """The reason of the first known issue that applies to the node; None if there is none."""

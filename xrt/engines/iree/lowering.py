@@ -16,8 +16,6 @@ from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, find_decomposition, fold_constants, infer_shapes
 from xrt.passes.opset_upgrade import upgrade_opset
 
-__all__ = ["LOWERED", "OPSET", "is_decomposed", "preprocess", "why_not_sized"]
-
 Array = np.ndarray[Any, Any]
 
 

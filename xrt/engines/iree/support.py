@@ -22,8 +22,6 @@ from xrt.graph import (
 from xrt.operators import find_value, is_deterministic
 from xrt.passes.opset_upgrade import why_not_upgradable
 
-__all__ = ["why_not"]
-
 REMEMBERED = 8192
 """Limit on memoized answers."""
 AT_ONCE = 32

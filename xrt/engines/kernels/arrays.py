@@ -12,20 +12,6 @@ import numpy as np
 
 from xrt.graph import DType
 
-__all__ = [
-    "NARROW",
-    "align_to_axis",
-    "along",
-    "broadcast_parameters",
-    "even",
-    "extreme",
-    "get_integer_limits",
-    "round_once",
-    "split_axis",
-    "trim",
-    "widen",
-]
-
 NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
 """Float types narrower than float32."""
 

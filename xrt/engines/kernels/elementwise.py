@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = ["ACTIVATIONS", "LEGACY", "binary", "gemm", "universal"]
 
 # ---------------------------------------------------------------------- one tensor
 

@@ -22,8 +22,6 @@ from xrt.graph import DType
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, Array, States
 
-__all__ = ["ArrayNamespace"]
-
 
 class ArrayNamespace:
     """The functions of an array module whose arrays can be written to, with NumPy's names."""

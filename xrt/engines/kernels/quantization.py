@@ -8,13 +8,11 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import align_to_axis, broadcast_parameters, get_integer_limits
 from xrt.engines.kernels.table import Array, Run, eager, ops
-from xrt.engines.kernels.windows import make_window
 from xrt.graph import DType, Node
+from xrt.operators.windows import make_window
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
-
-__all__ = ["SATURABLE"]
 
 
 # ---------------------------------------------------------------------- conversions

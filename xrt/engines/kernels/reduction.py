@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = ["greatest"]
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Any, Array, Axes, bool], Array]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from xrt.engines.toolkit.node_query import CompiledBody
     from xrt.graph import DType, Function, Node
 
-__all__ = ["Advance", "Array", "Factory", "NodeContext", "Run", "States", "eager", "numpy_only", "ops"]
 
 Array: TypeAlias = Any
 """An array of NumPy, CuPy or JAX, or a tensor of PyTorch."""

@@ -12,25 +12,16 @@ import numpy as np
 
 from xrt.engines.kernels.arrays import along, round_once
 from xrt.engines.kernels.table import Array, Run, eager, ops
-from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.operators.windows import (
+    Placement,
+    Window,
+    compute_padding_trims,
+    make_window,
+)
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
-
-__all__ = [
-    "Placement",
-    "Window",
-    "around",
-    "compute_padding_trims",
-    "convolve",
-    "cut_bins",
-    "fold",
-    "make_window",
-    "max_windows",
-    "sum_windows",
-    "with_bias",
-]
 
 
 def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:

@@ -24,30 +24,6 @@ from typing import Any
 
 from xrt.graph import DType
 
-__all__ = [
-    "ABI",
-    "DEVICES",
-    "ELEMENTWISE",
-    "FAILED",
-    "MAX_RANK",
-    "MODEL_UPDATE",
-    "OK",
-    "REFUSED",
-    "TRAINING",
-    "AttributeC",
-    "CallC",
-    "DTypeC",
-    "KernelC",
-    "LibraryC",
-    "NodeC",
-    "OutputC",
-    "PlanC",
-    "TensorC",
-    "TextC",
-    "encode_text",
-    "to_dlpack_dtype",
-]
-
 ABI = 1
 """``XRT_KERNEL_ABI``."""
 OK, REFUSED, FAILED = 0, 1, 2

@@ -21,29 +21,6 @@ from xrt.errors import EngineUnavailable, NativeWarning
 if TYPE_CHECKING:
     from xrt.engines.toolkit.blas import BlasCalls
 
-__all__ = [
-    "ABSENT",
-    "ARGUMENT",
-    "CONSTANT",
-    "INNER",
-    "NO_MEMORY",
-    "RESULT",
-    "SHIPPED",
-    "UNALIGNED",
-    "Core",
-    "LayoutC",
-    "StepC",
-    "ValueC",
-    "address_of",
-    "core",
-    "find_library",
-    "include_dir",
-    "multiply",
-    "open_bundled",
-    "requires_native",
-    "warn_once_of_absence",
-    "why_not_shipped",
-]
 
 SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
 """The library that `CMakeLists.txt` builds; it exists if a compiler was available when XRT was installed."""

@@ -16,8 +16,6 @@ from xrt.formats.onnx.writing import read_clip_bounds
 from xrt.graph import Attribute, AttrKind, DType, Function, Node, Shape, TensorType
 from xrt.passes import infer_shapes
 
-__all__ = ["DOMAIN", "ELEMENTWISE", "OpcodeStep", "fuse_elementwise", "lower_to_opcodes"]
-
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 SINGLE = FLOATS - {DType.FLOAT64}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
     from xrt.graph import Function, Node
 
-__all__ = ["MessageBuffer", "NativeKernel", "NativeLibrary", "load"]
 
 ENTRY = "xrt_library_entry"
 MOST_ANSWERS = 4096

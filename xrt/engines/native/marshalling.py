@@ -11,8 +11,6 @@ import numpy as np
 from xrt.engines.native import abi
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType
 
-__all__ = ["MarshalledNode", "marshal_node", "tensor_c", "why_not_marshalled"]
-
 Array = np.ndarray[Any, Any]
 UNKNOWN_RANK, LEFT_OUT, UNKNOWN = -2, -1, -1
 

@@ -15,8 +15,6 @@ from xrt.engines.native.marshalling import tensor_c
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
-__all__ = ["run_kernel"]
-
 Array = np.ndarray[Any, Any]
 
 

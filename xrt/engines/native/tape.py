@@ -20,8 +20,6 @@ from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
-__all__ = ["NativeExecutable", "NativeTape", "PreparedKernel"]
-
 Array = np.ndarray[Any, Any]
 
 

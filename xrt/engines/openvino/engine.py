@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
     from xrt.graph import Function, Node
 
-__all__ = ["OpenVino"]
 
 DEVICE = "CPU"
 

@@ -21,22 +21,6 @@ from xrt.engines.toolkit.scatters import find_inplace_outputs, make_writable_ali
 from xrt.errors import InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
 
-__all__ = [
-    "COPY_TO",
-    "Array",
-    "CompiledModel",
-    "OpenVinoExecutable",
-    "empty",
-    "export_model",
-    "in_order",
-    "list_computed_outputs",
-    "load_model",
-    "model_function",
-    "to_tensor",
-    "type_from",
-    "why_not_carried",
-]
-
 # ---------------------------------------------------------------------- values
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -11,8 +11,6 @@ from xrt.engines.openvino.library import core, openvino
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Value
 
-__all__ = ["NEWEST_OPSET", "ImportedModel", "export_function", "read_model"]
-
 NEWEST_OPSET = 25
 """The newest version of ai.onnx that the frontend converts correctly."""
 

@@ -15,8 +15,6 @@ from xrt.graph import Function, Node
 from xrt.graph.node import rename_node
 from xrt.operators import NodeWriter, as_function, decompose_nodes, rewrite_nodes
 
-__all__ = ["decompose", "find_decomposition"]
-
 REMEMBERED = 1024
 """Cached decompositions; equal nodes share one."""
 

@@ -19,8 +19,6 @@ from xrt.engines.toolkit.node_query import NodeQuery, find_small_constant
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Function, Node, TensorType, Value, since_version
 
-__all__ = ["lower", "why_not"]
-
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why OpenVINO does not support the node; None if it supports the node or its decomposition."""

@@ -27,16 +27,6 @@ from xrt.engines.toolkit.node_query import has_symbolic_dims
 from xrt.graph import Dim, DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
 
-__all__ = [
-    "EXPORTED",
-    "ISSUES",
-    "OPEN_ISSUES",
-    "find_issue",
-    "list_data_inputs",
-    "may_cut_off_more_than_there_is",
-    "why_not_computed",
-]
-
 TOLERANCE = 1e-4
 """Maximum rounding error relative to the largest element of a result."""
 

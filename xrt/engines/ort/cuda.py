@@ -27,16 +27,6 @@ from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
 
-__all__ = [
-    "CUDA",
-    "RECORDED",
-    "DeviceBuffer",
-    "OrtOnDevice",
-    "check_assigned",
-    "provider_options",
-    "why_not_on_device",
-    "why_not_present",
-]
 
 CUDA = "CUDAExecutionProvider"
 RECORDED = "session.record_ep_graph_assignment_info"

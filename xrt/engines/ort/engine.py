@@ -38,15 +38,8 @@ from xrt.engines.ort.options import (
     check_providers,
 )
 from xrt.engines.ort.saving import SavedSession, in_memory, optimize_model
-from xrt.engines.ort.session import (
-    AllocationTracker,
-    Bytes,
-    ExportedModel,
-    Provider,
-    open_session,
-    quiet_options,
-    report_memory,
-)
+from xrt.engines.ort.session import Bytes, ExportedModel, Provider, open_session, quiet_options, report_memory
+from xrt.engines.toolkit.libraries import AllocationTracker
 from xrt.errors import CompileRefused, EngineUnavailable
 from xrt.graph import FrozenDict, Function, Node
 
@@ -54,7 +47,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext, Precision
     from xrt.engines.ort.session import Provider
 
-__all__ = ["Ort", "TensorRT"]
 
 _log = logging.getLogger(__name__)
 

@@ -23,24 +23,6 @@ from xrt.errors import InputError, RunFailed
 from xrt.forking import get_generation, why_left_behind
 from xrt.graph import DType, FrozenDict, Function, MapType, TensorType, Type, Value
 
-__all__ = [
-    "BoundSession",
-    "Call",
-    "OrtExecutable",
-    "SessionCalls",
-    "ValueTransport",
-    "by_reference",
-    "choose_transport",
-    "from_ort",
-    "list_computed_outputs",
-    "session_function",
-    "through_frames",
-    "to_ort",
-    "why_not_carried",
-    "why_not_given",
-]
-
-
 # ---------------------------------------------------------------------- the executable
 
 Array: TypeAlias = np.ndarray[Any, Any]

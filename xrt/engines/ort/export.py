@@ -21,7 +21,6 @@ from xrt.operators import NodeWriter, rewrite_nodes
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["export_model", "get_tensor_bytes", "give_bytes_one_reader", "write_sums_as_products"]
 
 _OPSET_OF_CASTS = 13
 """The opset of the Casts that the library inserts for float16; it rejects them in a model below opset 6."""

@@ -14,16 +14,6 @@ import onnxruntime
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict
 
-__all__ = [
-    "ENGINE_KEYS",
-    "KNOWN_KEYS",
-    "as_names",
-    "as_texts",
-    "check_config",
-    "check_inter_op_threads",
-    "check_providers",
-]
-
 ENGINE_KEYS: Mapping[str, str] = {
     "session.load_model_format": "the engine passes the model itself, in ONNX's format",
     "session.model_external_initializers_file_folder_path": "the engine passes the constants itself, by reference",

@@ -30,8 +30,6 @@ from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files,
 from xrt.graph import Function, Node, Value
 from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
 
-__all__ = ["MarkedModel", "PlacedModel", "SavedSession", "optimize_model", "pack_weights", "place_model"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 ALIGNMENT = 64

@@ -19,25 +19,6 @@ from xrt.engines.toolkit.libraries import AllocationTracker, remove_noise, short
 from xrt.errors import CompileRefused
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
 
-__all__ = [
-    "LIBRARY",
-    "AllocationTracker",
-    "Bytes",
-    "ExportedModel",
-    "Provider",
-    "get_tensor_bytes",
-    "give_files",
-    "known_operators",
-    "make_tensor_type",
-    "newest_ir",
-    "newest_opset",
-    "open_session",
-    "quiet_options",
-    "report_memory",
-    "summarize_error",
-    "why_not_opened",
-]
-
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 Provider: TypeAlias = str | tuple[str, dict[str, str]]

@@ -15,8 +15,6 @@ from xrt.engines.toolkit.node_query import NodeQuery, close_over, find_small_con
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType
 
-__all__ = ["check_conversion", "why_not"]
-
 
 def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain why ONNX Runtime does not support the node with those execution providers; None if it does."""

@@ -24,8 +24,6 @@ from xrt.engines.toolkit.rewrites import has_quantized_readers, list_readers
 from xrt.graph import Dim, DType, Function, Node, TensorType
 from xrt.operators import Trait, has_trait
 
-__all__ = ["ISSUES", "find_known_issue", "has_vector_products", "is_fused"]
-
 TOLERANCE = 1e-4
 """Maximum rounding error relative to the largest element of a result."""
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from xrt.forking import renew_after_fork
 
-__all__ = ["BlasCalls", "BlasLibrary", "BlasThreads", "blas_limit", "find_blas"]
-
 
 @dataclass(frozen=True, slots=True)
 class BlasCalls:

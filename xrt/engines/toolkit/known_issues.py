@@ -12,20 +12,6 @@ from xrt.graph import DType, Function, Node, TensorType
 if TYPE_CHECKING:
     from xrt.graph import Constant, Dim, Shape
 
-__all__ = [
-    "AXIS_IS_INPUT",
-    "KnownIssue",
-    "Test",
-    "Transform",
-    "always",
-    "attribute_is",
-    "find_dtype",
-    "find_input",
-    "find_input_type",
-    "find_shape",
-    "has_input",
-    "match_known_issue",
-]
 
 Test: TypeAlias = Callable[[Node, Function], bool]
 

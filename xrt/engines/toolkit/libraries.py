@@ -13,8 +13,6 @@ from typing import ClassVar, Self
 
 from xrt.forking import renew_after_fork
 
-__all__ = ["AllocationTracker", "hide_module", "remove_noise", "shorten"]
-
 
 def remove_noise(text: str, patterns: Iterable[str]) -> str:
     """Join the text to one line and remove all matches of the regular expressions, in order."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from xrt.graph.constants import ALIGNMENT
 
-__all__ = ["LiveRange", "assign_offsets"]
-
 
 @dataclass(slots=True)
 class LiveRange:

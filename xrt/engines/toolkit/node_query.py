@@ -12,20 +12,6 @@ from xrt.graph import Attribute, Constant, Dim, DType, Function, Node, Shape, Te
 from xrt.operators import Trait, find_value, list_operators
 from xrt.passes import infer_shapes
 
-__all__ = [
-    "ELEMENTWISE",
-    "EVERY",
-    "CompiledBody",
-    "FindConstant",
-    "NodeInfo",
-    "NodeQuery",
-    "close_over",
-    "find_small_constant",
-    "has_symbolic_dims",
-    "list_last_uses",
-    "why_not_at_every_size",
-]
-
 FindConstant: TypeAlias = Callable[[str, Function], Constant | None]
 """Looks up a constant on which support may depend; None for other values and for large constants."""
 

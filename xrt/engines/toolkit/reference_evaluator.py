@@ -13,7 +13,6 @@ from xrt.engines.contract.options import CompileContext
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["REFERENCE", "evaluate", "get_reference_engine"]
 
 REFERENCE = "toy{native=off}"
 """Without native kernels: its results are bit-exact on every machine."""

@@ -9,8 +9,6 @@ from itertools import product
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import NodeWriter, Trait, has_trait, rewrite_nodes
 
-__all__ = ["has_quantized_readers", "list_readers", "write_convolutions_as_products"]
-
 MOST_PLACES = 9
 """Maximum number of output positions for which a product is faster: measured so for 3 x 3, not for 5 x 5."""
 SINCE = 11

@@ -9,8 +9,6 @@ import numpy as np
 from xrt.graph import Function, Node, TensorType
 from xrt.operators import Trait, has_trait, list_operators
 
-__all__ = ["SCATTERS", "find_inplace_outputs", "list_scattered_inputs", "make_writable_alias"]
-
 SCATTERS = list_operators(Trait.UPDATES)
 """Operators that update parts of their first input."""
 

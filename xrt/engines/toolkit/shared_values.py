@@ -12,8 +12,6 @@ from xrt.formats.protobuf import read_model, write_model
 from xrt.graph import Constant, DType, Function
 from xrt.processes.ipc import Block, SharedBuffer, read_block
 
-__all__ = ["put_function", "put_value", "put_values", "read_function", "read_value", "read_values"]
-
 
 def put_value(buffer: SharedBuffer, value: Any) -> Any:
     """Copy an array, a list, a map or None into shared memory; return the record for `read_value`."""

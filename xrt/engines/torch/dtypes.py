@@ -19,8 +19,6 @@ from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.graph import DType
 
-__all__ = ["COMPLEX", "MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "summarize_error", "to_numpy"]
-
 OWN = {
     DType.BOOL: torch.bool,
     DType.UINT8: torch.uint8,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-__all__ = ["Torch"]
 
 if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")

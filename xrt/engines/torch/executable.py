@@ -21,7 +21,6 @@ from xrt.graph import OptionalType, SequenceType, TensorType, Type
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["TorchExecutable", "call_within", "shield"]
 
 _FORKED = [False]
 if hasattr(os, "register_at_fork"):

@@ -15,17 +15,15 @@ from xrt.engines.kernels import eager, elementwise, normalization, ops as shared
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import Run
-from xrt.engines.kernels.windows import compute_padding_trims, make_window
 from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
 from xrt.graph import DType, Function, Node, TensorType
+from xrt.operators.windows import compute_padding_trims, make_window
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
     from xrt.graph import Constant
-
-__all__ = ["MOVING", "LibraryLayer", "TorchKernelContext", "convert", "find_known", "ops"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from xrt.graph import DType
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, States
-    from xrt.engines.kernels.windows import Placement, Window
+    from xrt.operators.windows import Placement, Window
 
-__all__ = ["TORCH", "Tensor", "TorchNamespace", "is_whole"]
 
 Tensor = Any
 """A tensor of PyTorch."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.torch.kernels import TorchKernelContext
     from xrt.engines.torch.namespace import Tensor
 
-__all__ = ["make_opaque_kernel"]
 
 _NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
 _NAMESPACES = frozenset({"aten", "prims"})

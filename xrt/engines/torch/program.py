@@ -22,8 +22,6 @@ from xrt.graph import Function, Node, TensorType
 from xrt.graph.node import DOMAIN
 from xrt.passes import find_decomposition
 
-__all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]
-
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
 """A kernel, the slots it reads, the slot or slots it writes, and the slots that are dead afterwards."""
 UNWANTED = 0

@@ -14,9 +14,6 @@ from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorT
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
 
-__all__ = ["why_not"]
-
-
 CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
 """Operators that convert types that PyTorch does not compute in."""
 CONTROL = frozenset(

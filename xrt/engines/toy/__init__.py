@@ -5,8 +5,9 @@ optimisation crosses a node, so cutting a Function changes no bit of what it com
 """
 
 from xrt.engines.contract.registry import EngineDeclaration
+from xrt.engines.kernels.table import Run
 from xrt.engines.toy.engine import Toy
-from xrt.engines.toy.kernels import KernelContext, Run
+from xrt.engines.toy.kernels import KernelContext
 
 DECLARATION = EngineDeclaration(
     "toy",

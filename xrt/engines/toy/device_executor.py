@@ -22,10 +22,9 @@ from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, Se
 
 if TYPE_CHECKING:
     from xrt.engines.contract.graph_compiler import Accelerator
-    from xrt.engines.toy.kernels import Run
+    from xrt.engines.kernels.table import Run
     from xrt.engines.toy.native import KernelSelection
 
-__all__ = ["SHAPES", "DeviceExecutable", "find_shape_values", "plan_device_steps", "why_not_on_device"]
 
 FEW = 64
 """The most elements of a constant that is taken for sizes."""

@@ -27,9 +27,7 @@ from xrt.passes import infer_shapes
 if TYPE_CHECKING:
     from xrt.engines.contract.op_table import OpTable
     from xrt.engines.contract.options import CompileContext
-    from xrt.engines.toy.kernels import Run
-
-__all__ = ["Toy"]
+    from xrt.engines.kernels.table import Run
 
 
 @cache

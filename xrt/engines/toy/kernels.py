@@ -11,12 +11,9 @@ import numpy as np
 
 from xrt.engines.kernels import eager, numpy_only, ops as shared
 from xrt.engines.kernels.namespace import ArrayNamespace
-from xrt.engines.kernels.table import Factory, Run
 from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.toy.products import multiply
 from xrt.graph import Function
-
-__all__ = ["Factory", "KernelContext", "Run", "namespace", "ops"]
 
 ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""

@@ -15,18 +15,16 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.op_table import Kernel, OpTable
 from xrt.engines.contract.options import RunOptions
+from xrt.engines.kernels.table import Factory
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, NativeTape, PreparedKernel
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.engines.toy import reference
-from xrt.engines.toy.kernels import Factory
 from xrt.engines.toy.tape import StepKernel, order_updates
 from xrt.errors import CompileRefused
 from xrt.forking import renew_after_fork
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, is_static
 from xrt.passes import infer_shapes, specialize
-
-__all__ = ["ByShapes", "Found", "KernelSelection", "Refusals", "Segments", "alone", "select_kernel", "with_segments"]
 
 SEGMENT = Node("Segment", (), (), domain=DOMAIN)
 """What a run of native nodes is folded to; its kernel is the run's tape."""

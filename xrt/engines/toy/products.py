@@ -19,8 +19,6 @@ from xrt.engines import native
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
 from xrt.forking import renew_after_fork
 
-__all__ = ["ProductThreads", "multiply", "product_threads"]
-
 Array = np.ndarray[Any, Any]
 
 LEAST = 1 << 20

@@ -14,9 +14,9 @@ from xrt.formats.onnx import to_model
 from xrt.graph import Function, Node, find_schema
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernels import KernelContext, Run
+    from xrt.engines.kernels.table import Run
+    from xrt.engines.toy.kernels import KernelContext
 
-__all__ = ["DOMAINS", "make_reference_kernel", "why_not"]
 
 _LOADERS = {
     "": "onnx.reference.ops",

@@ -25,18 +25,8 @@ from xrt.errors import InputError, ModelError, OptionError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernels import Run
+    from xrt.engines.kernels.table import Run
 
-__all__ = [
-    "VIEWS",
-    "InterpretedExecutable",
-    "StepKernel",
-    "Tape",
-    "TapeStep",
-    "ToyExecutable",
-    "make_tape",
-    "order_updates",
-]
 
 ABSENT, UNWANTED = 0, 1
 """Slots: of every input that is left out, which holds None; and of every output that is left out."""

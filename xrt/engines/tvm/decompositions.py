@@ -18,8 +18,6 @@ from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
-__all__ = ["LOWERED", "decompose"]
-
 OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 

@@ -13,20 +13,6 @@ from tvm.s_tir.dlight.analysis import get_sblock_info
 
 from xrt.engines.tvm.export import tensor_type
 
-__all__ = [
-    "DESTINATION_SUFFIX",
-    "MOST",
-    "RESULT",
-    "add_destination_variant",
-    "find_inplace_inputs",
-    "find_result_origin",
-    "fresh_results",
-    "get_operator_name",
-    "list_tuple_fields",
-    "name_entry",
-    "with_overwriting",
-]
-
 DESTINATION_SUFFIX = "into"
 """Name of the variant of ``main`` with destination arrays."""
 RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")

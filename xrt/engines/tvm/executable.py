@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from xrt.engines.tvm.pipeline import TvmProgram
     from xrt.graph import Function
 
-__all__ = ["RelaxExecutable", "summarize_error", "to_tensor"]
 
 LONGEST = 160
 

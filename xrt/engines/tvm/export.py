@@ -20,8 +20,6 @@ from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, Dim, DType, Function, TensorType, Value
 from xrt.passes import fold_constants
 
-__all__ = ["ImportedModule", "compiler_lock", "import_function", "tensor_type"]
-
 log = logging.getLogger("xrt.engines.tvm")
 
 INLINE = 64

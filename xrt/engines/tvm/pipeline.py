@@ -24,19 +24,6 @@ from xrt.engines.tvm.export import compiler_lock, tensor_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
 
-__all__ = [
-    "FUSION",
-    "LOWERING",
-    "PLANNING",
-    "TvmProgram",
-    "build",
-    "compile_without_vectorizer",
-    "find_wrapping_functions",
-    "legalize",
-    "legalize_operators",
-    "lift_constants",
-]
-
 _WRAPS = ('"prim.FloorMod"', '"prim.Mod"')
 _NO_VECTORISER = "-vectorize-loops:bool=false"
 

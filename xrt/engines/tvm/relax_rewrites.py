@@ -19,8 +19,6 @@ from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
-__all__ = ["POLYNOMIALS", "infer_scalar_dtype", "rewrite", "scalar"]
-
 
 def infer_scalar_dtype(tensor: Any) -> str:
     """TVM's name of the element type."""

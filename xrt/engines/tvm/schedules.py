@@ -21,20 +21,6 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 from tvm.tirx import ForKind
 
-__all__ = [
-    "PARALLEL_WORK",
-    "CpuModel",
-    "CpuSchedule",
-    "LoopNest",
-    "differences",
-    "fuse_rows",
-    "is_arithmetic",
-    "loads",
-    "move_block",
-    "operations",
-    "vectorize",
-]
-
 _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
 

@@ -27,8 +27,6 @@ from xrt.engines.tvm.pipeline import TvmProgram
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function
 
-__all__ = ["export_library", "link", "load_program", "pack", "unpack"]
-
 _LIBRARY = "library.so"
 
 

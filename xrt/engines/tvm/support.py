@@ -16,8 +16,6 @@ from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
 from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
 
-__all__ = ["ISSUES", "find_known_issue", "positions_read_at_import", "why_not"]
-
 
 def find_known_issue(node: Node, function: Function) -> str | None:
     """The reason of the first known issue that applies to the node; None if there is none."""

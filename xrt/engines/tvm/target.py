@@ -15,8 +15,6 @@ from tvm.target import Target, codegen
 
 from xrt.errors import OptionError, did_you_mean
 
-__all__ = ["call_function", "check_mcpu", "make_target"]
-
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 # TVM makes a pool of workers for each calling thread, and reads these when it makes the first. They are set where the user

@@ -17,8 +17,6 @@ from jaxlib import xla_client
 from xrt.engines.toolkit.libraries import shorten
 from xrt.forking import leave_to_parent
 
-__all__ = ["ForkGuard", "clients", "configure_tracing", "fork_guard", "get_client_device", "summarize_error"]
-
 
 class ForkGuard:
     """Keeps forks out of the time in which XLA starts threads.

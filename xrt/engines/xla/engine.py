@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function, Node
 
-__all__ = ["Xla"]
-
 
 @dataclass(frozen=True)
 class Xla(GraphCompiler):

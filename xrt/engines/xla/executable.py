@@ -20,7 +20,6 @@ from xrt.graph.constants import ALIGNMENT, make_aligned_array
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["XlaExecutable"]
 
 Array = np.ndarray[Any, Any]
 

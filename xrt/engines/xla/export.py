@@ -16,8 +16,6 @@ from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 from xrt.passes import find_decomposition
 
-__all__ = ["KNOWN", "LoweringContext", "is_known", "lower"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext(NodeInfo):

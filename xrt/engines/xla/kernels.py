@@ -20,17 +20,17 @@ from xrt.engines.kernels.arrays import NARROW, extreme, round_once, trim
 from xrt.engines.kernels.elementwise import binary
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.kernels.quantization import SATURABLE
-from xrt.engines.kernels.windows import Window, compute_padding_trims, make_window, with_bias
+from xrt.engines.kernels.windows import with_bias
 from xrt.graph import DType
+from xrt.operators.windows import Window, compute_padding_trims, make_window
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Advance, Factory, NodeContext, Run, States
-    from xrt.engines.kernels.windows import Placement
     from xrt.engines.xla.export import LoweringContext
     from xrt.graph import Node
+    from xrt.operators.windows import Placement
 
-__all__ = ["BY_NUMPY", "JAX", "MOST_KNOWN", "NUMPY", "Operand", "lowers", "ops"]
 
 Operand: TypeAlias = Any
 """A traced array of JAX, or a NumPy array, which is known."""

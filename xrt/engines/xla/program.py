@@ -22,7 +22,6 @@ from xrt.graph import Function, TensorType, Value
 if TYPE_CHECKING:
     from xrt.engines.xla.kernels import Operand
 
-__all__ = ["Arguments", "Call", "XlaProgram", "compile_program", "dump_hlo", "export_program", "load_program", "split_threads"]
 
 OPTIONS = {"xla_allow_excess_precision": False}
 """XLA's options, defaults aside: each operator's result has the precision of its type, as it has where a graph is cut."""

@@ -18,7 +18,6 @@ from xrt.passes import find_constant
 if TYPE_CHECKING:
     from xrt.engines.xla.kernels import Operand
 
-__all__ = ["why_not"]
 
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}

@@ -27,7 +27,6 @@ from xrt.formats.output import read_file_part
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["MalformedMessage", "Walk", "encode", "extract_weights", "load", "load_file"]
 
 Buffer: TypeAlias = bytes | mmap.mmap
 """Random-access bytes; slicing copies."""

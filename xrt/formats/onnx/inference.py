@@ -16,8 +16,6 @@ from xrt.formats.onnx.messages import read_type, write_tensor, write_type
 from xrt.formats.onnx.writing import Style, node_message, write_model
 from xrt.graph import AttrKind, Constant, DType, Function, Node, TensorType, Type, find_schema
 
-__all__ = ["POOLS", "InferredTypes", "can_propagate", "infer_types", "node_types", "spell_out_pool"]
-
 # Shapes are computed from constants up to this size; larger ones are passed without values.
 SMALL_BYTES = 1024
 NOTHING: Mapping[str, Type] = MappingProxyType({})

@@ -33,37 +33,6 @@ from xrt.graph import Constant, Dim, DType, MapType, OptionalType, SequenceType,
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = [
-    "LARGEST_DENSE",
-    "METADATA_IR",
-    "DenseLimit",
-    "Entries",
-    "ExternalData",
-    "check_texts",
-    "encode_bytes",
-    "encode_data",
-    "external_tensor",
-    "needs_metadata",
-    "read_border_value",
-    "read_entries",
-    "read_graph_metadata",
-    "read_node_metadata",
-    "read_props",
-    "read_sparse",
-    "read_tensor",
-    "read_type",
-    "read_value",
-    "summarize_error",
-    "text",
-    "write_entries",
-    "write_graph_metadata",
-    "write_node_metadata",
-    "write_props",
-    "write_tensor",
-    "write_type",
-    "write_value",
-]
-
 
 # Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: per tensor at most
 # LARGEST_DENSE, and DENSE_RATIO times its data unless the model's allowance of DENSE_FREE suffices.

@@ -30,20 +30,6 @@ from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
 from xrt.operators import as_function, inline_function
 
-__all__ = [
-    "EXTERNAL_BYTES",
-    "EXTERNAL_LOCATION",
-    "convert_function",
-    "convert_operator",
-    "expand",
-    "external_weights",
-    "externalize_weights",
-    "lowest_model",
-    "lowest_opset",
-    "why_not_downgradable",
-]
-
-
 # Before this opset, Softmax flattened the tensor from its axis on.
 PER_AXIS_OPSET = 13
 # Since this opset, revisions of If, Loop and Scan only added types.

@@ -35,7 +35,6 @@ from xrt.graph.schemas import domain_title, latest_version, why_unknown
 if TYPE_CHECKING:
     from xrt.formats.onnx.messages import ExternalData
 
-__all__ = ["read_function"]
 
 LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
 LAYER_OPSET, AXES_ARE_INPUT = 17, 18

@@ -58,26 +58,6 @@ from xrt.graph.node import read_attributes
 from xrt.graph.schemas import latest_version
 from xrt.graph.types import MapType, SequenceType
 
-__all__ = [
-    "BOUNDS_ARE_INPUTS",
-    "Style",
-    "TensorWriter",
-    "add_clip_bounds",
-    "find_content_ir",
-    "lowest_ir",
-    "lowest_opsets",
-    "newest_nodes",
-    "node_ir",
-    "node_message",
-    "read_clip_bounds",
-    "save",
-    "save_case",
-    "to_model",
-    "write_model",
-    "write_styled_model",
-]
-
-
 # Before this version, initializers must also be inputs; XRT does not write them so.
 INITIALISERS_IR = 4
 # IR versions that introduced element types (`Version` in onnx.proto); all others are older than INITIALISERS_IR.

@@ -40,18 +40,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.module.options import ModuleOptions
 
-__all__ = [
-    "FrozenGraph",
-    "LoweredGraph",
-    "add_torch_engine",
-    "check_sizes_closed",
-    "choose_default_engines",
-    "compile_graph",
-    "find_static_inputs",
-    "lower_graph",
-    "xrt_backend",
-]
-
 
 # ---------------------------------------------------------------------- from a graph of AOTAutograd to a Function
 

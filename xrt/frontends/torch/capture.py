@@ -30,20 +30,6 @@ from xrt.passes import drop_dead_nodes
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = [
-    "Capture",
-    "DataDependentError",
-    "Leaf",
-    "ModuleState",
-    "capture",
-    "check_keywords",
-    "check_module",
-    "drop_warnings",
-    "export",
-    "list_tensor_names",
-    "register_dataclasses",
-]
-
 
 # ---------------------------------------------------------------------- torch.export
 

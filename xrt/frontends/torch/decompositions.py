@@ -24,8 +24,6 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node as Call
 
-__all__ = ["BEFORE_LOWERING", "trace_decomposition"]
-
 
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
     """Trace the decomposition of a captured call on its nodes as inputs; None if there is none.

@@ -10,8 +10,6 @@ import torch
 from xrt.errors import InputError, ModelError
 from xrt.graph import DType
 
-__all__ = ["from_torch_dtype", "is_shared", "share_array", "share_tensor", "to_torch_dtype"]
-
 _NAMES = {
     "float8e4m3fn": "float8_e4m3fn",
     "float8e5m2": "float8_e5m2",

@@ -21,8 +21,6 @@ from xrt.graph import Function
 from xrt.graph.constants import Constant, is_mapped
 from xrt.module.module import XRTModule
 
-__all__ = ["FunctionModule"]
-
 _MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
 """Live modules by the number that captured calls contain."""
 _NUMBERS = itertools.count()

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from xrt.graph import Type
 
-__all__ = ["CHECKS", "Lowering", "lower_control_flow", "record_opaque"]
 
 # ---------------------------------------------------------------------- checks, and calls without an ONNX form
 

@@ -49,22 +49,6 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.verify import FailingSubgraph, Verification
 
-__all__ = [
-    "SplitModule",
-    "TorchModule",
-    "collect_arrays",
-    "describe",
-    "find_shared_memory",
-    "find_varying_axes",
-    "flatten",
-    "gives_arrays",
-    "list_shapes",
-    "list_written_tensors",
-    "make_dynamic_shapes",
-    "split",
-    "unflatten",
-]
-
 
 # ---------------------------------------------------------------------- leaves of inputs and outputs
 

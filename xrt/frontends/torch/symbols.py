@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
     from xrt.graph import Dim, Shape
 
-__all__ = ["Size", "SymbolicNumber", "Symbols", "make_shape", "set_shape"]
-
 
 @dataclass(frozen=True, slots=True)
 class SymbolicNumber:

@@ -18,8 +18,6 @@ from xrt.integrations.batch.model import ERROR, OnError, RowModel, choose_batch,
 from xrt.integrations.batch.tables import Chunk, RowFile, list_chunks, list_row_files, read_chunk
 from xrt.runtime import available_cores
 
-__all__ = ["BatchJob", "ChunkReport", "JobFolder", "JobProgress", "JobReport", "count_part_errors", "run_chunk", "run_job"]
-
 ERRORS = "xrt_errors"
 """Schema metadata key: the number of rows without outputs in a part."""
 

@@ -21,23 +21,6 @@ from xrt.graph.types import Dim
 from xrt.module import XRTModule, load
 from xrt.runtime import to_host
 
-__all__ = [
-    "ERROR",
-    "OnError",
-    "ResultRows",
-    "RowGroup",
-    "RowInput",
-    "RowModel",
-    "Rows",
-    "choose_batch",
-    "find_fixed_batch",
-    "gather_rows",
-    "match_columns",
-    "open_model",
-    "split_outputs",
-    "stamp_model",
-]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Column: TypeAlias = "Array | list[Array | None]"
 """All rows as one array, or a list of arrays with None for a row without value."""

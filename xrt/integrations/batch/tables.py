@@ -17,8 +17,6 @@ from xrt.errors import InputError
 from xrt.graph import DType, MapType, SequenceType, TensorType, Type, Value
 from xrt.graph.constants import Stamp, make_stamp
 
-__all__ = ["Chunk", "RowFile", "from_arrow", "list_chunks", "list_row_files", "read_chunk", "to_arrow"]
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 

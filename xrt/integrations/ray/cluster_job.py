@@ -18,8 +18,6 @@ from xrt.integrations.batch.model import RowModel, stamp_model
 from xrt.integrations.batch.tables import Chunk
 from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 
-__all__ = ["run_cluster_job"]
-
 AHEAD = 2
 """Submitted tasks per task that can run."""
 SHARE = 2

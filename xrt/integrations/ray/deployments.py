@@ -12,8 +12,6 @@ from typing import Any
 from xrt.errors import OptionError
 from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 
-__all__ = ["deployment"]
-
 USUAL_QUEUE = 128
 """Default queue length of a replica, as in `xrt.serve`."""
 WAITING = 2

@@ -16,8 +16,6 @@ from xrt.errors import OptionError
 from xrt.graph.constants import Stamp
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model, stamp_model
 
-__all__ = ["Predictor", "count_granted_threads", "import_ray", "predict"]
-
 
 def import_ray() -> Any:
     """Import Ray; raises OptionError with the pip command if it is missing."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from xrt.builder.builder import Builder
     from xrt.builder.tensor import Tensor
 
-__all__ = ["expand_gradient_nodes", "gradient"]
-
 
 def gradient(
     function: Function,

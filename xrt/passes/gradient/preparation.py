@@ -22,23 +22,6 @@ from xrt.passes.shape_inference import infer_shapes
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = [
-    "DEFINITIONS",
-    "MISSING",
-    "OPSET",
-    "WITHOUT_GRADIENT",
-    "Definition",
-    "continue_function",
-    "define",
-    "definition",
-    "describe_missing",
-    "expand_body",
-    "lift_constants",
-    "new_builder",
-    "prepare",
-    "record_function",
-]
-
 
 def new_builder(function: Function) -> Builder:
     """An empty builder with the opsets of the Function."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
     from xrt.graph import Function
 
-__all__ = ["Sweep", "check_repeatable", "find_active"]
-
 
 def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
     """Values, `starts` included, that depend differentiably on `starts`. `nodes` is in topological order."""

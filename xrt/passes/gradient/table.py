@@ -18,35 +18,6 @@ if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
     from xrt.graph import DType
 
-__all__ = [
-    "RULES",
-    "Rule",
-    "RuleContext",
-    "add_axes",
-    "add_up",
-    "cast",
-    "count",
-    "expand_to",
-    "extent",
-    "fill_like",
-    "find_rule",
-    "flatten",
-    "gather_axis",
-    "get_shape",
-    "integers",
-    "may_have_gradient",
-    "number",
-    "reduce_sum",
-    "refuse",
-    "reshape_to",
-    "rule",
-    "split",
-    "sum_to",
-    "transpose",
-    "zeros",
-    "zeros_like",
-]
-
 
 def integers(*items: int) -> np.ndarray[Any, Any]:
     """A 1-D int64 array, the form of axes and shapes."""

@@ -15,8 +15,6 @@ from xrt.passes.padding.function import walk
 from xrt.passes.padding.padder import SIZE, Extent, Padded, Padder, PaddingRefusal, Refused, multiply
 from xrt.passes.shape_inference import infer_shapes
 
-__all__ = ["CAPACITY", "LENGTH", "make_static_caches"]
-
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
 """State that holds the number of valid cache entries."""
 CAPACITY = "capacity"

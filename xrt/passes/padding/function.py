@@ -30,8 +30,6 @@ from xrt.passes.padding.padder import (
 )
 from xrt.passes.shape_inference import list_symbols
 
-__all__ = ["PaddedFunction", "follow", "pad_dims", "walk"]
-
 PADDED_SHAPES: Mapping[str, tuple[int, ...]] = {
     **{op: SHAPE_OPERANDS[op] for op in ("ConstantOfShape", "Expand", "Range", "Reshape", "Tile")},
     "Slice": (1, 2),

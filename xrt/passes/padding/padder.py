@@ -13,25 +13,6 @@ import numpy as np
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import FreshNames
 
-__all__ = [
-    "ONE",
-    "RULES",
-    "SIZE",
-    "SIZE_INPUT",
-    "Axis",
-    "Contents",
-    "Extent",
-    "Padded",
-    "Padder",
-    "PaddingRefusal",
-    "Quotient",
-    "Refused",
-    "Rule",
-    "State",
-    "multiply",
-    "rule",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Quotient:

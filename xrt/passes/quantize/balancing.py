@@ -17,8 +17,6 @@ from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.graph.node import FreshNames
 from xrt.passes.quantize.weights import find_inner_axis
 
-__all__ = ["balance_channels", "find_channel_factors", "list_balanced_values", "scale_channels"]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 
 STRENGTH = 0.5

@@ -10,17 +10,6 @@ from xrt.errors import OptionError, did_you_mean
 from xrt.graph import DType, Function, Node, NodePattern, TensorType
 from xrt.operators import Trait, has_trait
 
-__all__ = [
-    "ActivationType",
-    "QuantizationOptions",
-    "WeightType",
-    "find_end",
-    "find_root",
-    "list_activations",
-    "list_calibrated_values",
-    "why_not_quantized",
-]
-
 ActivationType: TypeAlias = Literal["uint8", "int8"]
 WeightType: TypeAlias = Literal["int8", "uint8"]
 DEFAULT = (NodePattern(("Conv", "Gemm", "MatMul")),)

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.formats.placement_file import PrecisionRecord
 
-__all__ = [
-    "OPTIONS",
-    "QuantizedForm",
-    "balance_values",
-    "find_balance",
-    "fit_balanced_table",
-    "fit_table",
-    "list_quantizable_nodes",
-    "make_planned_function",
-    "prepare_for_quantization",
-    "select_nodes",
-]
 
 OPTIONS = QuantizationOptions()
 

@@ -23,16 +23,6 @@ from xrt.passes.quantize.weights import (
     require_opset,
 )
 
-__all__ = [
-    "DOMAIN",
-    "pack_weights",
-    "quantize_dynamically",
-    "quantize_weights",
-    "unpack_weights",
-    "why_not_matrix",
-    "why_not_stored",
-]
-
 FLOAT = 1
 """ONNX's TensorProto code of float32."""
 

@@ -32,9 +32,6 @@ from xrt.passes.quantize.weights import (
     require_opset,
 )
 
-__all__ = ["fold_batch_normalization", "fuse_biases", "quantize"]
-
-
 _JOINS = frozenset({"Add", "AveragePool", "Concat", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid"})
 """Operators that libraries compute in 8 bits if operands and result are quantized."""
 _REQUANTIZED = frozenset({"Conv", "ConvTranspose", "Gemm"})

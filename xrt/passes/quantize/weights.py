@@ -15,22 +15,6 @@ from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.quantize.candidates import QuantizationOptions
 
-__all__ = [
-    "SMALLEST_SCALE",
-    "Emission",
-    "Parameters",
-    "QuantizedWeight",
-    "find_channel_axis",
-    "find_inner_axis",
-    "find_limits",
-    "fit_activation",
-    "fit_weight",
-    "quantize_blocks",
-    "quantize_channels",
-    "require_opset",
-    "round_to_integers",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 SMALLEST_SCALE = 1e-30
 """Smallest scale: products of smaller ones underflow to zero in engines."""

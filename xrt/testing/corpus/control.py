@@ -7,8 +7,6 @@ import numpy as np
 from xrt.graph import Function, Value
 from xrt.testing.corpus.entry import CorpusEntry, body, f32, graph, i64, node, tensor
 
-__all__ = ["ENTRIES"]
-
 X = f32([-1, 2, -3])
 TRUE, FALSE = np.array(True), np.array(False)
 

@@ -26,8 +26,6 @@ from xrt.errors import ModelError
 from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Type, Value, read_attributes
 
-__all__ = ["Array", "CorpusEntry", "body", "f32", "graph", "i64", "node", "read_entries", "read_entry", "tensor", "write_entry"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from xrt.graph import DType, MapType, SequenceType, TensorType
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node as any_node
 
-__all__ = ["ENTRIES"]
-
 _OF_NUMBERS = MapType(DType.INT64, TensorType(DType.FLOAT32, ()))
 _OF_TEXTS = MapType(DType.STRING, TensorType(DType.FLOAT32, ()))
 

@@ -11,8 +11,6 @@ import numpy as np
 from xrt.graph import DType
 from xrt.testing.corpus.entry import Array, CorpusEntry, f32, graph, i64, node
 
-__all__ = ["CASTS", "ENTRIES", "FUNCTIONS", "LIMITS"]
-
 NAN, INF = np.nan, np.inf
 INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
 ENTRIES: tuple[CorpusEntry, ...] = (

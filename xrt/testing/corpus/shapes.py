@@ -7,8 +7,6 @@ import numpy as np
 from xrt.graph import OptionalType
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, sequence, tensor
 
-__all__ = ["ENTRIES", "FORMS", "SAMPLED"]
-
 X = f32([[1, 2, 3], [4, 5, 6]])
 EMPTY = np.zeros((0, 3), np.float32)
 ROWS = np.arange(250, dtype=np.float32).reshape(5, 50)

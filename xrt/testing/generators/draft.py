@@ -20,21 +20,6 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
-__all__ = [
-    "FLOATS",
-    "INTEGERS",
-    "LARGEST",
-    "OPSET",
-    "SIZES",
-    "Chooser",
-    "DraftValue",
-    "GraphDraft",
-    "Recipe",
-    "Seeded",
-    "broadcastable",
-    "list_draft_values",
-]
-
 T = TypeVar("T")
 
 OPSET = 18

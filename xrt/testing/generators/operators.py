@@ -10,21 +10,6 @@ import numpy as np
 from xrt.graph import DType
 from xrt.testing.generators.draft import FLOATS, INTEGERS, LARGEST, DraftValue, GraphDraft, broadcastable
 
-__all__ = [
-    "ELEMENTWISE",
-    "FUNCTIONS",
-    "NARROW",
-    "NORMALIZATIONS",
-    "NUMBERS",
-    "OTHER_PRODUCTS",
-    "OTHER_WINDOWS",
-    "PRODUCTS",
-    "REDUCTIONS",
-    "STEPPING",
-    "WINDOWS",
-    "gentle",
-]
-
 F32, BOOL = DType.FLOAT32, DType.BOOL
 
 

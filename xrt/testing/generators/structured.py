@@ -10,8 +10,6 @@ from xrt.graph import DType, Function, TensorType, Value
 from xrt.testing.generators.draft import OPSET, DraftValue, GraphDraft, Recipe
 from xrt.testing.generators.operators import gentle
 
-__all__ = ["CONTROL", "LISTS", "MOVES", "SCANS", "SHAPES"]
-
 F32, I64 = DType.FLOAT32, DType.INT64
 
 

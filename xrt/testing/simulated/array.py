@@ -21,20 +21,6 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 if TYPE_CHECKING:
     from xrt.testing.simulated.device import SimulatedDevice
 
-__all__ = [
-    "POISON",
-    "Block",
-    "BlockState",
-    "Event",
-    "Order",
-    "SimulatedArray",
-    "SimulatedMachine",
-    "SimulatedMemoryError",
-    "SimulatedStream",
-    "WorkItem",
-    "apply",
-    "is_referenced",
-]
 
 HELD = frozenset("?bhilqBHILQefdFD")
 """Type codes of the elements that CuPy's arrays have, bfloat16 apart."""

@@ -26,8 +26,6 @@ from xrt.testing.simulated.array import (
     mark_written,
 )
 
-__all__ = ["FUNCTIONS", "VERSION", "DeviceWorld", "SimulatedDevice", "SimulatedModule", "simulate_devices"]
-
 
 class DeviceWorld:
     """The devices of a machine, and for each thread which of them, and which stream of it, is current."""

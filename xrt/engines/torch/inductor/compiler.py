@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function
 
-__all__ = ["compile_function", "why_no_compiler"]
-
 
 @cache
 def why_no_compiler() -> str | None:

@@ -19,8 +19,6 @@ from xrt.passes import fold_constants, infer_shapes
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
 
-__all__ = ["compile_library", "main"]
-
 _USERS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
 """Prefixes of environment variables that configure the user's own compiles; they are no part of the cache key."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
     from xrt.graph import Function
 
-__all__ = ["InductorExecutable", "Library", "LibraryError"]
 
 AT_ONCE = 8
 """Threads that may run one library concurrently, sharing its weights; further ones wait."""

@@ -26,9 +26,6 @@ from xrt.graph import Dim, Function, Node, TensorType, Type
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function, is_training
 
-__all__ = ["GAPS", "ProgramModule", "SizeHints", "why_not", "why_not_traced"]
-
-
 _DRAWS = "mode=inductor does not draw random numbers: its C++ has no form for a generator"
 GAPS: tuple[KnownIssue, ...] = (
     KnownIssue(

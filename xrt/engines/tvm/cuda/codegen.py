@@ -31,22 +31,6 @@ from xrt.graph import DType, Function, TensorType
 if TYPE_CHECKING:
     from xrt.graph import Constant
 
-__all__ = [
-    "OLDEST",
-    "AllocationFree",
-    "DeviceProgram",
-    "binary",
-    "build",
-    "export_program",
-    "folders",
-    "lift_allocations",
-    "list_kernel_sources",
-    "load_program",
-    "load_runtime",
-    "make_target",
-    "use_nvrtc",
-    "version",
-]
 
 LIBRARY = "libnvrtc.so.13"
 PIP = "pip install nvidia-cuda-nvrtc"

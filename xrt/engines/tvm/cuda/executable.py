@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from xrt.engines.tvm.cuda.codegen import DeviceProgram
     from xrt.graph import Function
 
-__all__ = ["TvmOnDevice", "share_program"]
 
 ALIGNMENT = 64
 """Bytes: at multiples of it TVM's code expects every array."""

@@ -19,27 +19,6 @@ from xrt.graph import DType
 if TYPE_CHECKING:
     from xrt.builder import Tensor
 
-__all__ = [
-    "RULES",
-    "Rule",
-    "Unsupported",
-    "add_batch",
-    "as_tensor",
-    "cast",
-    "combine_types",
-    "constant",
-    "drop_batch",
-    "each",
-    "fixed_size",
-    "ints",
-    "lowest",
-    "normalize_axes",
-    "normalize_axis",
-    "reshape",
-    "reshape_exactly",
-    "rule",
-    "scalar",
-]
 
 Rule: TypeAlias = Callable[..., Any]
 """Receives the result type (a tuple for several results) and the operator's arguments; emits the nodes."""

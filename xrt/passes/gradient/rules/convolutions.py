@@ -35,8 +35,6 @@ from xrt.passes.gradient.table import (
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
 
-__all__ = ["differentiate_weights", "fit", "read_window"]
-
 
 def read_window(at: RuleContext, kernel: Sequence[int], inputs: Tensor) -> Window:
     """Read the window of a node with explicit padding. `auto_pad` SAME modes need static extents."""
