@@ -149,7 +149,7 @@ class PlanningGraph:
 
     # ------------------------------------------------------------------ parts
 
-    def extract(self, mask: int) -> Function:
+    def make_subgraph(self, mask: int) -> Function:
         """These nodes as a Function."""
         return extract_subgraph(self.function, tuple(iter_bits(mask)), "part")
 
@@ -157,7 +157,7 @@ class PlanningGraph:
         """The shape key of these nodes, cached; about 25 us per node."""
         keys = _KEYS.setdefault(self.function, {})
         if mask not in keys:
-            keys[mask] = shape_key(self.extract(mask))
+            keys[mask] = shape_key(self.make_subgraph(mask))
         return keys[mask]
 
     @cached_property

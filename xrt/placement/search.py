@@ -250,7 +250,7 @@ def _list_unmeasured(graph: PlanningGraph, table: CostTable, regions: Iterable[R
         subject = graph.key(mask), graph.engines[engine]
         if subject not in requested and table.region(*subject) is None:
             requested.add(subject)
-            yield ProfilingRequest(*subject, graph.extract(mask))
+            yield ProfilingRequest(*subject, graph.make_subgraph(mask))
 
 
 def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:

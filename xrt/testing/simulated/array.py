@@ -129,8 +129,8 @@ class SimulatedArray(NDArrayOperatorsMixin):
     # ------------------------------------------------------------------ content
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (), **options: Any) -> Any:
-        """Operators, which are functions of NumPy's."""
-        if method != "__call__":
+        """Operators, which are functions of NumPy's; others, such as `numpy.exp`, are refused: kernels call the namespace."""
+        if method != "__call__" or (function.nin == 1 and function not in (np.negative, np.positive, np.absolute, np.invert)):
             return NotImplemented
         if not out:
             return apply(function.__name__, function, inputs, options)
