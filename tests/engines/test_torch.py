@@ -21,6 +21,8 @@ from xrt.engines.torch.executable import call_within
 from xrt.errors import RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
+from xrt.passes import infer_shapes
+from xrt.placement.reference import evaluate
 
 IMPORT = """
 import sys
@@ -229,3 +231,27 @@ def test_a_forked_child_computes_on_its_own_thread() -> None:
     executable = TORCH.compile(f, CompileContext(threads=2))
     expected = executable.run([x])[0]
     assert status_of(lambda: np.testing.assert_allclose(executable.run([x])[0], expected, rtol=1e-5)) == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((3, 2, 6, 7), (4, 2, 5, 5), {}),
+        ((3, 2, 6, 6), (4, 2, 7, 7), {"pads": [1, 1, 1, 1]}),
+        ((3, 2, 6, 6), (4, 2, 6, 6), {"pads": [1, 1, 0, 0]}),
+        ((3, 2, 6, 6), (4, 2, 5, 5), {"pads": [0, 0, 1, 1]}),
+        ((3, 2, 8, 9), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 0, 1, 0]}),
+        ((3, 2, 8, 8), (4, 2, 4, 4), {"dilations": [2, 2], "pads": [1, 1, 0, 0]}),
+        ((3, 2, 9, 9), (4, 2, 5, 5), {"strides": [2, 3]}),
+        ((2, 3, 9), (5, 3, 8), {"pads": [0, 0]}),
+        ((1, 1, 5, 4, 4), (2, 1, 4, 3, 3), {}),
+    ],
+)
+def test_a_convolution_with_few_results_is_the_gradient_of_weights(
+    x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    draw = np.random.default_rng(3)
+    f = infer_shapes(one("Conv", tensor(*x), tensor(*w), **options))
+    arrays = [draw.standard_normal(shape).astype(np.float32) for shape in (x, w)]
+    (expected,) = evaluate(f, arrays)
+    np.testing.assert_allclose(run(f, *arrays)[0], expected, rtol=1e-4, atol=1e-4)

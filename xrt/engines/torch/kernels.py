@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
 from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
 from xrt.graph import DType, Function, Node, TensorType
-from xrt.operators.windows import compute_padding_trims, make_window
+from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
@@ -263,10 +264,49 @@ def _why_not_rank(node: Node, function: Function) -> str | None:
     return None if 1 <= rank <= 3 else f"PyTorch has {node.op} for one, two or three spatial axes"
 
 
+def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor, is_computed: bool) -> Tensor:
+    """Convolve. Computed weights may be the gradient of another convolution's result, and this the gradient of its weights.
+
+    PyTorch's own function for that gradient is faster than its convolution: a training step of a ResNet of 32 x 32 pixels takes
+    1.3 times as long as eager PyTorch with it, and 1.8 times without.
+    """
+    if group == 1 and bias is None and is_computed:
+        place = window.over(x.shape[2:])
+        if _is_weight_gradient(x, place):
+            return _compute_weight_gradient(x, w, place)
+    return TORCH.convolve(x, w, window, group, bias)
+
+
+def _is_weight_gradient(x: Tensor, place: Placement) -> bool:
+    """Whether the window has at least four times as many elements as there are results, and one padding serves both ends."""
+    window = place.window
+    is_supported = type(x) is torch.Tensor and x.dtype in (torch.float32, torch.float64)
+    if not is_supported or not 0 < 4 * prod(place.positions) <= window.size or any(n < 0 for n in place.begins):
+        return False
+    rests = (
+        begin + extent + begin - ((kernel - 1) * dilation + (count - 1) * stride + 1)
+        for begin, extent, kernel, dilation, count, stride in zip(
+            place.begins, place.extents, window.kernel, window.dilations, place.positions, window.strides, strict=True
+        )
+    )
+    return all(0 <= rest < dilation for rest, dilation in zip(rests, window.dilations, strict=True))
+
+
+def _compute_weight_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
+    """The convolution as a gradient of weights (M, N, *positions): batch and channels are swapped, strides and dilations too."""
+    window, source, gradient = place.window, x.transpose(0, 1), w.transpose(0, 1)
+    weights = source.new_empty((gradient.shape[1], source.shape[1], *place.positions))
+    lengths = (list(window.dilations), list(place.begins), list(window.strides))
+    zeros, mask = [0] * len(place.positions), [False, True, False]
+    gradients = torch.ops.aten.convolution_backward(gradient, source, weights, None, *lengths, False, zeros, 1, mask)
+    return gradients[1].transpose(0, 1)
+
+
 @overrides("Conv", why_not=_why_not_rank)
 def conv(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
-    compute = round_once(TORCH, lambda x, w, bias: TORCH.convolve(x, w, make_window(at.node, w.shape[2:]), group, bias))
+    is_computed = find_known(at.node, at.function, 1) is None
+    compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed))
     return lambda x, w, bias=None: compute(x, w, bias)
 
 
