@@ -1,10 +1,10 @@
 """One set of kernels for the array libraries: NumPy, CuPy, JAX and PyTorch.
 
-A node goes in, and a function of arrays comes out. Kernels are written over a namespace of array functions and import no array
+A kernel factory turns a node into a function of arrays. Kernels use a namespace of array functions and import no array
 library other than NumPy; an engine adds kernels of a higher priority where its library has something better.
 """
 
-from xrt.engines.kernels import (  # noqa: F401  # each fills the tables when it is imported
+from xrt.engines.kernels import (  # noqa: F401  # each import fills the tables
     control,
     creation,
     elementwise,

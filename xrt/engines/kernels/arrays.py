@@ -38,7 +38,7 @@ def round_once(xp: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """The minimum or maximum of no elements, for an element type of NumPy's: the identity of the reduction."""
+    """The smallest or largest value of an element type: the identity of a maximum or minimum."""
     if dtype.kind == "b":
         return np.bool_(not lowest)
     if dtype.kind in "iu":
@@ -53,7 +53,7 @@ def get_integer_limits(dtype: DType) -> tuple[int, int]:
 
 
 def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
-    """Shape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block."""
+    """Reshape a scale or zero point to broadcast over ``x``: per tensor, per index of an axis, or per block."""
     if prod(v.shape) == 1:
         return v.reshape(())
     if block:
@@ -63,7 +63,7 @@ def broadcast_parameters(xp: Any, v: Any, x: Any, axis: int, block: int) -> Any:
 
 
 def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
-    """Shape a scalar or a vector along an axis to broadcast; of a product, -2 is per row and -1 per column."""
+    """Reshape a scalar or vector to broadcast along an axis; axis -2 of a matrix product is per row, -1 per column."""
     if prod(v.shape) == 1:
         return v.reshape(())
     if v.ndim != 1 or axis is None:
@@ -72,18 +72,18 @@ def align_to_axis(v: Any, axis: int | None, rank: int) -> Any:
 
 
 def along(x: Any, axis: int, rank: int) -> Any:
-    """Lay a vector along one axis of a tensor of that rank."""
+    """Reshape a vector to broadcast along one axis of a tensor of this rank."""
     return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
 def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Views of these sizes along an axis."""
+    """Split into views of these sizes along an axis."""
     lead = (slice(None),) * (axis % x.ndim)
     return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
 def even(extent: int, count: int) -> list[int]:
-    """``count`` equal sizes; the last one is smaller if they do not divide the extent.
+    """Split an extent into ``count`` equal sizes; the last one is smaller if they do not divide the extent.
 
     >>> even(7, 3)
     [3, 3, 1]

@@ -1,4 +1,4 @@
-"""Control flow: bodies run by the same machinery, once per call, branch or iteration."""
+"""Control flow: kernels that run compiled bodies once per call, branch or iteration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def if_(node: Node, env: NodeContext) -> Run:
 
 @ops("Loop", host=(0, 1))
 def loop(node: Node, env: NodeContext) -> Run:
-    """Run the body while its condition holds, at most M times; carried values come back first, then the stacked scanned ones."""
+    """Run the body while its condition holds, at most M times; outputs are the carried values, then the stacked scan outputs."""
     xp, body = env.xp, env.body("body")
     carried_count = max(0, len(node.inputs) - 2)
 
@@ -54,7 +54,7 @@ def loop(node: Node, env: NodeContext) -> Run:
 def _stacked(
     xp: Any, values: Sequence[Array], body: CompiledBody, output: int, turn: Sequence[Any], captured: Sequence[Any]
 ) -> Array:
-    """Stack the values of a scanned output. Without any, the result is empty and has the shape that a turn would give."""
+    """Stack the values of a scan output. Without iterations the result is empty and has the shape of an iteration's value."""
     if values:
         return xp.stack(values)
     dtype, extents = body.find_unstacked_type(output, turn, captured)
@@ -64,7 +64,7 @@ def _stacked(
 def _scan(
     xp: Any, body: CompiledBody, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int
 ) -> list[Any]:
-    """Run the body once per index of the first axis; return the last states, then one list per scanned output."""
+    """Run the body once per index of the first axis; return the last states, then one list per scan output."""
     states = list(states)
     columns: list[list[Array]] = [[] for _ in range(n_outputs)]
     for values in zip(*scanned, strict=True):
@@ -102,7 +102,7 @@ def scan(node: Node, env: NodeContext) -> Run:
 
 @ops("Scan", until=8, host=(0,))
 def scan_batched(node: Node, env: NodeContext) -> Run:
-    """Version 8 has a batch axis in front, of sequences of given lengths, padded with zeros."""
+    """Version 8 has a leading batch axis; sequences have given lengths and are zero-padded."""
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - 1 - m
     k = len(body.function.outputs) - n_states
@@ -160,7 +160,7 @@ def sequence_insert(node: Node, env: NodeContext) -> Run:
 
 
 def _place(position: Array | None, length: int, *, insert: bool = False) -> int:
-    """An index counted from the front, by default of the last element."""
+    """Normalize a sequence position to count from the front; by default the last element."""
     place = -1 if position is None else int(position.reshape(()))
     end = length if insert else length - 1
     if not -length <= place <= end:
@@ -182,7 +182,7 @@ def concat_from_sequence(node: Node, env: NodeContext) -> Run:
 
 @ops("SplitToSequence", host=(1,))
 def split_to_sequence(node: Node, env: NodeContext) -> Run:
-    """Parts of one size (the last may be smaller), of given sizes, or single elements whose axis may be dropped."""
+    """Split into chunks of one size (the last may be smaller), chunks of given sizes, or single elements."""
     xp, axis, keep = env.xp, node.attr("axis", 0), node.attr("keepdims", 1)
 
     def run(x: Array, split: Array | None = None) -> list[Array]:
@@ -200,7 +200,7 @@ def split_to_sequence(node: Node, env: NodeContext) -> Run:
 
 @ops("SequenceMap")
 def sequence_map(node: Node, env: NodeContext) -> Run:
-    """Run the body on each element; inputs that are tensors are the same for all."""
+    """Run the body on each element of the sequences; tensor inputs are passed to every call."""
     body, n_inputs = env.body("body"), len(node.inputs)
 
     def run(*values: Any) -> tuple[list[Any], ...]:

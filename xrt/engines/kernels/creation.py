@@ -1,4 +1,4 @@
-"""Operators that make tensors: constants, ranges, windows for signals and their transform, random numbers, Dropout."""
+"""Operators that create tensors: constants, ranges, signal windows and STFT, random numbers, Dropout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constant(node: Node, env: NodeContext) -> Run:
 
 
 def constant_value(node: Node) -> Array:
-    """A Constant node's tensor, read-only; its one attribute says in its name what it holds."""
+    """A Constant node's tensor, read-only; the name of its only attribute determines the type."""
     for attribute in node.attributes:
         if isinstance(attribute.value, Constant):
             return attribute.value.array
@@ -72,7 +72,7 @@ def range_(node: Node, env: NodeContext) -> Run:
 
 @ops("STFT", devices=("cpu",))
 def short_time_fourier(node: Node, env: NodeContext) -> Run:
-    """(batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
+    """STFT (batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
     xp, onesided = env.xp, bool(node.attr("onesided", 1))
 
     def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
@@ -100,9 +100,9 @@ def _number(value: Array) -> int:
 
 
 def _frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
-    """The frames (batch, frames, width, parts) of a signal (batch, length, parts): as many as hold ``size`` elements.
+    """Cut a signal (batch, length, parts) into frames (batch, frames, width, parts): as many as fit ``size`` elements.
 
-    A window that is wider than that reads zeros beyond the signal.
+    If the window is wider than ``size``, it reads zeros beyond the signal.
     """
     count = max(0, 1 + (signal.shape[1] - size) // step)
     if width > size:
@@ -115,7 +115,7 @@ def _frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
 
 
 def _generator(node: Node) -> Callable[[], np.random.Generator]:
-    """What gives a generator per call: always the same numbers where the node carries a seed."""
+    """A function that makes a generator per call, with the same numbers each time if the node has a seed."""
     seed = node.attr("seed")
     if seed is None:
         return np.random.default_rng
@@ -124,7 +124,7 @@ def _generator(node: Node) -> Callable[[], np.random.Generator]:
 
 
 def _draw(xp: Any, node: Node, extents: Any, dtype: Any, generator: np.random.Generator) -> Array:
-    """Draw what the operator's name says: Normal with mean and scale, or Uniform between low and high."""
+    """Draw from the distribution in the operator's name: normal (mean, scale) or uniform (low, high)."""
     if "Normal" in node.op_type:
         values = generator.normal(node.attr("mean", 0.0), node.attr("scale", 1.0), extents)
     else:
@@ -156,7 +156,7 @@ def bernoulli(node: Node, env: NodeContext) -> Run:
 
 @ops("Multinomial", devices=("cpu",))
 def multinomial(node: Node, env: NodeContext) -> Run:
-    """Draw classes from each row of unnormalised log-probabilities: where a uniform number falls in their running sum."""
+    """Sample classes from rows of unnormalized log-probabilities by inverting the cumulative sum at a uniform number."""
     xp, generator, count = env.xp, _generator(node), node.attr("sample_size", 1)
     dtype = DType.from_onnx(node.attr("dtype", DType.INT32.onnx)).numpy
 
@@ -174,7 +174,7 @@ def multinomial(node: Node, env: NodeContext) -> Run:
 
 @ops("Dropout", until=11, train=True)
 def dropout_by_attributes(node: Node, env: NodeContext) -> Run:
-    """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
+    """Dropout up to version 6 trains unless ``is_test`` is set, later ones never; before 10 the mask has the dtype of x."""
     xp, version, generator = env.xp, env.version, _generator(node)
     ratio, training = node.attr("ratio", 0.5), version <= 6 and not node.attr("is_test", 0)
 
@@ -197,7 +197,7 @@ def dropout(node: Node, env: NodeContext) -> Run:
 
 
 def _drop(xp: Any, x: Array, ratio: float, generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
-    """The tensor with a share of elements zeroed and the rest scaled up, and which were kept."""
+    """Zero a share ``ratio`` of the elements and scale up the others; also return the mask of kept elements."""
     if ratio == 0.0:
         return x, xp.ones(x.shape, dtype=bool)
     mask = xp.asarray(generator().random(x.shape) >= ratio)

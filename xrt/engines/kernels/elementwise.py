@@ -1,4 +1,4 @@
-"""Operators element by element: mathematics, activations, arithmetic with broadcasting, comparison, logic, choice, products."""
+"""Elementwise operators: math, activations, broadcasting arithmetic, comparison, logic, selection; products and optimizers."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ UFUNCS = {
     "Tan": "tan",
     "Tanh": "tanh",
 }
-"""Operators that are one function of the namespace; all keep the type."""
+"""Operators that map to one unary function of the namespace; all keep the dtype."""
 
 
 def universal(name: str) -> Factory:
-    """The factory of a kernel that is one function of the namespace."""
+    """The factory of a kernel that calls one function of the namespace."""
 
     def factory(node: Node, env: NodeContext) -> Run:
         run: Run = getattr(env.xp, name)
@@ -120,14 +120,14 @@ ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
     "ThresholdedRelu": (lambda xp, x, alpha: xp.where(x > alpha, x, 0), {"alpha": 1.0}),
     "com.microsoft.QuickGelu": (_swish, {"alpha": 1.702}),
 }
-"""Functions of one float tensor, by qualified operator: ``f(xp, x, *attributes)``, and the attributes with their defaults."""
+"""Functions of one float tensor by qualified operator: ``f(xp, x, *attributes)``, and the attributes' defaults."""
 
 
 def activation(compute: Callable[..., Array], defaults: Mapping[str, float]) -> Factory:
-    """The factory of an activation; narrow floats are rounded once."""
+    """The factory of an activation kernel; narrow floats are rounded once."""
 
     def factory(node: Node, env: NodeContext) -> Run:
-        # Attributes are float32 numbers, and so are defaults, which a float64 tensor shows.
+        # Attributes are float32, and so are defaults; a float64 tensor would show the difference.
         attributes = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
         return round_once(env.xp, lambda x: compute(env.xp, x, *attributes))
 
@@ -169,18 +169,18 @@ def shrink(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- two tensors and more
 
 CLOSED = {"And": "logical_and", "Mul": "multiply", "Or": "logical_or", "Xor": "logical_xor"}
-"""Operators that are one function of two arrays and keep their type; before version 7 they had attributes for broadcasting."""
+"""Binary operators that map to one function and keep their dtype; before version 7 attributes controlled broadcasting."""
 COMPARISONS = {"Equal": "equal", "Greater": "greater", "Less": "less"}
-"""The same with boolean results."""
+"""The same, with boolean results."""
 PLAIN = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}
-"""Operators that are one function and always had NumPy's broadcasting."""
+"""Binary operators that map to one function and always had NumPy's broadcasting."""
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 LEGACY = 6
-"""The last version that enables and aligns broadcasting by attributes."""
+"""The last version in which attributes enable and align broadcasting."""
 
 
 def align_legacy_axis(factory: Factory) -> Factory:
-    """The factory for versions up to 6: ``axis`` is the axis of A at which the shape of B begins."""
+    """Adapt a factory to versions up to 6, where ``axis`` is the axis of A at which the shape of B starts."""
 
     def legacy(node: Node, env: NodeContext) -> Run:
         run = factory(node, env)
@@ -226,9 +226,9 @@ def div(node: Node, env: NodeContext) -> Run:
 
     def run(a: Array, b: Array, out: Array | None = None) -> Array:
         if xp.kind(a) not in "iu":
-            return xp.divide(a, b) if out is None else xp.divide(a, b, out=out)  # JAX's division takes no buffer
+            return xp.divide(a, b) if out is None else xp.divide(a, b, out=out)  # JAX's divide has no out argument
         quotient = xp.floor_divide(a, b)
-        # ONNX truncates towards zero, floor division towards minus infinity: they differ where the remainder is left over.
+        # ONNX truncates towards zero, floor division rounds down: they differ for quotients that are negative and inexact.
         return quotient + xp.astype((quotient * b != a) & (b != 0) & ((a < 0) != (b < 0)), a.dtype)
 
     return run
@@ -249,7 +249,7 @@ def prelu(node: Node, env: NodeContext) -> Run:
 
 @ops("Mod")
 def mod(node: Node, env: NodeContext) -> Run:
-    """The sign follows the divisor, or with ``fmod`` the dividend."""
+    """The sign of the result is that of the divisor, or with ``fmod`` of the dividend."""
     return env.xp.fmod if node.attr("fmod", 0) else env.xp.remainder  # type: ignore[no-any-return]  # functions of the namespace
 
 
@@ -282,7 +282,7 @@ def where(node: Node, env: NodeContext) -> Run:
 
 
 def _clipped(env: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
-    """The upper bound wins where the bounds cross."""
+    """Clip; if low exceeds high, the result is high."""
     if low is not None:
         x = env.xp.maximum(x, low)
     return x if high is None else env.xp.minimum(x, high)
@@ -301,7 +301,7 @@ def clip(node: Node, env: NodeContext) -> Run:
 
 @ops("MatMul")
 def matmul(node: Node, env: NodeContext) -> Run:
-    """Narrow floats are multiplied in float32."""
+    """Narrow floats are computed in float32."""
     xp = env.xp
     return lambda a, b: xp.astype(xp.matmul(widen(xp, a), widen(xp, b)), a.dtype)
 
@@ -380,7 +380,7 @@ DOMAIN = "ai.onnx.preview.training"
 
 @eager("Adam", domain=DOMAIN, model_update=True, host=(0, 1))
 def adam(node: Node, env: NodeContext) -> Run:
-    """Outputs: all tensors, then the means of their gradients, then those of the squared gradients."""
+    """Outputs: the updated tensors, then the averages of their gradients, then those of the squared gradients."""
     xp, alpha, beta = env.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
     epsilon = node.attr("epsilon", 1e-6)
     norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
@@ -405,7 +405,7 @@ def adam(node: Node, env: NodeContext) -> Run:
 
 @eager("RotaryEmbedding")
 def rotary_embedding(node: Node, env: NodeContext) -> Run:
-    """Rotate pairs of features by angles that grow with the position; features beyond ``rotary_embedding_dim`` stay."""
+    """Rotate pairs of features by position-dependent angles; features beyond ``rotary_embedding_dim`` are unchanged."""
     xp, heads = env.xp, node.attr("num_heads", 0)
     width, interleaved = node.attr("rotary_embedding_dim", 0), bool(node.attr("interleaved", 0))
 

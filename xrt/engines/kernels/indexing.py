@@ -1,4 +1,4 @@
-"""Operators that read and write at places given by indices or conditions, and those that look for places."""
+"""Operators that read or write at positions given by indices or masks, and operators that find positions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def gather_elements(node: Node, env: NodeContext) -> Run:
 
 
 def _element_places(xp: Any, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Full coordinates: each index's own, but the index itself along the axis."""
+    """Coordinates of all elements of ``indices``, where the coordinate along ``axis`` is replaced by the index."""
     places = _own_places(xp, indices.shape)
     places[axis] = indices
     return tuple(places)
 
 
 def _own_places(xp: Any, shape: tuple[int, ...]) -> list[Array]:
-    """For each axis the coordinates along it, to spread over the others."""
+    """Coordinates along each axis, shaped to broadcast over the others."""
     return [along(xp.arange(extent), axis, len(shape)) for axis, extent in enumerate(shape)]
 
 
 @ops("GatherND")
 def gather_nd(node: Node, env: NodeContext) -> Run:
-    """Each row of the last axis of indices is a place in the axes after the batch axes."""
+    """Each row of the last axis of indices is a position in the axes after the batch axes."""
     xp, batch = env.xp, node.attr("batch_dims", 0)
 
     def run(x: Array, indices: Array) -> Array:
@@ -73,7 +73,7 @@ def compress(node: Node, env: NodeContext) -> Run:
 
 
 def _why_not_multiplied(node: Node, function: Function) -> str | None:
-    """CuPy has `at` for sums, minima and maxima only."""
+    """CuPy's `at` supports sums, minima and maxima only."""
     on_device = node.device.partition(":")[0] not in ("", "cpu")
     return "CuPy cannot multiply at places" if on_device and node.attr("reduction", "none") == "mul" else None
 
@@ -90,7 +90,7 @@ def scatter_nd(node: Node, env: NodeContext) -> Run:
 
 
 def _scattering(xp: Any, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
-    """A kernel that writes updates at places; with ``out``, into that array, which may be the first argument itself."""
+    """Make a kernel that writes updates at positions; ``out`` is written in place and may be the first argument."""
 
     def run(x: Array, indices: Array, updates: Array, **named: Array) -> Array:
         return xp.scatter(x, find_places(indices), updates, reduction, **named)
@@ -100,7 +100,7 @@ def _scattering(xp: Any, reduction: str, find_places: Callable[[Array], tuple[Ar
 
 @ops("TensorScatter", mutable=(0,))
 def tensor_scatter(node: Node, env: NodeContext) -> Run:
-    """Each batch entry of a cache is written from its own place on, around the end when circular."""
+    """Write to each batch entry of a cache from its write index on; wraps around in circular mode."""
     xp, axis, circular = env.xp, node.attr("axis", -2), node.attr("mode", "linear") == "circular"
 
     def run(cache: Array, update: Array, starts: Array | None = None, **named: Array) -> Array:
@@ -120,7 +120,7 @@ def tensor_scatter(node: Node, env: NodeContext) -> Run:
 
 @eager("NonZero")
 def non_zero(node: Node, env: NodeContext) -> Run:
-    """A tensor without axes has places without coordinates: its result has no rows."""
+    """A 0-d tensor has positions without coordinates: the result has no rows."""
     xp = env.xp
 
     def run(x: Array) -> Array:
@@ -131,7 +131,7 @@ def non_zero(node: Node, env: NodeContext) -> Run:
 
 @eager("Unique")
 def unique(node: Node, env: NodeContext) -> Run:
-    """The distinct elements (or parts along an axis), their first positions, which is where, and how many of each."""
+    """Distinct elements (or slices along an axis), first positions, inverse indices, and counts."""
     xp, axis, in_order = env.xp, node.attr("axis"), bool(node.attr("sorted", 1))
 
     def run(x: Array) -> tuple[Array, ...]:
@@ -160,7 +160,7 @@ def one_hot(node: Node, env: NodeContext) -> Run:
 
 
 def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
-    """The k extreme elements along an axis, in order, and their places; equal elements by place, NaN last as greatest."""
+    """The k largest or smallest elements along an axis, sorted, and their indices; ties by index, NaN counts as largest."""
     order = xp.take(xp.order(x, axis % x.ndim, largest), xp.arange(k), axis=axis)
     return xp.take_along_axis(x, order, axis=axis), xp.astype(order, np.int64)
 

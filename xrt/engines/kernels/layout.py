@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: shapes, transposes, joins, splits, slices, repetition, padding."""
+"""Operators that move elements without arithmetic: reshape, transpose, concat, split, slice, tile, pad."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def transpose(node: Node, env: NodeContext) -> Run:
 
 @ops("DepthToSpace")
 def depth_to_space(node: Node, env: NodeContext) -> Run:
-    """Channels (N, C, H, W) become blocks of the plane."""
+    """Rearrange channels (N, C, H, W) into spatial blocks."""
     xp, block, column_first = env.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
 
     def run(x: Array) -> Array:
@@ -94,7 +94,7 @@ def depth_to_space(node: Node, env: NodeContext) -> Run:
 
 @ops("SpaceToDepth")
 def space_to_depth(node: Node, env: NodeContext) -> Run:
-    """Blocks of the plane (N, C, H, W) become channels."""
+    """Rearrange spatial blocks (N, C, H, W) into channels."""
     xp, block, column_first = env.xp, node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
 
     def run(x: Array) -> Array:
@@ -108,7 +108,7 @@ def space_to_depth(node: Node, env: NodeContext) -> Run:
 
 @ops("ReverseSequence")
 def reverse_sequence(node: Node, env: NodeContext) -> Run:
-    """Each batch entry is reversed in its own leading part of the time axis."""
+    """Reverse the first ``sequence_lens[b]`` time steps of each batch entry b."""
     xp, batch, time = env.xp, node.attr("batch_axis", 1), node.attr("time_axis", 0)
 
     def run(x: Array, lengths: Array) -> Array:
@@ -153,7 +153,7 @@ def _slice(
         if step > 0:
             x = x[(*lead, slice(start, end, step))]
             continue
-        # PyTorch has no downward slices: flip the part. ONNX clamps the start to the axis, and the end to one before it.
+        # PyTorch has no negative steps: flip the slice. ONNX clamps the start to the axis, and the end to -1.
         first = min(max(start + extent if start < 0 else start, 0), extent - 1)
         last = max(end + extent if end < 0 else end, -1)
         x = xp.flip(x[(*lead, slice(last + 1, first + 1))], axis)[(*lead, slice(None, None, -step))]
@@ -199,7 +199,7 @@ def tile(node: Node, env: NodeContext) -> Run:
 
 @ops("Trilu")
 def trilu(node: Node, env: NodeContext) -> Run:
-    """Element (i, j) belongs to the upper triangle if ``j - i >= k``, to the lower one if ``j - i <= k``."""
+    """Element (i, j) is in the upper triangle if ``j - i >= k``, in the lower one if ``j - i <= k``."""
     xp, upper = env.xp, node.attr("upper", 1)
 
     def run(x: Array, k: Array | None = None) -> Array:

@@ -29,12 +29,12 @@ class ArrayNamespace:
     narrow = NARROW
     """Float types that are computed in float32."""
     exact: Any = np.float64
-    """The type for sums of products of 8-bit numbers: below 2**53 they are exact, and BLAS has no integers."""
+    """The dtype for sums of products of 8-bit integers: exact below 2**53, and BLAS has no integer products."""
     wide: Any = np.float64
-    """The type in which Resize computes float32 and narrower."""
+    """The dtype in which Resize computes float32 and narrower types."""
 
     def __init__(self, module: Any, matmul: Callable[[Any, Array, Array], Array] | None = None) -> None:
-        """``matmul`` replaces the module's product of matrices; it takes the module and two arrays."""
+        """``matmul`` replaces the module's matrix product; called with the module and two arrays."""
         self.module = module
         self.constants = self
         """The namespace for arrays that do not depend on the inputs."""
@@ -49,24 +49,24 @@ class ArrayNamespace:
 
     @staticmethod
     def kind(x: Array) -> str:
-        """NumPy's letter for the type: b, i, u, f, c; V for the floats that NumPy lacks, O for texts."""
+        """NumPy's dtype kind: b, i, u, f, c; V for float types that NumPy lacks, O for strings."""
         return x.dtype.kind  # type: ignore[no-any-return]
 
     extreme = staticmethod(extreme)
 
     @staticmethod
     def astype(x: Array, dtype: Any) -> Array:
-        """Convert an array to an element type of NumPy's; the array itself if it has that type."""
+        """Convert to a NumPy dtype; returns the array itself if it has that dtype."""
         return x.astype(dtype, copy=False)
 
     @staticmethod
     def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
-        """Convert an array of any type as ONNX's Cast does."""
+        """Convert an array of any type by the rules of ONNX's Cast."""
         return convert(x, to, saturate, round_mode)
 
     @staticmethod
     def bit_cast(x: Array, dtype: Any) -> Array:
-        """The same memory as elements of another type."""
+        """Reinterpret the memory as elements of another dtype."""
         return x.view(dtype)
 
     @staticmethod
@@ -81,11 +81,11 @@ class ArrayNamespace:
         return erf(self.module, x)
 
     def subtract_max(self, x: Array, axis: int) -> Array:
-        """Each element minus the largest along the axis."""
+        """Subtract the maximum along the axis."""
         return x - greatest(self, x, axis, True)
 
     def order(self, x: Array, axis: int, descending: bool) -> Array:
-        """The indices that sort an axis; equal elements keep their order, NaN counts as the largest."""
+        """Indices that sort along an axis; stable, NaN counts as the largest."""
         if not descending:
             return self.argsort(x, axis=axis, kind="stable")
         # A stable sort of the flipped axis, flipped back, is a stable descending sort. Negation would wrap unsigned numbers.
@@ -101,7 +101,7 @@ class ArrayNamespace:
         return out
 
     def scatter(self, x: Array, places: tuple[Array, ...], values: Array, reduction: str, out: Array | None = None) -> Array:
-        """Write values at places of a copy, or of ``out``. With a reduction, places that occur twice take part twice."""
+        """Write values at positions of a copy, or of ``out``. With a reduction, repeated positions accumulate."""
         if out is None:
             out = self.copy(x)
         elif not _is_same(x, out):
@@ -124,7 +124,7 @@ class ArrayNamespace:
     def walk(
         self, gates: Array, states: States, lengths: Array | None, backwards: bool, advance: Advance
     ) -> tuple[Array, States]:
-        """Run a recurrence: the first state at each time (time, batch, hidden), zero beyond the ends, and the last states."""
+        """Run a recurrence; return the first state per step (time, batch, hidden), zero past the ends, and the last states."""
         steps = len(gates)
         history = self.zeros((steps, *states[0].shape), dtype=states[0].dtype)
         for t in range(steps - 1, -1, -1) if backwards else range(steps):
@@ -140,13 +140,13 @@ class ArrayNamespace:
 
 
 def _is_same(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape are the same elements of the same memory."""
+    """Whether two arrays of the same shape have the same address and strides."""
     first, second = (getattr(x, "__array_interface__", None) or x.__cuda_array_interface__ for x in (a, b))
     return bool(first["data"][0] == second["data"][0] and a.strides == b.strides)
 
 
 def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") -> Array:
-    """Convert an array of NumPy or CuPy, or texts."""
+    """Convert an array of NumPy or CuPy, or an array of strings, by the rules of ONNX's Cast."""
     if to is DType.STRING:
         return _as_text(x)
     if x.dtype == object:
@@ -163,14 +163,14 @@ def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") 
 
 
 def _as_text(x: Array) -> Array:
-    """Numbers are spelt in as few digits as tell them from their neighbours."""
+    """Convert numbers to their shortest strings that round-trip."""
     if x.dtype == object:
         return x
     return x.astype(np.str_).astype(object)
 
 
 def _numbers(text: Array, to: DType) -> Array:
-    """The numbers that strings spell, in a type that holds them exactly."""
+    """Parse strings as numbers, in a dtype that represents them exactly."""
     if to is DType.BOOL or to.is_integer:
         return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(
             text.shape
@@ -179,9 +179,9 @@ def _numbers(text: Array, to: DType) -> Array:
 
 
 BLOCK = 1 << 14
-"""Elements per block, so that intermediate values stay in the cache: three times as quick."""
+"""Elements per block, so that intermediates stay in the cache: three times as fast."""
 SATURATED = 6.0
-"""``erf`` of anything greater is 1 in double precision."""
+"""Above this, ``erf`` is 1 in double precision."""
 
 
 @lru_cache(maxsize=1)
@@ -198,7 +198,7 @@ def _large() -> list[float]:
 
 
 def _interpolated(function: Any, degree: int, domain: tuple[float, float]) -> list[float]:
-    """Return the polynomial through a function's values at the Chebyshev points of a domain."""
+    """Interpolate a function at the Chebyshev points of a domain; return the polynomial's coefficients, highest first."""
     fit = Chebyshev.interpolate(np.vectorize(function, otypes=[np.float64]), degree, domain)
     coefficients = fit.convert(kind=Polynomial).coef[::-1]
     return [float(c) for c in coefficients]
@@ -216,8 +216,8 @@ def _horner(coefficients: list[float], x: Array) -> Array:
 def erf(xp: Any, x: Array) -> Array:
     """The error function of a float array, in its dtype, to about 1e-15.
 
-    Near zero it is x times a polynomial in x squared; from 1 on it is one minus a scaled complement. Both polynomials
-    interpolate the standard library's scalar function, so there are no coefficients to trust.
+    Below 1, x times a polynomial in x squared; from 1 on, one minus a scaled complement. Both polynomials interpolate
+    the standard library's scalar function, so no coefficients are hard-coded.
     """
     flat = x.reshape(-1)
     result = xp.empty_like(flat)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def _per_channel(v: Array, x: Array) -> Array:
-    """A vector shaped to broadcast along axis 1 of the tensor; other parameters (a scale per element) as they are."""
+    """Reshape a vector to broadcast along axis 1 of the tensor; other parameters (one per element) are unchanged."""
     return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
 
 
 def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """The tensor with mean 0 and variance 1 over the axes, the mean, and one over the deviation."""
+    """Standardize over the axes; return the result, the mean, and the inverse standard deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
@@ -31,7 +31,7 @@ def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tu
 
 
 def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
-    """The tensor scaled and shifted by one factor and one summand per channel."""
+    """Normalize with mean and variance per channel, then scale and shift."""
     factor = widen(xp, scale) / xp.sqrt(widen(xp, var) + epsilon)
     y = widen(xp, x) * _per_channel(factor, x)
     y += _per_channel(widen(xp, bias) - widen(xp, mean) * factor, x)
@@ -39,9 +39,9 @@ def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, 
 
 
 def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
-    """Mean and (population) variance over the batch, one for each element of the running mean.
+    """Mean and population variance over the batch, one for each element of the running mean.
 
-    That is one per channel; before version 9, with ``spatial=0``, one per element of a sample.
+    That is one per channel, or before version 9 with ``spatial=0`` one per element of a sample.
     """
     axes = (0, *range(1 + running.ndim, x.ndim))
     return xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
@@ -69,7 +69,7 @@ def batch_normalization(node: Node, env: NodeContext) -> Run:
 
 @ops("BatchNormalization", until=13)
 def batch_normalization_by_outputs(node: Node, env: NodeContext) -> Run:
-    """Up to version 6, ``is_test`` tells training from inference; then, up to 13, more than one output means training."""
+    """Up to version 6, ``is_test=0`` means training; from 7 to 13, more than one output does."""
     xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
     training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
 
@@ -100,7 +100,7 @@ def instance_normalization(node: Node, env: NodeContext) -> Run:
 
 @ops("GroupNormalization")
 def group_normalization(node: Node, env: NodeContext) -> Run:
-    """Before version 21 there is one scale and bias per group, since then one per channel."""
+    """One scale and bias per group before version 21, per channel since then."""
     xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
@@ -113,7 +113,7 @@ def group_normalization(node: Node, env: NodeContext) -> Run:
 
 
 def _stash(xp: Any, node: Node, x: Array) -> Array:
-    """The tensor in the type in which the node computes its statistics."""
+    """Cast the tensor to the type in which the node computes its statistics."""
     dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
     return xp.astype(x, dtype)
 
@@ -153,7 +153,7 @@ def mean_variance_normalization(node: Node, env: NodeContext) -> Run:
 
 @ops("LpNormalization")
 def lp_normalization(node: Node, env: NodeContext) -> Run:
-    """A vector of zeros stays zero."""
+    """A zero vector stays zero."""
     xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
 
     def run(x: Array) -> Array:
@@ -165,7 +165,7 @@ def lp_normalization(node: Node, env: NodeContext) -> Run:
 
 @ops("LRN")
 def lrn(node: Node, env: NodeContext) -> Run:
-    """Divide by a power of the sum of squares over neighbouring channels."""
+    """Divide by a power of the sum of squares over neighboring channels."""
     xp, size = env.xp, node.attr("size")
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
     before = (size - 1) // 2
@@ -182,11 +182,11 @@ def lrn(node: Node, env: NodeContext) -> Run:
 
 
 Along = Callable[[Any, Array, int], Array]
-"""Takes the namespace, the tensor and the axis."""
+"""``f(namespace, tensor, axis)``."""
 
 
 def softmax(xp: Any, x: Array, axis: int) -> Array:
-    """The exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
+    """Exponentials along an axis divided by their sum; the maximum is subtracted first to avoid overflow.
 
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
@@ -196,13 +196,13 @@ def softmax(xp: Any, x: Array, axis: int) -> Array:
 
 
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
-    """The logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
+    """The logarithm of `softmax` without the division; narrow floats are rounded once."""
     shifted = xp.subtract_max(widen(xp, x), axis)
     return xp.astype(shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True)), x.dtype)
 
 
 def hardmax(xp: Any, x: Array, axis: int) -> Array:
-    """One at the first greatest element along the axis, zero elsewhere."""
+    """One at the first maximum along the axis, zero elsewhere."""
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
     return xp.astype(places == first, x.dtype)
@@ -217,7 +217,7 @@ def along_axis(compute: Along) -> Factory:
 
 
 def flattened(compute: Along) -> Factory:
-    """Before version 13, all axes from ``axis`` on are one."""
+    """Before version 13, the axes from ``axis`` on are flattened to one."""
 
     def factory(node: Node, env: NodeContext) -> Run:
         axis = node.attr("axis", 1)

@@ -1,4 +1,4 @@
-"""Conversions, quantization, and products of quantized tensors: exact in integers, or rounded once if the operator says so."""
+"""Casts, quantization, and quantized matrix products: exact in integers, or rounded once where the operator specifies it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cast(node: Node, env: NodeContext) -> Run:
 
 
 _LEGACY = {"FLOAT": "float32", "DOUBLE": "float64"}
-"""Names of types, before version 6, that are not the lower case of ours."""
+"""Type names before version 6 that differ from the lower case of DType's names."""
 
 
 @ops("CastLike")
@@ -48,12 +48,12 @@ def bit_cast(node: Node, env: NodeContext) -> Run:
 
 
 def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bool) -> Array:
-    """Round to the nearest (ties to even), add the zero point, and limit to the type's range."""
+    """Round to nearest (ties to even), add the zero point, and saturate to the type's range."""
     if not to.is_integer:
         shifted = ratio if zero is None else ratio + xp.astype(zero, ratio.dtype)
         return xp.convert(shifted, to, saturate)
     wide = xp.astype(xp.rint(ratio), np.float64) + (0 if zero is None else xp.astype(zero, np.float64))
-    whole = np.int32 if to.bits < 32 else np.int64  # no processor converts many numbers to int64 at a time
+    whole = np.int32 if to.bits < 32 else np.int64  # vector units convert to int64 slowly or not at all
     return xp.astype(xp.astype(xp.clip(wide, *get_integer_limits(to)), whole), to.numpy)
 
 
@@ -88,7 +88,7 @@ def dequantize_linear(node: Node, env: NodeContext) -> Run:
 
 @ops("DynamicQuantizeLinear")
 def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
-    """Scale and zero point from the tensor's own range, stretched to hold zero."""
+    """Compute scale and zero point from the tensor's range, extended to include zero."""
     xp = env.xp
 
     def run(x: Array) -> tuple[Array, Array, Array]:
@@ -104,14 +104,14 @@ def dynamic_quantize_linear(node: Node, env: NodeContext) -> Run:
 
 
 def _center(xp: Any, x: Array, zero: Array | None, axis: int | None) -> Array:
-    """The tensor less its zero point, in a type in which products are exact; a vector of zero points is along the axis."""
+    """Subtract the zero point, in a type in which products are exact; a vector of zero points is along the axis."""
     exact = xp.exact
     wide = xp.astype(x, exact)
     return wide if zero is None else wide - xp.astype(align_to_axis(zero, axis, x.ndim), exact)
 
 
 def _int32(xp: Any, exact: Array) -> Array:
-    """Whole numbers as int32, wrapped as its sums wrap."""
+    """Convert exact integers to int32 with wraparound, as int32 sums do."""
     return xp.astype(xp.astype(exact, np.int64), np.int32)
 
 

@@ -24,7 +24,7 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
 
 
 def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """The activation functions of each direction; alphas and betas belong to those that have them, in order."""
+    """The activation functions of each direction; alphas and betas are assigned in order to the functions that use them."""
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
     values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
 
@@ -43,7 +43,7 @@ def _clipped(node: Node, xp: Any) -> Activation:
 
 
 class _Layer:
-    """What the three layers share: directions, layout, initial states, and how results are put together."""
+    """Common parts of the three layers: directions, layout, initial states, and assembly of the outputs."""
 
     def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], n_states: int) -> None:
         self.xp = env.xp
@@ -64,7 +64,7 @@ class _Layer:
         hidden: int,
         advance_of: Callable[[int], Advance],
     ) -> tuple[Array, ...]:
-        """Return Y and the last states; ``bias`` is what is added to the input's part of the gates, per direction."""
+        """Run the layer; return Y and the last states. ``bias`` is added to the input's part of the gates, per direction."""
         xp, dtype = self.xp, x.dtype
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
         batch = x.shape[1]
@@ -89,7 +89,7 @@ class _Layer:
 
 
 def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
-    """The biases of the input and of the recurrence, which come side by side."""
+    """Split the bias into those of the input and of the recurrence, which are concatenated."""
     return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))
 
 
@@ -114,7 +114,7 @@ def rnn(node: Node, env: NodeContext) -> Run:
 
 @ops("GRU")
 def gru(node: Node, env: NodeContext) -> Run:
-    """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
+    """Gates: update, reset, hidden (z, r, h). ``linear_before_reset`` applies the reset gate to the product, not the state."""
     layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
     xp, matmul = env.xp, env.xp.matmul
 
@@ -157,7 +157,7 @@ def _rest(shift: Any, n: int) -> Any:
 
 @ops("LSTM")
 def lstm(node: Node, env: NodeContext) -> Run:
-    """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
+    """Gates: input, output, forget, cell (i, o, f, c), with optional peepholes; ``input_forget`` couples i and f."""
     layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
     xp, matmul = env.xp, env.xp.matmul
 

@@ -1,4 +1,4 @@
-"""Reductions over axes, positions of extremes, and running sums along an axis."""
+"""Reductions over axes, argmin and argmax, and cumulative sums."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Any, Array, Axes, bool], Array]
-"""Takes the namespace, the tensor, the axes (None for all) and whether they are kept with extent 1."""
+"""``f(namespace, tensor, axes, keep)``; None as axes means all, ``keep`` keeps reduced axes with extent 1."""
 
 
 def reduction(compute: Reduce) -> Factory:
-    """The factory of a reduction over the axes of an attribute or, in later versions, of an optional input."""
+    """The factory of a reduction whose axes are an attribute or, in later versions, an optional input."""
 
     def factory(node: Node, env: NodeContext) -> Run:
         listed, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
@@ -43,7 +43,7 @@ def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 
 def _mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    if not prod(x.shape) and xp.kind(x) == "f":  # NumPy warns of the mean of no elements
+    if not prod(x.shape) and xp.kind(x) == "f":  # NumPy warns about the mean of an empty array
         return xp.sum(x, axis=axis, keepdims=keep) * nan
     return xp.mean(x, axis=axis, keepdims=keep)
 
@@ -55,21 +55,21 @@ def _least(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 
 def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
-    """The largest elements over axes; of no elements, the lowest number. CuPy has no ``initial``."""
+    """The maximum over axes; the lowest number if they are empty. CuPy has no ``initial``."""
     if prod(x.shape):
         return xp.max(x, axis=axis, keepdims=keep)
     return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=True), dtype=x.dtype)
 
 
 def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
-    """The shape of a reduction."""
+    """The shape after a reduction."""
     reduced = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {i % len(shape) for i in reduced}
     return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
 
 
 def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    """The largest element is subtracted first, so that no exponential overflows."""
+    """Subtracts the maximum first, so that no exponential overflows."""
     x = x if xp.kind(x) == "f" else xp.astype(x, np.float64)
     top = greatest(xp, x, axis, True)
     top = xp.where(xp.isfinite(top), top, 0)

@@ -1,4 +1,4 @@
-"""Reading between elements: Resize, GridSample, pools over regions of interest, and the suppression of overlapping boxes."""
+"""Interpolation: Resize, GridSample, pooling over regions of interest; and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sampling:
 
     @property
     def reach(self) -> int:
-        """Number of source elements on each side."""
+        """Number of source elements on each side of a position."""
         return 2 if self.mode == "cubic" else 1
 
     @property
@@ -99,7 +99,7 @@ class Axis:
         return self.target == self.extent and self.scale == 1 and (self.start, self.end) == (0, 1)
 
     def places(self, xp: Any, coordinates: str) -> Array:
-        """The source position of each new element, in float64."""
+        """Source position of each new element, in float64."""
         i = xp.arange(self.target, dtype=np.float64)
         if coordinates == "asymmetric":
             return i / self.scale
@@ -123,7 +123,7 @@ class Axis:
 
 
 def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
-    """Indices of the source elements of each new element [new, taps] and their weights."""
+    """Indices [new, taps] of the source elements of each new element, and their weights."""
     places = axis.places(xp, sampling.coordinates)
     if sampling.mode == "nearest":
         indices = _rounded(xp, places, sampling.nearest)[:, None]
@@ -182,7 +182,7 @@ def _scaled(shape: Sequence[int], scales: Sequence[float], chosen: Sequence[int]
 
 
 def _sized(shape: Sequence[int], sizes: Sequence[int], chosen: Sequence[int], parts: Parts, policy: str) -> list[Axis]:
-    """The axes for given sizes, or for the single scale that keeps the aspect ratio under the policy."""
+    """Axes for given sizes, or for the single scale that keeps the aspect ratio under the policy."""
     scales = [size / shape[i] for i, size in zip(chosen, sizes, strict=True)]
     if policy != "stretch":
         one = min(scales) if policy == "not_larger" else max(scales)
@@ -294,7 +294,7 @@ def _resize_axis(xp: Any, x: Array, axis: Axis, sampling: Sampling) -> Array:
 
 
 def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Array:
-    """Resize axis by axis. Integers are computed in float64, then rounded and saturated, unless elements are only picked."""
+    """Resize axis by axis. Integers are computed in float64, then rounded and saturated, except with nearest."""
     y, is_whole = x, xp.kind(x) in "iu"
     if sampling.mode != "nearest":
         y = xp.astype(x, np.float64 if is_whole or x.dtype == xp.float64 else xp.wide)
@@ -320,7 +320,7 @@ def resize(node: Node, env: NodeContext) -> Run:
 @ops("Upsample", host=(1,))
 @ops("Resize", until=10, host=(1,))
 def upsample(node: Node, env: NodeContext) -> Run:
-    """Version 1 names the two scales of an image as attributes, version 7 one per axis; then they are an input."""
+    """The scales are two attributes in version 1, one attribute with a scale per axis in version 7, an input since 9."""
     xp, sampling = env.xp, read_rounding(node)
     listed = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
@@ -334,7 +334,7 @@ def upsample(node: Node, env: NodeContext) -> Run:
 
 
 def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
-    """Return, for evenly spread samples of one axis (bins * each), both neighbours, the second's weight, and which count."""
+    """Samples of one axis (bins * each): indices of both neighbors, weight of the second, and a mask of samples that count."""
     places = start + (xp.arange(bins * each, dtype=np.float64) + 0.5) * (size / max(1, bins * each))
     counts = (places >= -1) & (places <= extent)
     places = xp.clip(places, 0, extent - 1)
@@ -343,7 +343,7 @@ def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: i
 
 
 def _align(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
-    """Pool one region of an image (C, H, W) into bins, from samples interpolated between elements."""
+    """Pool one region of an image (C, H, W) into bins, from interpolated samples."""
     bins = node.attr("output_height", 1), node.attr("output_width", 1)
     x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
     sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
@@ -363,13 +363,13 @@ def _align(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array
         return xp.zeros((len(image), *bins), dtype=np.float64)
     if node.attr("mode", "avg") == "avg":
         return xp.mean(sum(corners).reshape(shape), axis=(2, 4))
-    # The greatest of the four weighted neighbours, not of their sum: so it is defined by what engines do.
+    # The maximum of the four weighted neighbors, not of their sum: ONNX does not say, and other engines do this.
     return xp.max(xp.max(xp.stack(corners), axis=0).reshape(shape), axis=(2, 4))
 
 
 @eager("RoiAlign", host=(1, 2))
 def roi_align(node: Node, env: NodeContext) -> Run:
-    """Version 10 had no shift by half an element, and no attribute to ask for it."""
+    """Version 10 has no half-pixel shift and no attribute for it."""
     default = "half_pixel" if env.version >= 16 else "output_half_pixel"
     shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
 
@@ -385,7 +385,7 @@ def roi_align(node: Node, env: NodeContext) -> Run:
 
 @eager("MaxRoiPool", host=(1,))
 def max_roi_pool(node: Node, env: NodeContext) -> Run:
-    """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
+    """Corners are rounded to elements and are inclusive; an empty bin gives zero."""
     xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
 
     def pooled(image: Array, box: Array) -> Array:
@@ -410,14 +410,14 @@ def max_roi_pool(node: Node, env: NodeContext) -> Run:
 
 
 def _corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
-    """The lower and the upper corners of boxes given by any two opposite corners, or by centre and size."""
+    """Lower and upper corners of boxes given by any two opposite corners, or by center and size."""
     if centred:
         return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
     return xp.minimum(boxes[:, :2], boxes[:, 2:]), xp.maximum(boxes[:, :2], boxes[:, 2:])
 
 
 def _choose(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
-    """Take boxes by falling score, dropping those that overlap with one already taken."""
+    """Select boxes in order of score, skipping those that overlap a selected box."""
     areas = xp.prod(high - low, axis=1)
     order = xp.order(-scores, 0, False)
     if least is not None:
@@ -435,7 +435,7 @@ def _choose(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap:
 
 @eager("NonMaxSuppression", devices=("cpu",))
 def non_max_suppression(node: Node, env: NodeContext) -> Run:
-    """(image, class, box) of each box that is kept, best first within its image and class."""
+    """(batch, class, box) indices of the selected boxes, by decreasing score within each batch and class."""
     xp, centred = env.xp, bool(node.attr("center_point_box", 0))
 
     def run(

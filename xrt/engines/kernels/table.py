@@ -1,12 +1,12 @@
-"""The tables of kernels, and what a kernel receives.
+"""The kernel tables, and the context that a kernel factory receives.
 
-A kernel is a factory: it reads the attributes of its node once and returns the function that computes. That function takes the
-inputs of the node in order (None where one is absent), then its captures; it returns the one output, or a tuple of outputs. It
+A kernel is a factory: it reads the attributes of its node once and returns the function that computes. The arguments of that
+function are the inputs of the node in order (None if absent), then its captures; it returns the only output, or a tuple. It
 never writes to its arguments, except to a buffer passed as ``out``.
 
 Kernels are written once for all array libraries. They call the functions of a namespace, `NodeContext.xp`, and no methods of
-arrays except ``reshape`` and ``tolist``, because tensors of PyTorch have methods of other names. Tensors are not wrapped: a
-wrapper per tensor made small calls 13 to 20 times slower.
+arrays except ``reshape`` and ``tolist``, because PyTorch's methods have other names. Tensors are not wrapped: a wrapper per
+tensor made small calls 13 to 20 times slower.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ Array: TypeAlias = Any
 Run: TypeAlias = Callable[..., Any]
 """The function that a factory returns."""
 Factory: TypeAlias = "Callable[[Node, Any], Run]"
-"""Takes a node and its `NodeContext`."""
+"""``f(node, context)``, where the context is a `NodeContext`."""
 States: TypeAlias = tuple[Array, ...]
 Advance: TypeAlias = Callable[[Array, States], States]
-"""One time step: the input's part of the gates (batch, gates * hidden) and the states give the next states."""
+"""One time step: maps the input's part of the gates (batch, gates * hidden) and the states to the next states."""
 
 ops: OpTable[Factory] = OpTable("shared", devices=("cpu", "cuda"))
-"""Kernels for every library, JAX's tracing included: no branch depends on an element of an array, no array is written to.
+"""Kernels for all libraries, including tracing in JAX: no branches on elements, no writes to arrays.
 
-The inputs listed in ``host`` are the exception: their elements are read (extents, axes, counts).
+Inputs listed in ``host`` are the exception: their elements are read (extents, axes, counts).
 """
 eager: OpTable[Factory] = OpTable("eager", devices=("cpu", "cuda"))
-"""Kernels for the libraries that compute at once: NumPy, CuPy, PyTorch."""
+"""Kernels for eager libraries: NumPy, CuPy, PyTorch."""
 numpy_only: OpTable[Factory] = OpTable("numpy", devices=("cpu",))
-"""Kernels for NumPy: they compute with texts and Python objects."""
+"""Kernels for NumPy only: they process strings and Python objects."""
 
 
 class NodeContext(Protocol):
-    """The surroundings of a node, for the factory of its kernel."""
+    """A node and its context, for the factory of its kernel."""
 
     @property
     def xp(self) -> Any:
@@ -59,7 +59,7 @@ class NodeContext(Protocol):
 
     @property
     def n_outputs(self) -> int:
-        """The number of outputs that the node lists, absent ones before a present one included."""
+        """Number of outputs of the node up to the last one present, including absent ones before it."""
 
     def wants(self, index: int) -> bool:
         """Whether the output at this position is present."""
@@ -68,4 +68,4 @@ class NodeContext(Protocol):
         """The declared element type of the input at this position."""
 
     def body(self, attribute: str) -> CompiledBody:
-        """The compiled body that an attribute holds."""
+        """The compiled body in an attribute."""

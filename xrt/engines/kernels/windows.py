@@ -1,4 +1,4 @@
-"""Sliding windows: their geometry, convolutions and pools."""
+"""Sliding windows: geometry, convolution and pooling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
-    """Overlapping bins of the elements from ``start`` to ``end`` (inclusive) of an axis, for pooling over regions."""
+    """Split the elements from ``start`` to ``end`` (inclusive) of an axis into overlapping bins, for pooling over regions."""
     size = max(end - start + 1, 1) / count
     limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
     return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
@@ -35,7 +35,7 @@ def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
 
 
 def with_bias(y: Array, bias: Array | None) -> Array:
-    """Add one number per channel."""
+    """Add a bias per channel."""
     if bias is not None:
         y += bias.reshape(-1, *(1,) * (y.ndim - 2))
     return y
@@ -53,7 +53,7 @@ def conv(node: Node, env: NodeContext) -> Run:
 
 @ops("Col2Im", host=(1, 2))
 def col2im(node: Node, env: NodeContext) -> Run:
-    """Columns of windows back to images: what overlaps is summed."""
+    """Reassemble images from columns of windows; overlapping elements are summed."""
 
     def run(x: Array, extents: Array, kernel: Array) -> Array:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
@@ -90,7 +90,7 @@ def global_max_pool(node: Node, env: NodeContext) -> Run:
 
 
 def around(xp: Any, place: Placement, x: Array, fill: Any) -> Array:
-    """The tensor (..., *spatial) with its padding."""
+    """Pad the spatial axes of a tensor (..., *spatial) with ``fill``."""
     if not any(place.begins) and not any(place.ends):
         return x
     lead = x.shape[: x.ndim - len(place.extents)]
@@ -101,7 +101,7 @@ def around(xp: Any, place: Placement, x: Array, fill: Any) -> Array:
 
 
 def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) -> Array:
-    """The sum of windows laid at their positions: (N, C, *kernel, *positions) to (N, C, *extents)."""
+    """Sum windows at their positions: (N, C, *kernel, *positions) to (N, C, *extents)."""
     out = xp.zeros((*columns.shape[:2], *extents), dtype=columns.dtype)
     for offset, picked in placement.offsets():
         out[picked] += columns[(slice(None), slice(None), *offset)]
@@ -109,7 +109,7 @@ def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) 
 
 
 def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
-    """The sum of what each window sees, padding being zero."""
+    """Sum the elements of each window, with zero padding."""
     x = around(xp, place, x, 0)
     picks = place.offsets()
     total = xp.copy(x[next(picks)[1]])
@@ -119,11 +119,11 @@ def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
 
 
 BLOCK = 1 << 23
-"""Bytes of columns that are laid out at a time: they stay in the cache, and memory stays bounded."""
+"""In bytes. Columns are computed in blocks of this size, to stay in the cache and bound memory."""
 
 
 def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
-    """The convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own dtype."""
+    """Convolve (N, C, *spatial) with (M, C/group, *kernel), accumulating in the tensors' dtype."""
     place = window.over(x.shape[2:])
     x = around(xp, place, x, 0)
     if group == x.shape[1] and w.shape[1] == 1:
@@ -142,7 +142,7 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
 
 
 def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
-    """Convolve each channel by its own kernels, one place of the window after the other."""
+    """Depthwise convolution, one kernel element after the other."""
     channels = x.shape[1]
     weights = w.reshape(channels, -1, *w.shape[2:])
     each = (1,) * len(place.positions)
@@ -154,9 +154,9 @@ def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
 
 
 def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
-    """Multiply all that the window sees at one position with the weights, one position after the other.
+    """Multiply the elements of the window at one position with the weights, one position after the other.
 
-    The weights of a gradient are found so: the window is as large as an image then, and there are few positions.
+    Used for weight gradients, where the window is as large as an image and there are few positions.
     """
     window, weights = place.window, xp.transpose(w.reshape(len(w), -1))
     y = xp.empty((len(x), len(w), *place.positions), dtype=x.dtype)
@@ -168,7 +168,7 @@ def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
 
 
 def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
-    """Yield ranges of the first spatial axis whose columns fill a block; None, once, where there is no such axis to cut."""
+    """Yield slices of the first spatial axis whose columns fit a block; a single None if there is no spatial axis."""
     if not place.positions:
         yield None
         return
@@ -179,7 +179,7 @@ def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
 
 
 def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Array:
-    """Windows as columns: (group, C/group, *padded) to (group, C/group * window, positions), for a range of rows."""
+    """im2col: (group, C/group, *padded) to (group, C/group * window, positions), for a range of rows."""
     if rows is None:
         return parts.reshape(*parts.shape[:2], 1)
     window = place.window
@@ -196,7 +196,7 @@ def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Arr
 
 @eager("ConvTranspose")
 def conv_transpose(node: Node, env: NodeContext) -> Run:
-    """The gradient of a convolution: every element of x lays down a whole window, and what overlaps is summed."""
+    """The gradient of a convolution: each element of x adds a scaled window to the output."""
     xp, group = env.xp, node.attr("group", 1)
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
@@ -214,7 +214,7 @@ def conv_transpose(node: Node, env: NodeContext) -> Run:
 
 
 def max_windows(xp: Any, x: Array, place: Placement) -> Array:
-    """The largest element of each window."""
+    """The maximum of each window."""
     x = around(xp, place, x, xp.extreme(x.dtype, lowest=True))
     picks = place.offsets()
     top = xp.copy(x[next(picks)[1]])
@@ -233,7 +233,7 @@ def max_pool(node: Node, env: NodeContext) -> Run:
 
 
 def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> tuple[Array, Array]:
-    """The largest element of each window and its place in the flattened tensor (by columns within planes if requested)."""
+    """Maximum of each window and its index in the flattened tensor (column-major within each plane if requested)."""
     lowest, rank = xp.extreme(x.dtype, lowest=True), len(place.extents)
     indices = xp.arange(prod(place.extents), dtype=np.int64)
     by_columns = xp.transpose(indices.reshape(place.extents[::-1]), tuple(range(rank))[::-1])
@@ -263,7 +263,7 @@ def global_lp_pool(node: Node, env: NodeContext) -> Run:
 
 @ops("MaxUnpool", host=(2,))
 def max_unpool(node: Node, env: NodeContext) -> Run:
-    """Each element goes back to the place it came from; the rest is zero."""
+    """Write each element to the position it came from; others are zero."""
     xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
 
     def run(x: Array, places: Array, shape: Array | None = None) -> Array:
@@ -280,7 +280,7 @@ def max_unpool(node: Node, env: NodeContext) -> Run:
 
 @eager("DeformConv", devices=("cpu",))
 def deform_conv(node: Node, env: NodeContext) -> Run:
-    """Read linearly between elements, and zero outside of them; sums are in double precision."""
+    """Sample with linear interpolation, zero outside; sums are in double precision."""
     xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
 
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
@@ -289,12 +289,12 @@ def deform_conv(node: Node, env: NodeContext) -> Run:
         moves = offset.reshape(n, offsets, prod(kernel), len(extents), *places)
         at = [
             starts + moves[:, :, :, axis] for axis, starts in enumerate(_starts(xp, node, kernel, places))
-        ]  # each (images, offset groups, elements of the window, *places)
+        ]  # each (images, offset groups, window elements, *positions)
         parts = xp.astype(xp.moveaxis(x.reshape(n, offsets, channels // offsets, *extents), 2, -1), np.float64)
         columns = _read(xp, parts, at, extents)
         if mask is not None:
             columns = columns * mask.reshape(at[0].shape)[..., None]
-        columns = xp.moveaxis(columns, -1, 2)  # next to the groups of offsets, so that both are the channels
+        columns = xp.moveaxis(columns, -1, 2)  # next to the offset groups, so that both form the channels
         columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
         weights = xp.astype(w, np.float64).reshape(group, len(w) // group, -1)
         out = (weights @ columns).reshape(n, len(w), *places)
@@ -305,7 +305,7 @@ def deform_conv(node: Node, env: NodeContext) -> Run:
 
 
 def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
-    """For each axis where the elements of each window lie before they are moved: [elements, *places]."""
+    """Per axis, the positions of the elements of each window before offsets are added: [elements, *positions]."""
     axes = len(kernel)
     strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
     pads = node.attr("pads", (0,) * (2 * axes))
@@ -319,7 +319,7 @@ def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...
 
 
 def _read(xp: Any, x: Array, at: list[Array], extents: list[int]) -> Array:
-    """Images (n, groups, *extents, channels) read at places (n, groups, ...) along each axis."""
+    """Interpolate images (n, groups, *extents, channels) at positions (n, groups, ...) along each axis."""
     lows = [xp.floor(places) for places in at]
     image = xp.arange(x.shape[0]).reshape(-1, *(1,) * (at[0].ndim - 1))
     part = xp.arange(x.shape[1]).reshape(1, -1, *(1,) * (at[0].ndim - 2))

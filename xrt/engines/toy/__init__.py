@@ -1,7 +1,7 @@
-"""The toy engine: own NumPy kernels, over a slot table computed once, and the reference operators of ``onnx`` for the rest.
+"""The toy engine: NumPy kernels on a precomputed slot table; ``onnx.reference`` implements the remaining operators.
 
-A Function goes in, an Executable comes out that plays a tape of kernels. It never trades exactness for speed: no
-optimisation crosses a node, so cutting a Function changes no bit of what it computes.
+Compiles a Function to an Executable that runs a tape of kernels. No optimization crosses a node, so partitioning a
+Function does not change its results by a single bit.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

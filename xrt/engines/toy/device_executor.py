@@ -1,7 +1,7 @@
-"""A Function on a device: the same kernels over the device's array module, with small values that determine sizes on the host.
+"""Run a Function on a device: the same kernels over the device's array module; values that determine sizes stay on the host.
 
-A value that determines sizes or positions of others (a shape, and what is computed of shapes) is kept on the host until it is
-read elsewhere. Otherwise a kernel that makes an array of that size would wait for the device each time.
+Shapes, and values computed from shapes, are kept on the host until another kernel reads them on the device. Otherwise each
+kernel that allocates an array of such a size would have to wait for the device.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 FEW = 64
-"""The most elements of a constant that is taken for sizes."""
+"""Maximum number of elements of a constant that is treated as a shape value."""
 SHAPES = frozenset({"Shape", "Size"})
-"""Operators that read a shape, and no data."""
+"""Operators that read only the shape of their input, not its data."""
 STEPS = frozenset(
     [
         *("Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal"),
@@ -39,11 +39,11 @@ STEPS = frozenset(
         *("Unsqueeze", "Where"),
     ]
 )
-"""Operators that of few numbers make few."""
+"""Operators that compute small results from small operands."""
 
 
 def find_shape_values(function: Function) -> frozenset[str]:
-    """Return the values that are few numbers by themselves, or are computed of such, or of shapes. Linear."""
+    """Find the shape values: results of Shape and Size, small Constant nodes, and values computed from these. Linear."""
     found: set[str] = set()
     for node in function.nodes:
         if not node.domain and _makes_sizes(node, function, found):
@@ -63,7 +63,7 @@ def _makes_sizes(node: Node, function: Function, found: set[str]) -> bool:
 
 
 def _is_few(value: object) -> bool:
-    """Whether a Constant node's attribute is few numbers."""
+    """Whether a Constant node's attribute holds at most `FEW` numbers."""
     if isinstance(value, Constant):
         return _is_small(value)
     few = value if isinstance(value, tuple) else (value,)
@@ -80,18 +80,18 @@ HELD = frozenset(
         *(DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.COMPLEX64, DType.COMPLEX128),
     ]
 )
-"""Element types of which CuPy has arrays."""
+"""Element types that CuPy supports."""
 
 
 def plan_device_steps(function: Function, device: str) -> Function:
-    """Return the function with every node on that device, those of bodies apart; an empty one changes nothing."""
+    """Assign every node to `device`, except nodes inside bodies; an empty `device` leaves the Function unchanged."""
     if not device or all(node.device == device for node in function.nodes):
         return function
     return function.replace(nodes=tuple(replace(node, device=device) for node in function.nodes))
 
 
 def why_not_on_device(node: Node, function: Function) -> str | None:
-    """Return why no device takes the node whatever its kernel; None when it may, or names none."""
+    """Explain why the node cannot run on its device with any kernel; None if it may, or if it is a CPU node."""
     if node.device.partition(":")[0] in ("", "cpu"):
         return None
     for name in (*node.uses, *node.defines):
@@ -115,28 +115,28 @@ def _holds_map(type_: Type | None) -> bool:
 
 
 Place: TypeAlias = tuple[str, bool]
-"""A value by name, and whether its copy on the host is meant."""
+"""(value name, whether its copy on the host is meant)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """One kernel, or one crossing between host and device."""
+    """One kernel call, or one transfer between host and device."""
 
     run: Run
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     on_host: bool
-    """Where the results are to be."""
+    """Whether the results are stored on the host."""
     node: Node | None
-    """For the message of an error; None for a crossing."""
+    """Named in error messages; None for a transfer."""
     not_recorded: str = ""
-    """Why the step is no part of a recording; empty where it puts work on the stream and nothing else."""
+    """Why the step cannot be captured in a CUDA graph; empty if it only enqueues work on the stream."""
     frees: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Slots and steps."""
+    """Slots and steps of a Function on a device."""
 
     count: int
     constants: tuple[tuple[int, np.ndarray[Any, Any], bool], ...]
@@ -147,7 +147,7 @@ class DevicePlan:
 
 
 class DeviceExecutable(Executable):
-    """Plays a Function's kernels on the current stream."""
+    """Runs a Function's kernels on the current stream."""
 
     outputs_are_fresh = True
 
@@ -159,7 +159,7 @@ class DeviceExecutable(Executable):
         self._template: list[Any] = []
 
     def prepare(self) -> None:
-        """Choose kernels and bring the constants to the device."""
+        """Select kernels and upload the constants to the device."""
         accelerator = self._accelerator
         self._layout = _Builder(self.function, self._choice, accelerator).layout()
         self._template = [None] * self._layout.count
@@ -173,7 +173,7 @@ class DeviceExecutable(Executable):
         return _fresh(self.compute(inputs), [*inputs, *self._template])
 
     def compute(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs, which may be inputs, constants, views of them or of each other."""
+        """Compute the outputs, which may alias inputs, constants or each other. Raises RunFailed."""
         if self._layout is None:
             raise RunFailed(
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
@@ -238,7 +238,7 @@ def _take(step: DeviceStep, slots: list[Any], accelerator: Accelerator) -> None:
 
 
 def _on_device(value: Any, accelerator: Accelerator) -> Any:
-    """Return a value as slots of the device hold it: arrays of the device whose elements lie one behind the other."""
+    """Convert a value to C-contiguous arrays on the device; lists are converted element by element, None stays None."""
     if value is None:
         return None
     if isinstance(value, list):
@@ -250,7 +250,7 @@ def _on_device(value: Any, accelerator: Accelerator) -> Any:
 
 
 def _fresh(results: Sequence[Any], others: Iterable[Any]) -> list[Any]:
-    """Return the results, copied where they are, or may be views of, an input, a constant or an earlier result."""
+    """Copy each result that is, or may be a view of, an input, a constant or an earlier result."""
     taken = {id(value) for value in others}
     return [_own(value, taken) for value in results]
 
@@ -276,7 +276,7 @@ def _failure(engine: str, step: DeviceStep, slots: Sequence[Any], cause: Excepti
 
 @dataclass(slots=True)
 class _Builder:
-    """Lays a Function out: a kernel per node, and a crossing where a value is wanted on the other side."""
+    """Builds the plan of a Function: one kernel per node, and a transfer where a value is read on the other side."""
 
     function: Function
     choice: KernelSelection
@@ -286,7 +286,7 @@ class _Builder:
     steps: list[DeviceStep] = field(default_factory=list)
 
     def layout(self) -> DevicePlan:
-        """Return the slots and steps. Linear."""
+        """Build the slots and steps. Linear."""
         function = self.function
         sizes = find_shape_values(function)
         inputs = tuple(self._make((value.name, False)) for value in function.inputs)
@@ -305,7 +305,7 @@ class _Builder:
         return self._slot(place)
 
     def _place(self, place: Place) -> int:
-        """Return the slot of a value on one side, with a crossing before it where it is on the other alone. Slot 0 is nothing."""
+        """The slot of a value on host or device; adds a transfer if it is only on the other side. Slot 0 is an absent value."""
         name, on_host = place
         if not name:
             return 0
@@ -322,7 +322,7 @@ class _Builder:
     def _node(self, node: Node, on_host: bool) -> None:
         kernel, wanted_on_host = self._kernel(node, on_host)
         names = (*node.inputs, *node.captures)
-        reads_on_host = on_host and node.op_type not in SHAPES  # those read no data, wherever it is
+        reads_on_host = on_host and node.op_type not in SHAPES  # SHAPES read no data, so their input may be on either side
         arguments = tuple(self._place((name, reads_on_host or i in wanted_on_host)) for i, name in enumerate(names))
         listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
@@ -336,7 +336,7 @@ class _Builder:
         return (found.code(node, env), found.host) if isinstance(found, Kernel) else (found(node, env), ())
 
     def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
-        """Return a body as something to call; its constants are brought to the device now."""
+        """Compile a body to a callable; uploads its constants now."""
         inner = DeviceExecutable(plan_device_steps(function, self.accelerator.name), self.choice, self.accelerator)
         inner.prepare()
         return inner.compute

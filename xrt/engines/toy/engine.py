@@ -1,4 +1,4 @@
-"""The toy engine: the reference that everything else is compared with."""
+"""The toy engine: the reference that all other engines are compared with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Return XRT's version and those of the libraries; read once, since that takes milliseconds of a first call."""
+    """Versions of XRT and of its libraries, cached because reading them takes milliseconds of a first call."""
     from importlib import metadata
 
     return f"xrt {__version__}", *(f"{name} {metadata.version(name)}" for name in ("numpy", "ml_dtypes", "onnx"))
@@ -61,7 +61,7 @@ class Toy(GraphCompiler):
     """Paths of shared libraries with more kernels, tried before XRT's own of the same priority: the tutorial "Write a kernel"."""
 
     def __post_init__(self) -> None:
-        """Open the libraries; raises OptionError or EngineUnavailable where they cannot serve."""
+        """Open the libraries; raises OptionError or EngineUnavailable if one cannot be used."""
         check_options(self)
         if self.libraries and self.native == "off":
             raise OptionError(f"engine {self.name!r} is given libraries of native kernels and native='off'; give one of them")
@@ -70,13 +70,13 @@ class Toy(GraphCompiler):
         open_bundled(self.libraries, with_shipped=False)
 
     def version(self) -> str:
-        """Return XRT's version and those of the libraries whose change may change a result, native ones by their bytes."""
+        """The versions of XRT and of the libraries that may affect results; native libraries are identified by their bytes."""
         python = _versions()
         native = [f"native {library.signature}" for library in self._libraries()]
         return ", ".join([*python, *(native or ["no native kernels"])])
 
     def available_devices(self) -> tuple[str, ...]:
-        """Return the devices whose arrays it can compute with: CUDA's are CuPy's."""
+        """The supported devices: ``cpu``, and CUDA devices through CuPy."""
         return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def missing_features(self) -> str:
@@ -106,7 +106,7 @@ class Toy(GraphCompiler):
         return ToyExecutable(self.name, function, _Assembly(self._choice(), context.threads).executable)
 
     def _on_device(self, function: Function, context: CompileContext) -> Executable:
-        """Return an executable over the device's array module; native kernels are the CPU's."""
+        """Compile to kernels over the device's array module; native kernels run on the CPU only."""
         if context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
         self._check(function)
@@ -118,7 +118,7 @@ class Toy(GraphCompiler):
                 raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
     def _libraries(self) -> tuple[NativeLibrary, ...]:
-        """Return the libraries of native kernels that serve, the user's own first."""
+        """The enabled libraries of native kernels, the user's before XRT's."""
         return open_bundled(self.libraries, with_shipped=self.native != "off")
 
     def _choice(self) -> KernelSelection:
@@ -126,19 +126,19 @@ class Toy(GraphCompiler):
 
 
 MOST_SHAPES_OF_A_BODY = 2
-"""Sets of input types for which a body has a native tape. A value that a Loop carries has one shape, or a new one each time."""
+"""Maximum number of native tapes per body. The shape of a Loop's carried value stays fixed, or changes each iteration."""
 
 
 class _Assembly:
-    """Makes executables of closed Functions that the engine takes."""
+    """Compiles closed Functions to executables."""
 
     def __init__(self, choice: KernelSelection, threads: int) -> None:
-        """Take the kernels to choose from, and the thread budget of native ones."""
+        """Store the available kernels and the thread budget of native kernels."""
         self._choice = choice
         self._threads = threads
 
     def executable(self, function: Function) -> Executable:
-        """Return what runs the Function; raises CompileRefused or CompileFailed, naming the node."""
+        """Compile the Function; raises CompileRefused or CompileFailed, naming the node."""
         if not self._choice.has_native:
             return self._played(function)
         if all(is_static(value.type) for value in function.inputs):
@@ -149,12 +149,12 @@ class _Assembly:
         return ByShapes(function, self._of_known_shapes, lambda: self._played(function), most)
 
     def _of_known_shapes(self, function: Function) -> Executable:
-        """Return one native call where native kernels serve all nodes, else a tape of Python kernels and native runs."""
+        """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and native runs."""
         segments = with_segments(_inferred(function), self._choice, self._threads)
         return segments.whole() or self._played(segments.function, segments.kernel)
 
     def _is_served(self, function: Function) -> bool:
-        """Whether a native kernel may serve any node once the shapes are known."""
+        """Whether a native kernel may support any node once the shapes are known."""
         function, choice = _inferred(function), self._choice
         return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
 
@@ -170,7 +170,7 @@ class _Assembly:
         return make_tape(function, lambda node: segment(node) or self._kernel(node, function), self._choice.engine)
 
     def _kernel(self, node: Node, function: Function) -> StepKernel:
-        """Return what runs a node in Python."""
+        """The Python kernel of a node."""
         found = self._choice.in_python(node, function)
         if isinstance(found, str):
             return StepKernel(self._native_only(node, function, found))
@@ -180,7 +180,7 @@ class _Assembly:
         return StepKernel(found(node, env))
 
     def _native_only(self, node: Node, function: Function, reason: str) -> Run:
-        """Return what runs a node that only a native kernel serves, and whose shapes a call has to show."""
+        """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
         if self._choice.has_native and self._choice.native(node, function):
             executable = ByShapes(alone(node, function), self._of_known_shapes)
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
@@ -188,7 +188,7 @@ class _Assembly:
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
     def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
-        """Return a body of a node as a callable; its shapes need not be what it declares."""
+        """Compile a node's body to a callable; the shapes of its inputs may differ from the declared ones."""
         if self._choice.has_native and self._is_served(function):
             return self._by_shapes(function, MOST_SHAPES_OF_A_BODY).run
         return self._tape(function).play
@@ -200,6 +200,6 @@ def _picked(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any
 
 
 def _inferred(function: Function) -> Function:
-    """Return the Function with the shapes of its values known, as far as they can be."""
+    """Infer the shapes of the Function's values as completely as possible."""
     has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
     return function if has_static_types else infer_shapes(function)

@@ -1,4 +1,4 @@
-"""The kernels of the toy engine: its table, and the surroundings that a kernel receives."""
+"""The kernels of the toy engine: the kernel table, and the context passed to each kernel factory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def _numpy() -> ArrayNamespace:
 
 
 def namespace(module: Any) -> ArrayNamespace:
-    """The namespace of NumPy, with products on the threads of a run, or of the array module of a device."""
+    """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
     return _numpy() if module is np else ArrayNamespace(module)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelContext(NodeInfo):
-    """The surroundings of a node, for the factory of its kernel."""
+    """A node and its context, as passed to the factory of its kernel."""
 
     module: Any
     """NumPy, or CuPy for a kernel on the device."""
     compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
-    """Compiles a closed Function; `body` does so for a node's bodies."""
+    """Compiles a closed Function; `body` uses it for a node's bodies."""
 
     @property
     def xp(self) -> ArrayNamespace:
@@ -44,5 +44,5 @@ class KernelContext(NodeInfo):
         return namespace(self.module)
 
     def body(self, attribute: str) -> CompiledBody:
-        """The compiled body that an attribute holds."""
+        """The compiled body in an attribute."""
         return CompiledBody.compile(self, attribute, self.compile)

@@ -1,4 +1,4 @@
-"""Where native kernels serve: runs of nodes that become one native call each, once all their shapes are known."""
+"""Group nodes with native kernels into runs that are one native call each, once all their shapes are known."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, 
 from xrt.passes import infer_shapes, specialize
 
 SEGMENT = Node("Segment", (), (), domain=DOMAIN)
-"""What a run of native nodes is folded to; its kernel is the run's tape."""
+"""Replaces a run of native nodes; its kernel is the tape of the run."""
 MOST_SHAPES = 16
-"""Sets of input shapes that one executable keeps tapes for; the a set takes memory for good."""
+"""Maximum number of input-shape sets for which one executable keeps tapes; each tape holds memory until it is evicted."""
 
 
 class Segments:
-    """A Function whose runs of native nodes have been folded to one node each, and the tapes of those."""
+    """A Function in which each run of native nodes is folded into one node, and the tapes of these nodes."""
 
     def __init__(self, function: Function, tapes: Mapping[str, NativeTape]) -> None:
         self.function = function
         self.tapes = dict(tapes)
-        """By the name of the node."""
+        """Tape by node name."""
 
     def whole(self) -> NativeExecutable | None:
-        """Return the executable of one native call, where that is all there is; None where Python has something to do."""
+        """The executable of a single native call if that covers the whole Function; None if Python has work to do."""
         if len(self.function.nodes) != 1 or not self.tapes:
             return None
         (node,), (tape,) = self.function.nodes, self.tapes.values()
@@ -51,7 +51,7 @@ class Segments:
         return NativeExecutable(self.function.name, tape, outputs)
 
     def kernel(self, node: Node) -> StepKernel | None:
-        """Return what runs a folded node; None for another."""
+        """The kernel of a folded node; None for other nodes."""
         tape = self.tapes.get(node.name)
         if tape is None or (node.op_type, node.domain) != (SEGMENT.op_type, SEGMENT.domain):
             return None
@@ -63,10 +63,10 @@ class Segments:
 
 
 def with_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:
-    """Fold the runs of a closed Function's nodes that native kernels serve, and make their tapes.
+    """Fold the runs of nodes with native kernels in a closed Function, and build their tapes.
 
-    A kernel that refuses a node when it is prepared is not asked again; the node goes to the next. Raises CompileFailed
-    where a kernel fails, or announces a wrong type.
+    If a kernel refuses a node in ``prepare``, the node is tried with the next kernel. Raises CompileFailed if a kernel fails
+    or declares a wrong type.
     """
     refused: Refusals = frozenset()
     single: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ def _in_chains(function: Function, choice: KernelSelection, single: frozenset[st
 
 
 class _Refused(Exception):
-    """A kernel refused its node in ``prepare``."""
+    """Raised when a kernel refuses its node in ``prepare``."""
 
     def __init__(self, node: Node, kernel: NativeKernel) -> None:
         super().__init__(node, kernel)
@@ -111,7 +111,7 @@ def _folded(function: Function, choice: KernelSelection, threads: int, refused: 
 
 
 def _with_controls(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
-    """Yield the nodes with the control edges of those that were folded; ``runs`` has these by the name of their node."""
+    """Redirect control edges from folded nodes to the node of their run; ``runs`` maps names of run nodes to folded nodes."""
     owner = {node.name: name for name, run in runs.items() for node in run}
     for node in nodes:
         own = [name for one in runs.get(node.name, (node,)) for name in one.control]
@@ -125,10 +125,10 @@ def _with_controls(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) ->
 def _chosen(
     function: Function, choice: KernelSelection, refused: Refusals, early: dict[str, PreparedKernel]
 ) -> tuple[Function, dict[str, NativeKernel]]:
-    """Return the kernel of each node that a native one serves, and the Function with the types that kernels announce.
+    """Select the native kernel of each node that has one; also return the Function with the output types that kernels declare.
 
-    Nothing infers the types of a foreign operator; where the model does not declare them, its kernel knows. Those that had
-    to be prepared to tell are put into ``early``, by the node's name.
+    Shape inference does not know custom operators. If the model does not declare their types, the kernel is prepared to get
+    them; ``early`` collects these prepared kernels by node name.
     """
     kernels: dict[str, NativeKernel] = {}
     for node in function.nodes:
@@ -157,9 +157,9 @@ def _with_types(function: Function, types: Mapping[str, Type]) -> Function:
 
 
 def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
-    """Yield the nodes as alternating runs, in an order that makes the runs long.
+    """Yield runs of native and of other nodes in turn, ordered so that runs are long: (is native, nodes).
 
-    What is ready is taken as long as it is of one kind; among equals the Function's order decides. Cost: n log n.
+    A run takes every ready node of its kind, in the Function's order. Cost: O(n log n).
     """
     position = {node.name: index for index, node in enumerate(function.nodes)}
     followers: list[list[int]] = [[] for _ in function.nodes]
@@ -167,7 +167,7 @@ def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool,
     for index, node in enumerate(function.nodes):
         makers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
         for maker in makers - {None}:
-            followers[maker].append(index)  # type: ignore[index]  # None is taken out
+            followers[maker].append(index)  # type: ignore[index]  # None is removed above
             waiting[index] += 1
     ready: dict[bool, list[int]] = {True: [], False: []}
     for index, count in enumerate(waiting):
@@ -188,7 +188,7 @@ def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool,
 
 
 def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
-    """Return those nodes as a Function of its own: what they read from outside comes in, what others read goes out."""
+    """Extract the nodes as a Function: its inputs are the values read from outside, its outputs the values read outside."""
     inside = {node.name for node in nodes}
     defined = dict.fromkeys(name for node in nodes for name in node.defines)
     entries = [v.name for v in function.inputs if is_static(v.type)]
@@ -213,11 +213,11 @@ def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
 
 
 class ByShapes(Executable):
-    """A Function whose shapes are known only at a call: one executable per set of input types, made when it first comes.
+    """A Function whose shapes are known only at a call: compiles one executable per set of input types on first use.
 
-    Each costs an inference of shapes and the kernels' own preparation: some milliseconds, for a call that may take
-    microseconds. So only the first few sets have one, and whatever comes after them runs ``otherwise``, which serves every
-    shape; without that the last few are kept.
+    Each needs shape inference and kernel preparation: some milliseconds, for a call that may take microseconds. So only the
+    first ``most`` sets are compiled; later ones run ``otherwise``, which supports every shape. Without ``otherwise``, the
+    ``most`` sets used last are kept.
     """
 
     outputs_are_fresh = True
@@ -236,7 +236,7 @@ class ByShapes(Executable):
         self._any_shape: Executable | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = renew_after_fork(threading.Lock())
-        self._making = renew_after_fork(threading.Lock())  # one at a time; calls of shapes that are known do not wait for it
+        self._making = renew_after_fork(threading.Lock())  # serializes compilation; calls with known shapes do not wait for it
         self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
@@ -255,7 +255,7 @@ class ByShapes(Executable):
         return self._inplace
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        """Return 0 for what may be written over an input; of other outputs nothing is known before a call."""
+        """0 for outputs that may overwrite an input, otherwise None: nothing is known about them before a call."""
         places = {place for _, place in self._inplace}
         return [0 if place in places else None for place in range(len(self.function.outputs))]
 
@@ -268,7 +268,7 @@ class ByShapes(Executable):
             return self._met_before(key) or self._keep(key, self._made(self._bound(inputs)))
 
     def _met_before(self, key: object) -> Executable | None:
-        """Return what serves those types: their own executable, or the one for every shape once there are enough of these."""
+        """Look up the executable for these types; falls back to the one for every shape once that exists."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
@@ -286,7 +286,7 @@ class ByShapes(Executable):
         return made
 
     def _bound(self, inputs: Sequence[Any]) -> Function:
-        """Return the Function for inputs of exactly those types."""
+        """Specialize the Function for the types of these inputs."""
         pairs = list(zip(self.function.inputs, inputs, strict=True))
         given = tuple(_declared(value, array) for value, array in pairs)
         shapes = {v.name: x.shape for (v, x), g in zip(pairs, given, strict=True) if isinstance(g.type, TensorType)}
@@ -295,7 +295,7 @@ class ByShapes(Executable):
 
 
 def _find_updates(function: Function) -> dict[int, int]:
-    """Return, by the place of an input, the place of the output that an alias writes to it, where both have one fixed type."""
+    """Map input positions to positions of the outputs that aliases write to them, if both have the same static type."""
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
     places = ((inputs.index(given), outputs.index(result)) for given, result in function.aliases)
     types = {(i, o): (function.inputs[i].type, function.outputs[o].type) for i, o in places}
@@ -303,14 +303,14 @@ def _find_updates(function: Function) -> dict[int, int]:
 
 
 def _declared(value: Value, array: Any) -> Value:
-    """Return the input with a tensor's type, the array's own where it declares none."""
+    """Give an input without a declared type the tensor type of the array."""
     if value.type is not None or type(array) is not np.ndarray:
         return value
     return Value(value.name, TensorType(DType.of(array), array.shape))
 
 
 def alone(node: Node, function: Function) -> Function:
-    """Return a node as a Function of its own, with all that it reads, constants apart, as inputs."""
+    """Extract one node as a Function; all values that it reads, except constants, are inputs."""
     constants: dict[str, Constant] = {n: function.constants[n] for n in node.uses if n in function.constants}
     reads: Iterable[str] = dict.fromkeys(n for n in node.uses if n not in constants)
     return Function(
@@ -324,54 +324,54 @@ def alone(node: Node, function: Function) -> Function:
 
 
 Refusals: TypeAlias = frozenset[tuple[str, NativeKernel]]
-"""Nodes by name, and the kernels that refused them."""
+"""(node name, kernel that refused it)."""
 NONE: Refusals = frozenset()
 Found: TypeAlias = Kernel[Any] | Factory | str
-"""A kernel of the table, a factory that borrows the reference, or the reason why nothing serves."""
+"""A kernel of the table, the factory for reference operators, or the reason why no kernel supports the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSelection:
-    """The kernels that an engine has, and how one is chosen."""
+    """Selects kernels among those of an engine and of its native libraries."""
 
     engine: str
     python: OpTable[Any]
-    """Kernels in Python, the engine's own."""
+    """The engine's Python kernels."""
     everything: OpTable[Any]
-    """Those, and after them the kernels of native libraries: of equal priority, the first in the table is tried first."""
+    """Python kernels, then those of native libraries; of kernels of equal priority, the first is tried first."""
     has_native: bool
     chain: int | None
-    """The priority of the kernel of elementwise chains; None where there is none."""
+    """Priority of the kernel for elementwise chains; None if there is none."""
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Return why no kernel serves the node, bodies apart; native kernels are asked only where Python's do not serve."""
+        """Explain why no kernel supports the node, ignoring bodies; native kernels are tried only if no Python kernel fits."""
         found = self.in_python(node, function)
         if isinstance(found, str) and self.has_native:
             found = self.best(node, function)
         return found if isinstance(found, str) else None
 
     def in_python(self, node: Node, function: Function) -> Found:
-        """Return what serves the node in Python."""
+        """Find the Python kernel for the node."""
         return self._find(node, function, self.python, ())
 
     def best(self, node: Node, function: Function, without: tuple[Any, ...] = ()) -> Found:
-        """Return what serves the node best, native kernels included, those ``without`` not asked."""
+        """Find the kernel of highest priority for the node, native ones included, skipping those in ``without``."""
         return self._find(node, function, self.everything, without)
 
     def native(self, node: Node, function: Function, refused: Refusals = NONE) -> NativeKernel | None:
-        """Return the native kernel that is to serve the node, none of those that ``refused`` it; None where Python serves."""
+        """The native kernel selected for the node, skipping those that ``refused`` it; None if a Python kernel is selected."""
         found = self.best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
         return found.code if isinstance(found, Kernel) and isinstance(found.code, NativeKernel) else None
 
     def joins_chain(self, node: Node, function: Function) -> bool:
-        """Whether the node may be computed in a chain of elementwise operators: no kernel of the chain's priority has it."""
+        """Whether the node may join a chain of elementwise operators: it has no kernel of the chain's priority or higher."""
         if self.chain is None or lower_to_opcodes(node, function) is None:
             return False
         found = self.best(node, function)
         return not isinstance(found, Kernel) or found.priority < self.chain
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        """Return the inputs, by place, over which the node's result may be written: all where it joins a chain."""
+        """Positions of the inputs whose memory the result may overwrite; all inputs if the node joins a chain."""
         if self.joins_chain(node, function):
             return tuple(range(len(node.inputs)))
         found = self.in_python(node, function)
@@ -391,7 +391,7 @@ class KernelSelection:
 
 @lru_cache(maxsize=64)
 def select_kernel(engine: str, table: OpTable[Any], libraries: tuple[NativeLibrary, ...]) -> KernelSelection:
-    """Return the choice between a table, which is complete by then, and the libraries' kernels behind it."""
+    """Combine a complete table with the kernels of the libraries, which come after it."""
     everything = table.extend(engine) if libraries else table
     for library in libraries:
         library.register(everything)
@@ -400,7 +400,7 @@ def select_kernel(engine: str, table: OpTable[Any], libraries: tuple[NativeLibra
 
 
 def _unknown(node: Node, function: Function, table: OpTable[Any]) -> str | None:
-    """Return why the meaning of the node is unknown; an operator of a foreign domain means what its kernel says."""
+    """Explain why the operator is not defined; None if it is. A custom operator is defined by having a kernel in the table."""
     version = function.opsets.get(node.domain)
     if version is None:
         return f"the function imports no opset for domain {node.domain!r}"

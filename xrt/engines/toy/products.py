@@ -1,7 +1,7 @@
-"""Matrix products on the threads of a run, while NumPy's BLAS is held to one.
+"""Matrix products on the threads of a run, while NumPy's BLAS is limited to one thread.
 
-A BLAS with threads of its own lets them spin after a product, OpenBLAS for a tenth of a second, and whatever runs meanwhile
-has a core less. So a large product is cut into parts for threads that sleep: those of the native library, or of Python's.
+BLAS threads keep spinning after a product (OpenBLAS: 0.1 s) and take cores from the code that runs next. So a large product
+is split into parts for threads that sleep when idle: those of the native library, or a Python thread pool.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from xrt.forking import renew_after_fork
 Array = np.ndarray[Any, Any]
 
 LEAST = 1 << 20
-"""Multiplications from which waking a thread of the native library pays: some 20 us of work."""
+"""Multiplications from which waking a thread of the native library pays off: about 20 us of work."""
 LEAST_IN_PYTHON = 1 << 24
-"""The same for a thread of Python's, which takes longer to wake, and then the interpreter's lock."""
+"""The same for a Python thread, which wakes more slowly and needs the GIL."""
 PART = 48
-"""A part is a multiple of this many rows or columns: BLAS computes some of them at once."""
+"""Parts are multiples of this many rows or columns, because BLAS computes blocks of them."""
 
 
 class _Runs(threading.local):
-    """The runs that this thread is in, each within the one before: the body of a Loop is run within its node's run."""
+    """Stack of the active runs of this thread: the body of a Loop runs inside of its node's run."""
 
     def __init__(self) -> None:
         self.threads: list[tuple[int, bool]] = []
@@ -40,7 +40,7 @@ _runs = _Runs()
 
 
 class ProductThreads:
-    """The context of a run whose products may use so many threads; one serves any number of runs at once."""
+    """Context manager of a run whose products may use ``threads`` threads; shared by concurrent runs."""
 
     __slots__ = ("_blas", "_native", "_threads")
 
@@ -59,16 +59,16 @@ class ProductThreads:
 
 
 def product_threads(threads: int, native: bool) -> ProductThreads | nullcontext[None]:
-    """Return the context for runs of that budget. ``native`` tells whether the native library serves.
+    """Make the context for runs with this thread budget. ``native``: whether the native library is available.
 
-    More threads than BLAS has by itself are not used: its number may be the user's choice.
+    Uses at most as many threads as BLAS is configured for, since the user may have limited them.
     """
     blas = find_blas()
     return ProductThreads(blas, threads, native) if blas.unlimited > 1 else nullcontext()
 
 
 def multiply(xp: Any, a: Array, b: Array) -> Array:
-    """Return ``xp.matmul(a, b)``; within a run of `ProductThreads` large ones on NumPy arrays are computed on its threads."""
+    """Compute ``xp.matmul(a, b)``; within a run of `ProductThreads`, large NumPy products are computed on its threads."""
     if xp is not np or not _runs.threads or a.ndim < 2 or b.ndim < 2 or a.size * b.shape[-1] < LEAST:
         return xp.matmul(a, b)  # type: ignore[no-any-return]  # an array module's
     threads, is_native = _runs.threads[-1]
@@ -82,7 +82,7 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
 
 
 def _in_python(a: Array, b: Array, threads: int) -> Array:
-    """Return the product in parts of the longer side of its matrices, one for each thread."""
+    """Split the product along the longer side of the result and compute one part per thread."""
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
     by_rows = a.shape[-2] >= b.shape[-1]
@@ -105,7 +105,7 @@ def _in_python(a: Array, b: Array, threads: int) -> Array:
 
 
 class _Pool:
-    """Python's threads for products, made when they are first needed; a forked child has none of them and makes its own."""
+    """Thread pool for products, created on first use; a forked child, which inherits no threads, creates another."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
@@ -118,7 +118,7 @@ class _Pool:
             return self._executor
 
     def forget(self) -> None:
-        self.__init__()  # type: ignore[misc]  # the lock too: a thread that the child does not have may hold it
+        self.__init__()  # type: ignore[misc]  # also renews the lock, which a thread that is missing in the child may hold
 
 
 _pool = _Pool()

@@ -1,4 +1,4 @@
-"""Operators borrowed from `onnx.reference`: the rare rest that toy has no kernel of its own for."""
+"""Operators of `onnx.reference`: the rare ones for which toy has no kernel."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LOADERS = {
     "ai.onnx.preview": "onnx.reference.ops.aionnx_preview",
     "ai.onnx.preview.training": "onnx.reference.ops.aionnx_preview_training",
 }
-"""Where the implementations of each domain are. They are imported when one is needed: a tenth of a second, which a model that
-has its weights folded at the start would pay for."""
+"""Modules with the implementations of each domain, imported on first use: the import takes 0.1 s, which would also be spent
+when only weights are folded."""
 
 DOMAINS = frozenset(_LOADERS)
-"""The domains whose operators the onnx package describes."""
+"""Domains whose operators the onnx package defines."""
 
 _NEEDS = {("", "ImageDecoder"): ("PIL", "pillow")}
-"""Operators whose reference implementation imports a package beyond NumPy: the module, and the distribution that has it."""
+"""Operators whose reference implementation needs a package beyond NumPy: (module, distribution)."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why the reference implementation cannot serve the node; None when it can."""
+    """Explain why the reference implementation does not support the node; None if it does."""
     if node.device.partition(":")[0] not in ("", "cpu"):
         return f"the reference operators run on cpu, not on {node.device}"
     return explain_absence(node.domain, node.op_type, function.opset(node.domain))
@@ -43,7 +43,7 @@ def why_not(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=1024)
 def explain_absence(domain: str, op_type: str, version: int) -> str | None:
-    """Return why `onnx.reference` has no implementation of an operator's version; None when it has one."""
+    """Explain why `onnx.reference` does not implement this version of an operator; None if it does."""
     module, distribution = _NEEDS.get((domain, op_type), ("", ""))
     if module and find_spec(module) is None:
         return (
@@ -57,17 +57,17 @@ def explain_absence(domain: str, op_type: str, version: int) -> str | None:
         return f"neither toy nor onnx.reference has operators of domain {domain!r}"
     try:
         import_module(place).load_op(domain, op_type, version)
-    except Exception as error:  # noqa: BLE001  # the loaders say "no" by RuntimeError, NotImplementedError, ValueError and others
+    except Exception as error:  # noqa: BLE001  # loaders raise RuntimeError, NotImplementedError, ValueError and others
         return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
     return None
 
 
 def make_reference_kernel(node: Node, env: KernelContext) -> Run:
-    """Return a kernel that runs the node as a model of its own in `onnx.reference.ReferenceEvaluator`.
+    """Make a kernel that runs the node as a one-node model in `onnx.reference.ReferenceEvaluator`.
 
-    Each thread has an evaluator of its own: some of the operators keep what they work on in themselves.
+    Each thread has a separate evaluator, because some operators keep state in their objects.
     """
-    from onnx.reference import ReferenceEvaluator  # here, for what it takes to import
+    from onnx.reference import ReferenceEvaluator  # imported on use because the import is slow
 
     model = to_model(_alone(node, env.function))
     names = (*node.inputs, *node.captures)
@@ -84,7 +84,7 @@ def make_reference_kernel(node: Node, env: KernelContext) -> Run:
 
 
 def _alone(node: Node, function: Function) -> Function:
-    """Return the node as a Function of its own, with all that it reads as inputs."""
+    """Extract the node as a Function; all values that it reads are inputs."""
     reads = dict.fromkeys(node.uses)
     return Function(
         inputs=tuple(function.value(name) for name in reads),
@@ -96,7 +96,7 @@ def _alone(node: Node, function: Function) -> Function:
 
 
 def _plain(value: Any) -> Any:
-    """Return a reference result as XRT holds it: strings are objects, scalars are arrays."""
+    """Convert a reference result to XRT's representation: strings as object arrays, scalars as 0-d arrays."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if value is None:

@@ -1,8 +1,8 @@
-"""A Function as a straight line: a table of slots, and steps that read and write them.
+"""A Function as a linear program: a table of slots, and steps that read and write them.
 
-Everything that does not depend on a call is computed once, when the tape is made: which slot holds which value, which
-kernel computes it, and after which step it is dead. A call is a fresh list of slots and one loop, so any number of
-threads may play a tape at once.
+Everything independent of a call is computed once, when the tape is built: the slot of each value, the kernel that computes
+it, and the step after which it is dead. A call makes a fresh list of slots and runs one loop, so any number of threads may
+run a tape concurrently.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 ABSENT, UNWANTED = 0, 1
-"""Slots: of every input that is left out, which holds None; and of every output that is left out."""
+"""Slots of absent inputs (holds None) and of absent outputs."""
 CONDITION = np.dtype(bool)
 SMALLEST_REUSED = 1 << 15
-"""Bytes below which a fresh result is as quick as looking whether an argument's buffer can be had."""
+"""In bytes. For smaller results, allocating is as fast as checking whether an argument's buffer can be reused."""
 VIEWS = frozenset(
     {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -41,61 +41,61 @@ VIEWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StepKernel:
-    """What runs a node, and which memory it may use."""
+    """The kernel of a node, and the memory that it may reuse."""
 
     run: Run
     mutable: tuple[int, ...] = ()
-    """The inputs, by place, whose buffers it may overwrite with its one result."""
+    """Positions of the inputs whose buffers it may overwrite with its only result."""
     pairs: tuple[tuple[int, int], ...] | None = None
-    """Of a run of native kernels, which takes a list of buffers: the inputs and outputs, by place, that may share memory."""
+    """For a run of native kernels, which accepts a list of buffers: (input, output) positions that may share memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeStep:
-    """One kernel launch."""
+    """One kernel call."""
 
     kernel: Run
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     free: tuple[int, ...]
-    """Slots whose values have no reader after this step."""
+    """Slots of values without readers after this step."""
     reusable: tuple[int, ...]
-    """Slots among ``free`` to whose buffers the kernel may write its result."""
+    """Slots among ``free`` into whose buffers the kernel may write its result."""
     fills: tuple[int, ...]
-    """The slots of the results that the kernel writes to given buffers: its one result, or all of a run of native kernels."""
+    """Slots of results that the kernel can write to given buffers: its only result, or all results of a native run."""
     is_run: bool
-    """Whether it is a run of native kernels."""
+    """Whether the kernel is a run of native kernels."""
     pairs: frozenset[tuple[int, int]]
-    """Slots of (argument, result) that may share memory: the argument is among ``free``."""
+    """(argument, result) slots that may share memory; the argument is among ``free``."""
     spread: tuple[int, ...]
-    """The arguments that must spread to the shape of that buffer: all of an elementwise kernel, the first of a scatter."""
+    """Arguments that must broadcast to the buffer's shape: all of an elementwise kernel, the first of a scatter."""
     node: Node
-    """For the message of an error."""
+    """Named in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """Slots and steps; constants stand in the template."""
+    """Slots and steps; the template holds the constants."""
 
     template: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[TapeStep, ...]
     engine: str
-    """The name of the engine whose tape it is, for the message of an error; it may be one that derives from toy."""
+    """Engine name for error messages; may be an engine derived from toy."""
 
     def find_output_steps(self) -> tuple[TapeStep | None, ...]:
-        """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
+        """For each output, the step that can write it to a given buffer; None if there is none, or for a repeated output."""
         writers = {slot: step for step in self.steps for slot in step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
     def find_inplace_pairs(self, alike: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-        """Return the (input, output) places where the output may be written to the input's memory.
+        """Find the (input, output) positions where the output may be written to the input's memory.
 
-        ``alike`` has, by output, the places of the inputs of its type.
+        ``alike`` lists, for each output, the positions of the inputs of the same type.
 
-        It is so where no step reads the input, or a view of it that an operator of shapes makes, after the one that writes the
-        output. Kernels may make other views: whether one is alive, the call itself finds out.
+        A pair qualifies if no step reads the input, or a view of it made by a `VIEWS` operator, after the step that writes the
+        output. Other kernels may return views too; whether one is alive is checked during the call.
         """
         last = self._find_last_reads()
         order = {id(step): number for number, step in enumerate(self.steps)}
@@ -110,7 +110,7 @@ class Tape:
         return tuple(sorted(found))
 
     def _find_last_reads(self) -> list[int]:
-        """Return, by slot, the last step that reads it or a view of it; -1 for none, the number of steps for outputs."""
+        """For each slot, the last step that reads it or a view of it; -1 if there is none, ``len(steps)`` for outputs."""
         last = [-1] * len(self.template)
         for slot in self.outputs:
             last[slot] = len(self.steps)
@@ -128,10 +128,10 @@ class Tape:
         buffers: Mapping[int, Any] | None = None,
         overwritten: Mapping[int, Overwritten] | None = None,
     ) -> list[Any]:
-        """Return the outputs, which may share memory with the inputs, the constants and each other.
+        """Run the steps; the outputs may share memory with the inputs, the constants and each other.
 
-        ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer. Those
-        ``overwritten`` are the memory of an input, which is among the inputs as the same array.
+        ``buffers`` maps output slots to arrays that results are written to where the kernel supports it; that array is then the
+        output. ``overwritten`` maps output slots to arrays in the memory of an input, which are passed among the inputs too.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
@@ -153,31 +153,31 @@ class Tape:
 
 
 class Overwritten:
-    """An array of a call whose memory is that of an input and of an output; it knows whether views of it are alive."""
+    """An array whose memory belongs to both an input and an output of a call; detects live views by reference count."""
 
     __slots__ = ("_count", "array", "input", "slot")
 
     def __init__(self, array: Any, place: int, slot: int) -> None:
-        """Take the array, which must be C-contiguous and outlive this, and the place and slot of the input."""
-        # A view refers to the array that owns the memory. This one's owner is no array, so a view of it refers to it.
+        """Wrap a C-contiguous array that outlives this object; ``place`` and ``slot`` are those of the input."""
+        # A view refers to the array that owns the memory. This array's memory is no ndarray's, so views of it refer to it.
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.array = np.ndarray(array.shape, array.dtype, buffer=memory)
         self.input, self.slot = place, slot
         self._count = 0
 
     def count(self, slots: Sequence[Any]) -> None:
-        """Count the references before any step has run; the caller keeps them until the last has."""
+        """Record the reference count before the first step; the caller holds its references until the last."""
         self._count = sys.getrefcount(self.array) - (slots[self.slot] is self.array)
 
     def is_alone(self, slots: Sequence[Any]) -> bool:
-        """Whether nothing refers to the array but what did at first."""
+        """Whether the array has no references beyond those that `count` recorded."""
         return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
 
 
 def _take(
     step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None, overwritten: Mapping[int, Overwritten] | None
 ) -> None:
-    """Run one step: compute, store what came out, drop what is dead."""
+    """Run one step: compute, store the results, free dead values."""
     out = _given(step, slots, buffers or {}, overwritten or {}) if (buffers or overwritten) and step.fills else None
     if out is None and step.reusable:
         out = _buffer(step, slots)
@@ -193,10 +193,10 @@ def _take(
 
 
 def store_result(value: Any) -> Any:
-    """Return a value as slots hold it: a C-contiguous array (0-d too, never a scalar), a list, a dictionary, or None.
+    """Convert a value for a slot: a C-contiguous array (0-d instead of a scalar), a list, a dictionary, or None.
 
-    One layout for all makes results independent of how a value came about (a transposed view is summed in another
-    order than its copy), and with that of where a Function is cut.
+    The fixed layout makes results independent of how a value was computed (summing a transposed view uses another order than
+    summing its copy), and so of how a Function is partitioned.
     """
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
@@ -208,9 +208,9 @@ def store_result(value: Any) -> Any:
 
 
 def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwritten: Mapping[int, Overwritten]) -> Any:
-    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to.
+    """The given buffer for the step's result, or None unless all arguments broadcast to it and one has its shape.
 
-    Of a run of native kernels return all buffers, which fit, or None where none is given.
+    For a run of native kernels, the list of all buffers, which are known to fit; None if no buffer is given.
     """
     given = [
         overwritten[slot].array if slot in overwritten and overwritten[slot].is_alone(slots) else buffers.get(slot)
@@ -227,11 +227,11 @@ def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwri
 
 
 def _buffer(step: TapeStep, slots: list[Any]) -> Any:
-    """Return an argument's buffer that the result may overwrite, or None.
+    """Find an argument's buffer that the result may overwrite; None if there is none.
 
-    It must be large, own its memory, and be held by its slot alone: inputs, constants, captures and values with a live
-    view all have a second holder, which the reference count shows. And it must fit the result: kernels that allow
-    reuse are elementwise and keep the dtype, so it fits when it has the broadcast shape of all arguments.
+    It must be large, own its memory, and be referenced by its slot alone: inputs, constants, captures and values with a
+    live view have a second reference. It must also fit the result: kernels that allow reuse are elementwise and keep
+    the dtype, so it fits if it has the broadcast shape of all arguments.
     """
     for slot in step.reusable:
         if _holders(slots, slot) != ALONE:
@@ -245,16 +245,16 @@ def _buffer(step: TapeStep, slots: list[Any]) -> Any:
 
 
 def _holders(slots: list[Any], slot: int) -> int:
-    """Return how many references a slot's value has, those that looking for them takes included."""
+    """Reference count of a slot's value, including the references of this call."""
     return sys.getrefcount(slots[slot])
 
 
 ALONE = _holders([np.empty(1)], 0)
-"""What `_holders` says of a value that its slot alone holds; measured, because interpreters count differently."""
+"""`_holders` of a value that only its slot references; measured, because it differs between interpreters."""
 
 
 def _fits(argument: Any, buffer: Any) -> bool:
-    """Whether the argument broadcasts to the buffer's shape and has its dtype; a condition has that of none."""
+    """Whether the argument broadcasts to the buffer's shape and has its dtype or is a boolean condition."""
     if type(argument) is not np.ndarray or argument.ndim > buffer.ndim or argument.dtype not in (buffer.dtype, CONDITION):
         return False
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
@@ -270,7 +270,7 @@ def _failure(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception
 
 
 def describe_kernel(value: Any) -> str:
-    """Return a value's type as errors show it: ``float32[2,3]``, a list of such, or ``None``."""
+    """Describe a value for error messages: ``float32[2,3]``, a list of these, or ``None``."""
     if isinstance(value, list):
         return f"[{', '.join(describe_kernel(item) for item in value)}]"
     if isinstance(value, dict):
@@ -282,7 +282,7 @@ def describe_kernel(value: Any) -> str:
 
 
 def make_tape(function: Function, kernel_of: Callable[[Node], StepKernel], engine: str = "toy") -> Tape:
-    """Lay a closed Function out as a tape. Linear."""
+    """Build the tape of a closed Function. Linear."""
     slot = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slot[""] = ABSENT
     template: list[Any] = [None] * (len(slot) + 1)
@@ -309,10 +309,10 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKe
 
 
 def order_updates(function: Function, views: Collection[str] = ()) -> Function:
-    """Return the Function with control edges from the nodes that read an aliased input to the one that writes its output.
+    """Add control edges from the nodes that read an aliased input to the node that writes its output.
 
-    A result of an operator among ``views`` may be the input's memory: what reads it reads the input. A node that reads what is
-    written keeps its place; the output is then a copy. Linear where the Function's own order is such.
+    Results of operators in ``views`` may alias the input, so their readers count as readers of the input. A reader that depends
+    on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies the edges.
     """
     wanted = {edge for given, result in function.aliases for edge in _edges(function, given, result, views)}
     if not wanted:
@@ -326,7 +326,7 @@ def order_updates(function: Function, views: Collection[str] = ()) -> Function:
     ]
     try:
         return function.replace(nodes=tuple(nodes))
-    except ModelError:  # two updates that wait for each other
+    except ModelError:  # two updates that depend on each other
         return function
 
 
@@ -341,7 +341,7 @@ def _edges(function: Function, given: str, result: str, views: Collection[str]) 
 
 
 def _find_readers(function: Function, given: str, views: Collection[str]) -> set[str]:
-    """Return the names of the nodes that read a value or a view of it."""
+    """Names of the nodes that read a value or a view of it."""
     found: set[str] = set()
     names = [given]
     for name in names:
@@ -353,7 +353,7 @@ def _find_readers(function: Function, given: str, views: Collection[str]) -> set
 
 
 def _followers(function: Function, writer: Node, place: int, end: int) -> set[str]:
-    """Return the names of nodes up to a place that depend on the writer."""
+    """Names of the nodes up to position ``end`` that depend on the writer, and of the writer."""
     found, made = {writer.name}, set(writer.defines)
     for node in function.nodes[place + 1 : end + 1]:
         if not made.isdisjoint(node.uses) or not found.isdisjoint(node.control):
@@ -365,11 +365,11 @@ def _followers(function: Function, writer: Node, place: int, end: int) -> set[st
 # ---------------------------------------------------------------------- executables
 
 FILLED_FROM = 1 << 19
-"""Bytes from which handing a buffer down to its kernel (some 3 us) is lost in what the kernel takes."""
+"""In bytes. From this size, passing a buffer to a kernel (about 3 us) is negligible against the kernel's time."""
 
 
 class InterpretedExecutable(Executable):
-    """A tape of Python kernels, some of which may be whole runs of native ones; the same for every call."""
+    """A tape of Python kernels and runs of native kernels; the same tape for every call."""
 
     outputs_are_fresh = True
 
@@ -383,7 +383,7 @@ class InterpretedExecutable(Executable):
         tape = self._tape
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
-        # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
+        # ONNX defines the results of division by zero and overflow as NumPy computes them, so its warnings are noise.
         with self._products, np.errstate(all="ignore"):
             if options.out is None:
                 return _fresh(tape.play(inputs), inputs)
@@ -407,7 +407,7 @@ class InterpretedExecutable(Executable):
 
     @cached_property
     def _pairs(self) -> tuple[tuple[int, int], ...]:
-        """The pairs in which no kernel reads that input after the one that writes the output, and both are of one type."""
+        """In-place pairs: same static type, and no kernel reads the input after the step that writes the output."""
         places: dict[Type | None, list[int]] = {}
         for place, value in enumerate(self.function.inputs):
             places.setdefault(value.type, []).append(place)
@@ -416,11 +416,11 @@ class InterpretedExecutable(Executable):
 
     @cached_property
     def _shared(self) -> frozenset[tuple[int, int]]:
-        """The pairs, for calls to look them up."""
+        """`_pairs` as a set, for lookups during calls."""
         return frozenset(self._pairs)
 
     def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
-        """Return, by the slot of the output, the inputs in whose memory an output is to be written."""
+        """Map output slots to the inputs that these outputs overwrite in this call."""
         place = {id(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
         found = {}
         for index, (slot, buffer) in enumerate(zip(self._tape.outputs, out, strict=False)):
@@ -430,9 +430,9 @@ class InterpretedExecutable(Executable):
         return found
 
     def _buffers(self, tape: Tape, out: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
-        """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit.
+        """Map output slots to the caller's buffers that fit and that a kernel can write to.
 
-        One that is an input too is none of them.
+        Buffers that are also inputs are excluded.
         """
         taken = {id(value) for value in inputs}
         pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
@@ -443,7 +443,7 @@ class InterpretedExecutable(Executable):
         return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
     def _delivered(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
-        """Copy results into the caller's buffers and return those in their places."""
+        """Copy results into the caller's buffers and return the buffers in their place."""
         if len(out) != len(results):
             raise InputError(f"function {self.function.name!r} has {len(results)} outputs; out= holds {len(out)} buffers")
         pairs = list(zip(self.function.outputs, results, out, strict=True))
@@ -459,12 +459,12 @@ class InterpretedExecutable(Executable):
 
 
 def _is_plain(type_: Type | None) -> bool:
-    """Whether it is a tensor of a fixed shape, of numbers."""
+    """Whether the type is a tensor of numbers with a static shape."""
     return isinstance(type_, TensorType) and is_static(type_) and type_.dtype is not DType.STRING
 
 
 def _is_of(buffer: Any, value: Value) -> bool:
-    """Whether it is an array to write to, of the value's own type and fixed shape."""
+    """Whether the buffer is a writable C-contiguous array of the value's dtype and static shape."""
     type_ = value.type
     if not isinstance(buffer, np.ndarray) or not isinstance(type_, TensorType) or buffer.shape != type_.shape:
         return False
@@ -472,7 +472,7 @@ def _is_of(buffer: Any, value: Value) -> bool:
 
 
 def _misfit(result: Any, buffer: Any) -> str | None:
-    """Return why a result cannot be copied into a caller's buffer; None when it can."""
+    """Explain why a result cannot be copied into a caller's buffer; None if it can."""
     if not isinstance(result, np.ndarray):
         return f"the output is {describe_kernel(result)}, which no buffer holds"
     if not isinstance(buffer, np.ndarray):
@@ -485,12 +485,12 @@ def _misfit(result: Any, buffer: Any) -> str | None:
 
 
 def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
-    """Return the results, copied where they may share memory with an input, a constant or an earlier result.
+    """Copy each result that may share memory with an input, a constant or an earlier result.
 
-    The caller's own ``buffers`` stay what they are.
+    The caller's ``buffers`` are not copied.
 
-    An array that owns its memory shares it only with its own views; those do not own theirs and are copied. So it is
-    enough to look for arrays that do not own their memory (constants are of that kind), and for the very same array.
+    Arrays that share memory are views, which do not own it, or the very same array. So it is enough to check ``owndata``
+    (false for constants too) and identity.
     """
     taken = {id(array) for array in _arrays(inputs)}
     buffer_ids = {id(buffer) for buffer in buffers}
@@ -519,7 +519,7 @@ def _own(value: Any, taken: set[int], kept: set[int]) -> Any:
 
 
 class ToyExecutable(Executable):
-    """A Function that waits to be prepared; then it is what `prepare` made of it: a tape of Python kernels or a native one."""
+    """A compiled Function; `prepare` builds its tape or native executable, which then runs the calls."""
 
     outputs_are_fresh = True
     updates_inputs = False

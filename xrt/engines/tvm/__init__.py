@@ -1,10 +1,10 @@
 """The ``tvm`` engine: regions compiled by Apache TVM (Relax) for this processor.
 
-A Function goes in through TVM's ONNX importer, is fused and scheduled by XRT's own pipeline, and comes out as a Relax
-executable on which each concurrent call has a virtual machine of its own. This package is the only home of TVM, whose
-import costs seconds and hundreds of megabytes; nothing else of XRT imports it. TVM and PyTorch each bring an LLVM, and in
-some orders of import the process is known to crash: where both are needed, give one of them a process of its own. TVM
-imports PyTorch where it is installed, for tensors that the engine never hands it: it is hidden meanwhile.
+A Function is imported by TVM's ONNX importer, fused and scheduled by XRT's pipeline, and compiled to a Relax executable, on
+which each concurrent call has a separate virtual machine. Only this package imports TVM, because the import takes seconds
+and hundreds of megabytes. TVM and PyTorch each bring an LLVM, and some orders of import are known to crash the process: if
+you need both, run one of them in a separate process. If PyTorch is installed, TVM imports it for tensors that this engine
+never passes, so the engine hides PyTorch during the import.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -1,8 +1,8 @@
 """Lower a Function to the operators that TVM's importer gets right, and fast.
 
-It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it ignores which side IsInf asks for, has no power of one
-type to another, and a softplus that overflows. It compares truth values as if they were floats, which LLVM refuses. What depends
-on weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
+The importer stacks the inputs of Sum, Mean, Max and Min and reduces the stack; ignores IsInf's attributes for the sign;
+lacks a power of mixed types; has a softplus that overflows; and compares booleans as floats, which LLVM rejects. It would
+recompute values that depend only on weights in every run: BatchNormalization's factors and Gemm's transposed weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
 FARTHEST = 16384
-"""Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
+"""Limit on the corner coordinates of RoiAlign's boxes; no image is as large."""
 
 
 def decompose(function: Function) -> Function:
@@ -43,7 +43,7 @@ def _compares_truths(node: Node, function: Function) -> bool:
 
 def _write(w: NodeWriter) -> str | Sequence[str] | None:
     if w.node.op in LOWERED:
-        # The importer has LayerNormalization without its statistics.
+        # The importer supports LayerNormalization only without its statistics.
         return None if w.node.op == "LayerNormalization" and not any(w.node.outputs[1:]) else write_decomposition(w)
     rule = _REWRITTEN.get(w.node.op)
     return None if rule is None else rule(w)
@@ -64,7 +64,7 @@ def _pow(w: NodeWriter) -> str:
 
 
 def _batch_normalization(w: NodeWriter) -> str | None:
-    """Write one product and one sum, whose factors are computed here."""
+    """Write one product and one sum with precomputed factors."""
     weights = [weight.astype(np.float64) for place in range(1, 5) if (weight := w.find_input(place)) is not None]
     if len(weights) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
@@ -79,7 +79,7 @@ def _write_channels(w: NodeWriter, values: np.ndarray[Any, Any]) -> str:
 
 
 def _gemm(w: NodeWriter) -> str | None:
-    """Write the product with a transposed constant as one with the constant transposed here."""
+    """Transpose a constant operand at compile time."""
     weights = w.find_input(1)
     if weights is None or not w.attr("transB", 0):
         return None
@@ -89,14 +89,14 @@ def _gemm(w: NodeWriter) -> str | None:
 
 
 def _roi_align(w: NodeWriter) -> str:
-    """Write it with the batch indices inside of the batch and the boxes finite: from others TVM reads foreign memory."""
+    """Clamp the batch indices to the batch and make the boxes finite: otherwise TVM reads out of bounds."""
     boxes, places = w.node.inputs[1:3]
     finite = w.op("Clip", boxes, w.number(-FARTHEST), w.number(FARTHEST))
     return w.op("RoiAlign", w.x, finite, _inside_batch(w, places), attributes=w.node.attributes)
 
 
 def _max_roi_pool(w: NodeWriter) -> str:
-    """Write the same; here the batch index is the first number of each box."""
+    """Clamp as for RoiAlign; here the batch index is the first number of each box."""
     boxes = w.node.inputs[1]
     first, second, last, axis = (w.constant(np.array([k])) for k in (0, 1, 5, 1))
     places = _inside_batch(w, w.op("Slice", boxes, first, second, axis))

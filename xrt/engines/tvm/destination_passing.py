@@ -83,7 +83,7 @@ def find_result_origin(expression: Any, values: Mapping[Any, Any]) -> Any:
 
 
 MOST = 4
-"""Inputs that get code of their own; each costs a compile of the loop, and one that dies in the call is enough."""
+"""Maximum number of inputs with a specialized variant; each costs a compile of the loop, and one dying input is enough."""
 
 
 def name_entry(argument: int) -> str:
@@ -140,7 +140,7 @@ def with_overwriting(module: IRModule, inplace: Mapping[int, tuple[int, ...]]) -
 
 
 def _merged(function: Any, places: Collection[int]) -> Any:
-    """Replace those parameters by the result, so that LLVM sees a single array that is read and written at the same index."""
+    """Replace the parameters at ``places`` by the result, so that LLVM sees a single array read and written at the same index."""
     *inputs, result = function.params
     return function.specialize({inputs[place]: result for place in places})
 

@@ -1,4 +1,4 @@
-"""The engine itself: its options, what it takes, and how it compiles."""
+"""The engine class: options, supported nodes, and compilation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Tvm(GraphCompiler):
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Return which node is declined, or has loops that are arranged for fixed sizes alone; else one executable serves all."""
+        """Name a node that is unsupported, or whose schedule needs static shapes; None if one executable supports all sizes."""
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 return f"{node.name!r} ({node.op}): {reason}"
@@ -88,7 +88,7 @@ class Tvm(GraphCompiler):
         return RelaxExecutable(program, context.threads, function)
 
     def _on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
-        """Return a program for the device's own architecture; raises CompileRefused where something of CUDA's is missing."""
+        """Compile for the device's architecture; raises CompileRefused if part of CUDA is missing."""
         accelerator = _addressed(context)
         load_runtime()
         host, architecture = make_target(self.mcpu, self.opt_level), accelerator.architecture

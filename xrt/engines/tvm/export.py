@@ -1,4 +1,4 @@
-"""A Function becomes a Relax module through TVM's ONNX importer."""
+"""Import a Function as a Relax module with TVM's ONNX importer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INLINE = 64
 """Constants of at most this many elements stay constants: shapes, axes, scales, which the importer reads while it imports."""
 
 compiler_lock = renew_after_fork(threading.RLock())
-"""TVM's builders share a stack that knows nothing of threads: one import or compile at a time."""
+"""TVM's builders share a stack that is not thread-safe: one import or compile at a time."""
 
 
 @dataclass(frozen=True, slots=True)

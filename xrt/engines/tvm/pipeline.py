@@ -1,4 +1,4 @@
-"""From an imported Relax module to a program: XRT's own passes, because TVM's CPU pipeline neither fuses nor schedules."""
+"""Compile an imported Relax module with XRT's passes, because TVM's CPU pipeline neither fuses nor schedules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_VECTORISER = "-vectorize-loops:bool=false"
 
 
 def find_wrapping_functions(module: IRModule) -> frozenset[str]:
-    """Names of functions that compute a remainder, found in the text of their loops."""
+    """Names of functions that compute a remainder, found by searching their serialized loops."""
     functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
     if not _wraps(module):
         return frozenset()
@@ -135,24 +135,24 @@ class _Lifting(PyExprMutator):  # type: ignore[misc]  # TVM has no types
 
 @dataclass(frozen=True, slots=True)
 class TvmProgram:
-    """Compiled code, its arguments other than the inputs, and which of its results have memory of their own."""
+    """Compiled code, its arguments other than the inputs, and which of its results own their memory."""
 
     code: Any
-    """A Relax executable, or the module that one was exported to and loaded from."""
+    """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
-    """The last arguments of ``main``: the weights, and the constants that compiling has left or made."""
+    """The last arguments of ``main``: the weights, then the other constants of the compiled module."""
     fresh: tuple[bool, ...]
     """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
     fills: bool
-    """Whether the code has a twin of ``main`` that computes into given arrays."""
+    """Whether there is a variant of ``main`` that computes into destination arrays."""
     in_place: tuple[int, ...]
-    """The arguments whose memory may be given for the result: each has a twin of ``main`` that writes over it."""
+    """Positions of the arguments that the result may overwrite: each has a variant of ``main`` that does so."""
     workspace: int | None
-    """Bytes that the planned storage of inner values takes in a call; None where it depends on sizes of symbolic dims."""
+    """Bytes of planned storage per call; None if it depends on symbolic dims."""
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
-    """Lower a module to loops for a CPU; raises for an operator without any."""
+    """Lower a module to loops for a CPU; raises if an operator has no lowering."""
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
     with target:
         return legalize_operators(tvm.transform.Sequential(passes)(module))
@@ -165,7 +165,7 @@ def build(
     threads: int,
     opt_level: int,
 ) -> TvmProgram:
-    """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
+    """Compile the module's ``main``, whose last parameters are the weights; its loops run on ``threads`` threads."""
     is_open = not all(tensor_type(parameter.ty).is_static for parameter in module["main"].params)
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
@@ -207,11 +207,11 @@ LOWERING = [
 
 
 def _any_alignment(module: IRModule) -> IRModule:
-    """Let loops take arrays at any address, where TVM demands multiples of 64 and NumPy gives multiples of 16.
+    """Let loops accept arrays at any address: TVM requires multiples of 64, NumPy guarantees 16.
 
-    A buffer's alignment cannot be changed from Python, but a module can be written and read. Vector loads that need no
-    alignment are as quick on the processors of the last ten years. The scatter operators carry a pragma that only TVM's
-    front end knows; LLVM's side warns of it on stderr, unless it does not look like a pragma.
+    A buffer's alignment cannot be changed from Python, so edit the module's serialized form. Unaligned vector loads are as fast
+    as aligned ones on the processors of the last ten years. Scatter operators carry a pragma that only TVM's front end
+    understands; LLVM's side warns of it on stderr, so it is renamed to something other than a pragma.
     """
     text = to_json_graph_str(module).replace('"data_alignment":64', '"data_alignment":1')
     return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))

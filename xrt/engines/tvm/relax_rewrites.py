@@ -21,7 +21,7 @@ from tvm_ffi import structural_equal
 
 
 def infer_scalar_dtype(tensor: Any) -> str:
-    """TVM's name of the element type."""
+    """TVM's name of the element type of a tensor."""
     return str(tensor.ty.dtype)
 
 
@@ -90,7 +90,7 @@ POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.nn.gelu": _gelu,
     "relax.nn.softmax": _softmax,
 }
-"""How each operator on float32 is rewritten, by its name in Relax."""
+"""Rewrites of float32 exponentials, by Relax operator."""
 
 
 def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
@@ -183,7 +183,7 @@ def _right_shift(call: Call, builder: BlockBuilder) -> Any:
 
 
 def _where(call: Call, builder: BlockBuilder) -> Any:
-    """Write a choice of the larger or the smaller of two as one instruction."""
+    """Rewrite a selection of the larger or the smaller of two operands to a single instruction."""
     condition, *branches = call.args
     compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
     if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
@@ -211,7 +211,7 @@ _IN_FLOAT32 = {
     *("relax.matmul", "relax.sum", "relax.mean", "relax.prod", "relax.exp", "relax.tanh", "relax.erf", "relax.sigmoid"),
     *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.nn.softmax", "relax.nn.gelu", "relax.nn.silu"),
 }
-"""Operators on tensors of one float type that are computed in float32 where theirs is narrower."""
+"""Operators that are computed in float32 if their float type is narrower."""
 
 
 def _bits(tensor: Any) -> int:

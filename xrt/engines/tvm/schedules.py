@@ -420,12 +420,12 @@ def _arrange(
     if machine.threads > 1:
         schedule.parallel(row)
     reduced = [(partial, vectorize(schedule, partial)) for partial in sums.values() if partial is not None]
-    for partial, loop in reduced:  # last: of a reduction in two blocks TVM no longer knows that it is one
+    for partial, loop in reduced:  # last: TVM does not recognize a reduction split in two blocks as a reduction
         schedule.decompose_reduction(partial, loop)
 
 
 def _into_row(schedule: s_tir.Schedule, block: SBlockInfo, partial: Any, row: Any) -> None:
-    """Compute the part of a block that belongs to a row inside of the loop over rows."""
+    """Compute the part of a block that belongs to a row inside the loop over rows."""
     schedule.compute_at(block.block_rv, row)
     if partial is not None:
         schedule.compute_at(partial, row)
@@ -434,22 +434,22 @@ def _into_row(schedule: s_tir.Schedule, block: SBlockInfo, partial: Any, row: An
 
 
 def _flatten(schedule: s_tir.Schedule, block: Any) -> None:
-    """Make one loop, which LLVM vectorises, of those inside a row."""
+    """Fuse the loops inside a row into one, which LLVM vectorizes."""
     _, *inner = schedule.get_loops(block)
     if len(inner) > 1:
         schedule.fuse(*inner)
 
 
 ALWAYS_INLINE = 16384
-"""Operations in all that may be computed again: a nest of its own would cost more."""
+"""Total operations that inlining may recompute: a separate loop nest would cost more."""
 REPEATED = 8
-"""Operations that an expression may repeat at one inlining: less than it costs to find another way."""
+"""Operations that one inlining may always repeat: cheaper than the alternatives."""
 LARGEST = 128
-"""Operations in an expression that repeats any: TVM's simplifier takes more than linear time."""
+"""Limit on operations in an expression with repeated parts: TVM's simplifier is superlinear."""
 
 
 class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no types
-    """Inlines what is elementwise, and arranges the remaining loop nests for vectors and threads."""
+    """Inlines elementwise blocks, and schedules the remaining loop nests for vectors and threads."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -497,9 +497,9 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) ->
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBlockInfo]:
-    """Inline the elementwise producers, but for those that would multiply the expressions; return the blocks that remain.
+    """Inline elementwise producers, except where expressions would explode; return the remaining blocks.
 
-    What is read in three places is written out in three, so that a chain of maxima would grow without bound.
+    An expression that is read three times is repeated three times, so a chain of maxima would grow exponentially.
     """
     budget = ALWAYS_INLINE
     remaining = list(blocks)
@@ -515,23 +515,23 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBl
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the result of an elementwise block is read."""
+    """How the result of an elementwise block is read, to decide about inlining."""
 
     cost: int
-    """The operations of its expression."""
+    """Operations in its expression."""
     extra: int
-    """The operations in all that inlining adds: each reader computes it, once, however often its expression repeats it."""
+    """Additional operations at run time after inlining: each reader computes the expression once per element."""
     repeated: int
-    """The operations that inlining writes out again."""
+    """Operations that inlining repeats in the code."""
     largest: int
-    """The operations in the largest expression that inlining leaves."""
+    """Operations in the largest expression after inlining."""
     can_move: bool
-    """Whether all readers walk the same elements in the same order, so that it can stay in a register instead."""
+    """Whether all readers traverse the same elements in the same order, so that it can be a register instead."""
     is_reduced: bool
-    """Whether a reader would compute an element again and again."""
+    """Whether a reader, such as a reduction, would recompute elements."""
     may_cancel: bool
-    """Whether one expression would then subtract, and read some number twice. TVM simplifies what it inlines as if numbers were
-    exact: ``(x + c) - c`` becomes ``x``, where rounding, or an infinity, makes something else of it."""
+    """Whether an inlined expression would subtract and read some buffer twice. TVM simplifies inlined expressions as if they
+    were exact: ``(x + c) - c`` becomes ``x``, which is wrong with rounding or infinities."""
 
     @classmethod
     def of(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Reading:
@@ -551,7 +551,7 @@ class _Reading:
         )
 
     def is_worth_inlining(self, budget: int) -> bool:
-        """Whether to inline it, when that many operations may still be computed again."""
+        """Whether to inline the block, if ``budget`` more operations may be recomputed."""
         if self.may_cancel or self.is_reduced or (self.cost > REPEATED and self.extra > max(budget, 0)):
             return False
         return self.repeated <= REPEATED or (self.largest <= LARGEST and not self.can_move)
@@ -567,7 +567,7 @@ def _may_cancel(block: Any, reader: Any) -> bool:
 
 
 def _walks_alike(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
-    """Whether the reader is elementwise too, and reads at each place what the block writes there."""
+    """Whether the reader is elementwise too, and reads each element at the position where the block writes it."""
     written = schedule.get(block.block_rv).writes[0]
     read = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(written.source)]
     return (
@@ -579,14 +579,14 @@ def _walks_alike(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo
 
 
 def _is_whole(access: Any, block: SBlockInfo) -> bool:
-    """Whether the places of the access are the block's loop variables, one by one."""
+    """Whether the indices of the access are exactly the block's loop variables, in order."""
     return len(access.region) == len(block.iters) and all(
         dim.min.same_as(item.var) for dim, item in zip(access.region, block.iters, strict=True)
     )
 
 
 def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
-    """Inline the block into its readers, unless TVM cannot; return whether it was."""
+    """Inline the block into its readers; return False if TVM cannot."""
     try:
         schedule.compute_inline(block.block_rv)
     except s_tir.ScheduleError:
@@ -595,7 +595,7 @@ def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
 
 def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
-    """Whether the block may be computed element by element where it is read."""
+    """Whether the block may be computed element by element at its readers."""
     return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Reading.of(schedule, block, blocks).can_move
 
 

@@ -1,12 +1,12 @@
-"""A compiled program as bytes: a shared library, and the constants that it is called with.
+"""Serialize a compiled program: a shared library, and the constants that it is called with.
 
-TVM exports code by way of a C compiler, which it calls as a linker (its ``.tar``, which needs none, does not load back).
-Constants that are the Function's own are named by their place in it and not stored.
+TVM exports code through a C compiler, which it uses as the linker (its ``.tar`` format, which needs none, cannot be loaded).
+Constants of the Function are stored by their position in it, without data.
 
-    8 bytes      length of the header
-    header       JSON: the program's properties besides its code, the constants, the length of the library
-    library
-    constants    each at a multiple of 64 bytes
+8 bytes      length of the header
+header       JSON: the program's properties besides its code, the constants, the length of the library
+library
+constants    each at a multiple of 64 bytes
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def link(code: Any, folder: Path) -> bytes:
 
 
 def _modules(root: Any) -> Iterator[Any]:
-    """Yield the modules that are object files: those with code, and what the root and all else it imports is packed into."""
+    """Yield the modules to link: those with code, and one that packs the other imports."""
     targets = set()
     for module in root._collect_dso_modules():
-        if module.kind != "llvm":  # TVM makes a source file, without code, of a Function that computes nothing
+        if module.kind != "llvm":  # TVM generates C source instead of object code for a Function that computes nothing
             raise CompileRefused(f"TVM writes no object file of a module of kind {module.kind!r}, which has no code")
         targets.add(module.get_function("_get_target_string")())
         yield module
@@ -105,7 +105,7 @@ def pack(
 
 
 def _described(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The header's entry of each constant, and the bytes of those that the Function does not hold itself."""
+    """The header entry of each constant, and the bytes of constants that are not in the Function."""
     places = {constant.digest: place for place, constant in reversed(list(enumerate(_in_order(function))))}
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -135,7 +135,7 @@ def load_program(data: memoryview, function: Function, folder: Path | None) -> T
 
 
 def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:
-    """Read code, constants and details that `pack` wrote for an equal Function."""
+    """Deserialize code, constants and details that `pack` wrote for an equal Function."""
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
     start = 8 + int.from_bytes(data[:8], "little")

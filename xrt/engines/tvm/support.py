@@ -1,4 +1,4 @@
-"""Why TVM cannot take a node: rules that a person can read, and then a trial import of the node alone."""
+"""Why TVM does not support a node: explicit rules, then a trial import of the single node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _is_integer(node: Node, function: Function) -> bool:
 
 
 def _gathers_from_both_ends(node: Node, function: Function) -> bool:
-    """Whether the axis is counted from the end and is not the first, and an index may be too."""
+    """Whether the axis is negative and not the first, and indices may be negative too."""
     type_, indices = function.get_type(node.inputs[0]), find_value(node.inputs[1], function)
     rank = type_.rank if isinstance(type_, TensorType) else None
     may_be_negative = indices is None or bool((indices.array < 0).any())
@@ -276,9 +276,9 @@ def _why_not_open(node: Node, function: Function) -> str | None:
 LOOPS_APART = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )
-"""Operators whose schedules need fixed sizes."""
+"""Operators whose schedules need static sizes."""
 AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), LOOPS_APART, ["Concat"])
-"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
+"""Operators that matched the reference at every size when compiled with symbolic dims."""
 
 
 def _is_used(name: str, function: Function) -> bool:

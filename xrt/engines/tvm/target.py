@@ -26,7 +26,7 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
 
 _configure = tvm.get_global_func("runtime.config_threadpool")
 _ANY_CORE = 1
-"""TVM's number for "big" cores, which on a processor of equal cores are all of them."""
+"""TVM's number for "big" cores: on a processor with equal cores, all of them."""
 
 _HIDDEN = {
     "X86_V4": ("avx512f",),
@@ -35,8 +35,8 @@ _HIDDEN = {
     "AVX2": ("avx512f", "avx2"),
     "FMA3": ("fma",),
 }
-"""Extensions that NumPy may report as missing, under its older and newer names, and the LLVM features to disable then: a virtual
-machine may hide extensions that the name of the processor implies."""
+"""LLVM features to disable for each extension that NumPy reports as missing, under its older and newer names: a virtual machine
+may hide extensions that the name of the processor implies."""
 _EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
@@ -52,8 +52,8 @@ def _called(main: Callable[..., Any], arguments: Sequence[Any], threads: int) ->
     return main(*arguments)
 
 
-# The thread of a forked child has lost TVM's workers and would wait for them forever. A new thread gets new workers, so one
-# makes its calls.
+# A forked child's thread has lost TVM's workers and would wait for them forever. A new thread gets new workers, so calls run
+# on one.
 _orphan = 0
 _stand_in: ThreadPoolExecutor
 

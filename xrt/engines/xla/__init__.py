@@ -1,8 +1,8 @@
 """The ``xla`` engine: regions lowered operator by operator to XLA through JAX, and compiled ahead of time for this processor.
 
-A Function goes in; each node is written in ``jax.numpy`` and ``jax.lax`` by the kernel that the engine's table has for it, all
-are traced once with the shapes of the inputs, and compiled as one. This package is the only home of JAX. It changes
-no setting of JAX's for the process, and computes on a client of its own, so that a user's own JAX notices nothing.
+The kernel table expresses each node in ``jax.numpy`` and ``jax.lax``; all nodes are traced once with the shapes of the inputs
+and compiled together. Only this package imports JAX. It changes none of JAX's process-wide settings and uses separate
+clients, so it does not affect other users of JAX in the process.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -1,4 +1,4 @@
-"""JAX as this engine uses it: a client of its own per thread budget, forks that it survives, and settings for tracing."""
+"""JAX clients of this engine: one per thread budget, safe across forks, with fixed settings for tracing."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from xrt.forking import leave_to_parent
 
 
 class ForkGuard:
-    """Keeps forks out of the time in which XLA starts threads.
+    """Delays forks while XLA starts threads.
 
-    A thread of XLA registers its name when it begins, under a lock of the library. A child that is forked just then has the
-    lock held for ever, and the threads of its own clients wait for it.
+    A starting XLA thread registers its name under a lock of the library. In a child forked at that moment the lock would stay
+    locked forever, and the threads of the child's clients would wait for it.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._inside: list[int] = []
-        """The threads in blocks that may start threads."""
+        """Threads inside `hold` blocks, which may start other threads."""
         self._started: set[int] = set()
-        """Threads that were started in these blocks, and have perhaps not begun."""
+        """Threads started in these blocks that may not have registered yet."""
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let no fork begin in this block, nor before each thread that it started has begun."""
+        """Block forks inside this context, and until every thread that it started has registered."""
         with self._condition:
             self._inside.append(threading.get_ident())
         before = _thread_ids()
@@ -43,14 +43,14 @@ class ForkGuard:
         finally:
             with self._condition:
                 self._started |= _thread_ids() - before
-                if len(self._inside) == 1:  # nothing else compiles: the threads soon sleep
+                if len(self._inside) == 1:  # no other thread is compiling, so the threads soon sleep
                     _await_sleep(self._started)
                     self._started.clear()
                 self._inside.remove(threading.get_ident())
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Wait until no other thread is in a block, and let none begin one until `open` is called."""
+        """Wait until no other thread is in a `hold` block, and block new ones until `open` is called."""
         own = threading.get_ident()
         self._condition.acquire()
         self._condition.wait_for(lambda: all(thread == own for thread in self._inside))
@@ -60,21 +60,21 @@ class ForkGuard:
 
     @staticmethod
     def enter() -> None:
-        """What a fork does first."""
+        """Fork handler, before the fork."""
         fork_guard.close()
 
     @staticmethod
     def leave() -> None:
-        """What a fork does last, in the parent."""
+        """Fork handler, after the fork in the parent."""
         fork_guard.open()
 
 
 SETTLING = 1.0
-"""Seconds to wait for threads to sleep. Other threads of the process, started meanwhile, may be busy for longer."""
+"""Seconds to wait for threads to sleep. Unrelated threads started meanwhile may be busy for longer."""
 
 
 def _await_sleep(threads: set[int]) -> None:
-    """Wait until all of the threads sleep at once: then each has begun, since who waits for a lock waits for one that runs."""
+    """Wait until all threads sleep at once. Then all have registered: the owner of the lock they wait for would be running."""
     end, before = time.monotonic() + SETTLING, None
     while threads and time.monotonic() < end:
         states = {thread: state for thread in threads if (state := _read_state(thread))}
@@ -93,7 +93,7 @@ def _thread_ids() -> set[int]:
 
 
 def _read_state(thread: int) -> tuple[str, ...]:
-    """Return the state of a thread, and how often it has left the processor; nothing if it has ended."""
+    """State and context-switch counts of a thread of this process; empty if it has ended."""
     try:
         text = Path(f"/proc/self/task/{thread}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -103,21 +103,21 @@ def _read_state(thread: int) -> tuple[str, ...]:
 
 
 class Clients:
-    """The clients of one process. A forked child has none of their threads, so it gets clients of its own."""
+    """The XLA clients of one process. A forked child inherits no threads, so it creates new clients."""
 
     def __init__(self, can_compile: bool = True) -> None:
         self.can_compile = can_compile
-        """Whether XLA's compiler has all its threads: it has not in a child of a process in which it has run, and would abort."""
+        """Whether XLA's compiler can run: a process forked after it ran lacks its threads, and compiling would abort."""
         self.has_compiled = False
         self.lock = threading.Lock()
         self.moving = threading.Lock()
-        """Held while an executable moves here from another process's clients."""
+        """Held while an executable is transferred from the clients of the parent process."""
         self.devices: dict[int, Any] = {}
         leave_to_parent(self)
 
     @classmethod
     def renew(cls) -> None:
-        """Start with new clients in a forked child; the parent's are kept, since releasing a client waits for its threads."""
+        """Replace the clients in a forked child; the parent's are never released, since that would wait for their threads."""
         globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
         globals()["fork_guard"] = ForkGuard()
 
@@ -127,14 +127,14 @@ fork_guard = ForkGuard()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=ForkGuard.enter, after_in_parent=ForkGuard.leave, after_in_child=Clients.renew)
 _POOL = "PJRT_NPROC"
-"""Where XLA reads how many threads a client's pool has; there is no other way to tell it."""
+"""The environment variable from which XLA reads a client's thread count; there is no other way to set it."""
 
 
 def get_client_device(threads: int) -> Any:
-    """Return the CPU as a device of a client whose pool has that many threads; the calling one waits while they work.
+    """The CPU device of a client with a pool of ``threads`` threads; the calling thread waits while they work.
 
-    A client is made once per budget, and kept: its threads sleep when nothing runs. It computes while the caller waits, where
-    JAX's own client returns at once and lets the result wait.
+    One client per budget is created and kept: its threads sleep when idle. It computes synchronously, whereas JAX's default
+    client returns before results are ready.
     """
     own = clients
     with own.lock:
@@ -159,7 +159,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def configure_tracing(device: Any) -> Iterator[None]:
-    """Hold, in this thread, what a user may have set otherwise: 64-bit types, float32 in full, on that device."""
+    """Override user settings in this thread: 64-bit types, full float32 precision, standard promotion, this device."""
     with ExitStack() as stack:
         for setting in (
             jax.enable_x64(True),
@@ -179,7 +179,7 @@ LONGEST = 160
 
 
 def summarize_error(cause: BaseException) -> str:
-    """Return the first telling line of what JAX or XLA raised."""
+    """The first non-empty line of an error of JAX or XLA, without its status code."""
     lines = [line.strip() for line in str(cause).splitlines()]
     text = next((line for line in lines if line), "")
     text = re.sub(r"^[A-Z_]+: ", "", re.sub(r"\s+", " ", text)).rstrip(" .:")

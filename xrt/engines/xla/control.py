@@ -1,4 +1,4 @@
-"""Control flow: bodies are traced into conditionals and loops of XLA's, or in their place where what they depend on is known."""
+"""Control flow: lower bodies to XLA's conditionals and loops, or inline them where the condition is known at trace time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xrt.engines.xla.export import LoweringContext
 
 UNROLLED = 8
-"""Iterations up to which a loop is written out, so that shapes may change from one to the next."""
+"""Up to this many iterations a loop is unrolled, so that shapes may change between iterations."""
 
 
 @lowers("If")
@@ -31,12 +31,12 @@ def if_(at: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
 
 
 class _UndecidedError(Exception):
-    """Only the run shows whether a loop goes on."""
+    """Raised when a loop's condition is known only at run time."""
 
 
 @lowers("Loop")
 def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
-    """Run the body while its condition holds, at most M times; what is carried comes back first, what is scanned stacked."""
+    """Run the body while its condition holds, at most ``trips`` times: final carried values, then stacked scan outputs."""
     iterate = _Iteration(at, len(carried))
     if isinstance(condition, np.ndarray) and not condition.reshape(()):
         trips, condition = np.array(0), None
@@ -49,7 +49,7 @@ def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, 
 
 
 class _Iteration:
-    """The body of a loop, ready to be traced in one of three ways."""
+    """A loop body that can be unrolled, scanned, or run as a while loop."""
 
     def __init__(self, at: LoweringContext, n_carried: int) -> None:
         self._at = at
@@ -57,7 +57,7 @@ class _Iteration:
         self._n = n_carried
 
     def counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Trace a loop of so many iterations; raises _UndecidedError where it may end earlier."""
+        """Trace a loop with a known trip count; raises _UndecidedError if the body's condition may end it earlier."""
         if 0 < trips <= UNROLLED:
             return self._unrolled(trips, list(carried))
         last, stacks = jax.lax.scan(self._step, tuple(map(jnp.asarray, carried)), jnp.arange(trips), length=max(trips, 0))
@@ -83,7 +83,7 @@ class _Iteration:
         return *carried, *(jnp.stack(column) for column in zip(*rows, strict=True))
 
     def conditional(self, trips: Operand, condition: Operand, carried: Sequence[Operand]) -> tuple[Operand, ...]:
-        """Trace a loop whose length the run shows; nothing can be scanned by it."""
+        """Trace a while loop whose trip count is known only at run time. Raises CompileRefused if it has scan outputs."""
         n_scanned = len(self._at.attr("body").outputs) - 1 - self._n
         if n_scanned:
             raise self._at.refuse("scans as many results as only the run shows, and XLA has no such shape")

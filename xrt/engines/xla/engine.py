@@ -1,4 +1,4 @@
-"""The engine itself: what it takes, and how it compiles."""
+"""The engine class: supported nodes and compilation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Xla(GraphCompiler):
         return executable
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Loops are cut for the threads of the compile; the pool of the load runs the parts, but not more at once."""
+        """Loops are partitioned for the thread count of the compile; with fewer threads after loading, the parts take turns."""
         return threads <= saved
 
     def version(self) -> str:

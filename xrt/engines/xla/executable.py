@@ -1,4 +1,4 @@
-"""Running compiled code on NumPy arrays."""
+"""Run compiled code on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COPIED_AT_ONCE = 100 * 1024
-"""Bytes up to which XLA copies an input while the caller waits."""
+"""In bytes. XLA copies inputs up to this size synchronously."""
 
 COPIED = 32 * 1024
-"""Bytes up to which a result is copied out of XLA's memory; a larger one keeps it, which is quicker than the copy."""
+"""In bytes. Results up to this size are copied out of XLA's memory; for larger ones an alias is faster than a copy."""
 
 
 class XlaExecutable(Executable):
-    """Compiled code. It keeps nothing of a call, so threads may share it."""
+    """Compiled code. It keeps no state of a call, so threads may share it."""
 
     outputs_are_fresh = True
 
@@ -42,13 +42,13 @@ class XlaExecutable(Executable):
         self._clients = client.clients
         self._name = function.name
         self.saved: memoryview | None = None
-        """What it was loaded from, where it was not compiled."""
+        """The serialized program, if it was loaded rather than compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         program = self.program if self._clients is client.clients else self._moved()
         try:
             results = program.call(*map(_align, inputs), *program.arguments.arrays)
-        except Exception as cause:  # noqa: BLE001  # as below
+        except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
             results = self._again(inputs, cause)
         if options.out is None:
             return [_owned(result) for result in results]
@@ -63,14 +63,14 @@ class XlaExecutable(Executable):
                 return run_anywhere(inputs)
             try:
                 results = call(*map(_align, inputs), *constants)
-            except Exception as cause:  # noqa: BLE001  # raised again, unless it was the user's settings
+            except Exception as cause:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
                 results = again(inputs, cause)
             return [_owned(result) for result in results]
 
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return a call over arrays that XLA has taken once; each result is copied to its buffer."""
+        """Bind inputs that XLA can read in place; each call copies the results into the output buffers."""
         program, taken = self.program, _taken(inputs, self.program)
         if taken is None:
             return super().bind(inputs, outputs)
@@ -81,7 +81,7 @@ class XlaExecutable(Executable):
                 return elsewhere()
             try:
                 results = call(*operands)
-            except Exception:  # noqa: BLE001  # raised again, unless it was the user's settings
+            except Exception:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
                 return elsewhere()
             for result, buffer in zip(results, outputs, strict=True):
                 fill(buffer, np.asarray(result))
@@ -90,15 +90,15 @@ class XlaExecutable(Executable):
         return run
 
     def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
-        """Call once more without what a user may have set (NaN is an error, no compiled code); raises RunFailed if that fails."""
+        """Retry without user settings that break the call (debug_nans, disable_jit); raises RunFailed if it fails again."""
         try:
             with configure_tracing(self.program.device):
                 return self.program.call(*inputs, *self.program.arguments.arrays)
-        except Exception:  # noqa: BLE001  # the first one tells more
+        except Exception:  # noqa: BLE001  # the first error is more informative
             raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
     def _moved(self) -> XlaProgram:
-        """Return the program on a client of this process, which was forked from the one that made it."""
+        """Reload the program on a client of this process, which was forked from the one that compiled it."""
         with client.clients.moving:
             if self._clients is not client.clients:
                 data = memoryview(export_program(self.program))
@@ -113,16 +113,16 @@ class XlaExecutable(Executable):
 
 
 def _taken(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
-    """Return arrays of JAX's over the inputs' own memory, which show what is written there; None where one would be a copy."""
+    """JAX arrays that share the inputs' memory, so that they see later writes; None if one would be a copy."""
     if program.donates:
-        return None  # one call would use them up
+        return None  # a call would consume the buffers
     with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
     return arrays if all(split_threads(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
 def _align(x: Any) -> Any:
-    """Return an input where XLA reads it in place: a large one elsewhere it would copy, and compute, in another thread."""
+    """Align a large input, so that XLA reads it in place: otherwise it would copy it, and compute, in another thread."""
     if not isinstance(x, np.ndarray) or x.nbytes <= COPIED_AT_ONCE or x.ctypes.data % ALIGNMENT == 0:
         return x
     aligned = make_aligned_array(x.shape, x.dtype)
@@ -131,11 +131,11 @@ def _align(x: Any) -> Any:
 
 
 def _owned(result: Any) -> Array:
-    """Return a result as an array of the caller's: a copy of a small one, the memory itself of a large one."""
+    """Convert a result to an array owned by the caller: a copy if it is small, a writable alias of XLA's memory if large."""
     view = np.asarray(result)
     if view.nbytes <= COPIED:
         return view.copy()
-    return make_writable_alias(view, owner=(result, view))  # the memory has no other user, although JAX marks it read-only
+    return make_writable_alias(view, owner=(result, view))  # nothing else uses the memory, although JAX marks it read-only
 
 
 def _placed(result: Any, buffer: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""From a Function to operations of JAX: node by node, through the table."""
+"""Trace a Function node by node to JAX operations, using the kernel table."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from xrt.passes import find_decomposition
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext(NodeInfo):
-    """A node and its surroundings, while it is traced."""
+    """A node and its context during tracing."""
 
     xp: Any
     """The namespace of array functions: JAX's, or NumPy's if all operands are known and the operator is in `BY_NUMPY`."""
     scope: Mapping[str, Operand]
-    """Every value that the node's bodies may read, by name."""
+    """Values that the node's bodies may read, by name."""
     lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
-    """Traces a Function, given its inputs and the values around it."""
+    """Traces a Function, given its inputs and the values of the enclosing scope."""
 
     def dtype(self, name: str, default: Any = None) -> Any:
-        """The element type that an attribute tells by ONNX's number, as NumPy's; the default where it tells none."""
+        """The NumPy dtype that an attribute names by its ONNX number; ``default`` if the attribute is absent."""
         number = self.attr(name) or 0
         return DType.from_onnx(number).numpy if number else default
 
     def get_constant(self, operand: Operand, position: int) -> np.ndarray[Any, Any]:
-        """The content of the input in that position; raises CompileRefused where only the run shows it."""
+        """The elements of the input at this position; raises CompileRefused if they are known only at run time."""
         if isinstance(operand, np.ndarray):
             return operand
         if not operand.size:
@@ -43,11 +43,11 @@ class LoweringContext(NodeInfo):
         raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} while it compiles, and here it is known only at run time")
 
     def ints(self, operand: Operand, position: int) -> tuple[int, ...]:
-        """The content of the input in that position as whole numbers; raises CompileRefused as `known` does."""
+        """The elements of the input at this position as ints; raises CompileRefused as `get_constant` does."""
         return tuple(int(number) for number in self.get_constant(operand, position).reshape(-1))
 
     def body(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
-        """What traces the body that an attribute holds, from its own inputs."""
+        """A function that traces the body in an attribute, given the body's inputs."""
         function = self.attr(attribute)
         return lambda inputs: self.lower(function, inputs, self.scope)
 
@@ -59,19 +59,19 @@ def _input_name(node: Node, function: Function, position: int) -> str:
 
 
 KNOWN = 1024
-"""Most elements of a constant whose content is known while nodes are traced. It then is a part of the compiled code; a larger
-one is an argument of it, held once."""
+"""Maximum number of elements of a constant that is known during tracing and becomes part of the compiled code. Larger constants
+are arguments of the code and stored once."""
 
 
 def is_known(constant: Constant) -> bool:
-    """Whether the constant's content is known while nodes are traced."""
+    """Whether the constant is small enough to be part of the compiled code (`KNOWN`)."""
     return bool(constant.array.size <= KNOWN)
 
 
 def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Operand]) -> list[Operand]:
-    """Trace a Function and return its outputs, from its inputs and the values around it, constants that are arguments among them.
+    """Trace a Function and return its outputs; ``outer`` maps names of outer values, including constant arguments, to operands.
 
-    Raises CompileRefused for what no kernel takes, and whatever JAX raises.
+    Raises CompileRefused for a node without a kernel, and any error of JAX.
     """
     own: dict[str, Operand] = dict(zip((value.name for value in function.inputs), inputs, strict=True))
     scope = ChainMap(own, outer)  # type: ignore[arg-type]  # only the first map is ever written to
@@ -84,14 +84,14 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
 
 
 def _lowered(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
-    """The values that a node defines."""
+    """Trace one node; return its outputs by name."""
     kernel = ops.find(node, function)
     if isinstance(kernel, str):
         return _by_definition(node, function, scope, kernel)
     operands = [scope[name] if name else None for name in node.inputs]
     by_numpy = node.op_type in BY_NUMPY and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
     at = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower)
-    # What a kernel reads on the host must be known while its node is traced.
+    # Inputs that a kernel reads on the host must be known at trace time.
     read = [at.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
     with np.errstate(all="ignore"):
         results = kernel.code(node, at)(*read)
@@ -104,7 +104,7 @@ def _plain(result: Any) -> Operand:
 
 
 def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
-    """Lower what ONNX defines by other operators as these."""
+    """Lower a node through its ONNX decomposition; raises CompileRefused with ``reason`` if there is none."""
     one = _alone(node, function, scope)
     meaning = find_decomposition(node, one)
     if meaning is None:
@@ -114,7 +114,7 @@ def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand],
 
 
 def _alone(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:
-    """The node as a Function of its own, with the types of what it reads as they turned out."""
+    """Extract the node as a Function, with inputs of the types that tracing produced."""
     reads = {name: scope[name] for name in node.uses}
     return Function(
         inputs=tuple(Value(name, TensorType(DType.of(x), x.shape)) for name, x in reads.items()),

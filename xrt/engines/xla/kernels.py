@@ -1,7 +1,7 @@
-"""The kernels of the xla engine: those that all engines share, over a namespace of JAX, and what XLA needs otherwise.
+"""The kernels of the xla engine: the shared kernels over a JAX namespace, and replacements where XLA needs other code.
 
-A kernel is called once, while its node is traced. An operand is either traced, with a shape and a type but no content, or
-*known*: a NumPy array, because it is a small constant or was computed from such, or from shapes.
+A kernel runs once, while its node is traced. An operand is either traced, with a shape and a dtype but no elements, or
+*known*: a NumPy array, because it is a small constant or was computed from shapes and known operands.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 Operand: TypeAlias = Any
-"""A traced array of JAX, or a NumPy array, which is known."""
+"""A traced JAX array, or a known NumPy array."""
 NUMPY = ArrayNamespace(np)
-"""The namespace for operators whose operands are all known."""
+"""The namespace for operators with known operands only."""
 
 ops = shared.extend("xla")
 BY_NUMPY = frozenset(
@@ -61,13 +61,13 @@ BY_NUMPY = frozenset(
         *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
     }
 )
-"""Operators that NumPy computes if all operands are known: models make shapes with them, and other operators need those."""
+"""Operators computed by NumPy if all operands are known: models compute shapes with them, which other operators need known."""
 MOST_KNOWN = 1024
-"""The most elements of a result that is known because its operands are."""
+"""Maximum number of elements of a known result."""
 
 
 def lowers(*op_types: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of a `LoweringContext` and the operands, in place of the shared kernel if there is one."""
+    """Register a kernel ``f(context, *operands)`` with a `LoweringContext`; it overrides the shared kernel, if any."""
 
     def register(lowering: Callable[..., Any]) -> Callable[..., Any]:
         ops(*op_types, priority=1, **options)(lambda node, at: partial(lowering, at))
@@ -82,7 +82,7 @@ def lowers(*op_types: str, **options: Any) -> Callable[[Callable[..., Any]], Cal
 class JaxNamespace:
     """The functions of ``jax.numpy``, and the operations that libraries spell differently; all can be traced.
 
-    The methods are those of `ArrayNamespace`.
+    Implements the methods of `ArrayNamespace`.
     """
 
     narrow = NARROW
@@ -118,17 +118,17 @@ class JaxNamespace:
             most = float(jnp.finfo(to.numpy).max)
             x = jnp.clip(x.astype(np.float32) if x.dtype.itemsize < 4 else x, -most, most)
         if to.is_integer and to.bits < 8:
-            x = x.astype(np.int32)  # whole numbers keep their lowest bits, as ONNX says; XLA would saturate a float
+            x = x.astype(np.int32)  # integers keep their lowest bits, as ONNX specifies; XLA would saturate a float
         if x.dtype == np.bool_ and to.is_float:
-            # XLA takes a product with a converted truth value for a choice of zero, though NaN times zero is NaN.
+            # XLA rewrites a product with a converted boolean to a select with zero, although NaN times zero is NaN.
             return jnp.where(x, to.numpy.type(1), to.numpy.type(0))
         return x.astype(to.numpy)
 
     def subtract_max(self, x: Operand, axis: int) -> Operand:
-        """Zero for the largest element.
+        """Subtract the maximum along the axis, so that the largest element becomes exactly zero.
 
-        If x is a product, XLA computes it again for the difference, inside an FMA and so unrounded: for large numbers, the
-        largest element would be hundreds away from itself.
+        If x is a product, XLA recomputes it for the difference inside an FMA, without rounding: for large numbers, the largest
+        element would differ from itself by hundreds.
         """
         top = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
         return jnp.where(x == top, top - top, x - top)
@@ -189,7 +189,7 @@ JAX = JaxNamespace()
 
 
 def _combine_windows(place: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
-    """(N, C, *spatial) with what each window sees combined, ``neutral`` being what padding is."""
+    """Combine the elements of each window of (N, C, *spatial); ``neutral`` is the padding value."""
     window = place.window
     return jax.lax.reduce_window(
         x,
@@ -208,7 +208,7 @@ def _combine_windows(place: Placement, x: Operand, combine: Any, neutral: Any) -
 def make_sum(name: str) -> Factory:
     """The factory of a kernel that adds or subtracts, and that XLA does not merge with other sums of constants.
 
-    XLA turns ``(x + a) + b`` into ``x + (a + b)``, which undoes intended rounding. The barrier is removed before fusion.
+    XLA reassociates ``(x + a) + b`` to ``x + (a + b)``, which undoes intended rounding. The barrier is removed before fusion.
     """
 
     def factory(node: Node, env: NodeContext) -> Run:
@@ -232,7 +232,7 @@ def _is_whole(x: Operand) -> bool:
 
 @binary(ops, "Pow")
 def power(node: Node, env: NodeContext) -> Run:
-    """Mixed types are computed in the wider of floats; whole numbers to negative powers in float64, and truncated."""
+    """Mixed types are computed in the wider float type; integers to negative powers in float64, and truncated."""
     return _power
 
 
@@ -259,9 +259,9 @@ def dft(at: LoweringContext, x: Operand, length: Operand = None, axis: Operand =
 
 
 def _transform(at: LoweringContext, x: Operand, length: int | None, axis: int) -> Operand:
-    """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary ones."""
+    """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary parts."""
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
-    # Forward, XLA leaves 1e-5 in float32 where a sum cancels; the inverse divides that by the length.
+    # XLA's forward transform has errors of 1e-5 in float32 where sums cancel; the inverse divides them by the length.
     wide = x if inverse else x.astype(jnp.float64)
     whole = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
     n = length or x.shape[axis]
@@ -337,7 +337,7 @@ def range_(at: LoweringContext, start: Operand, limit: Operand, delta: Operand) 
 
 @lowers("Dropout", since=7)
 def dropout(at: LoweringContext, x: Operand, ratio: Operand = None, training: Operand = None) -> Operand:
-    """Versions before 10 have a mask of x's type."""
+    """Before version 10 the mask has the dtype of x."""
     mask = jnp.ones(x.shape, bool if at.version >= 10 else x.dtype)
     return (x, mask) if at.wants(1) else x
 
@@ -349,7 +349,7 @@ def bit_cast(at: LoweringContext, x: Operand) -> Operand:
 
 @lowers("ConvTranspose")
 def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = None) -> Operand:
-    """The gradient of a convolution: a convolution of x spread out by the strides, with the kernel turned around."""
+    """The gradient of a convolution: convolve x, dilated by the strides, with the flipped kernel."""
     window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
@@ -361,7 +361,7 @@ def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = 
 
 
 def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
-    """Everything that the windows laid down by the elements of x reach."""
+    """The full transposed convolution, before pads crop it."""
     parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
     turned = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
     return jax.lax.conv_general_dilated(

@@ -1,4 +1,4 @@
-"""A Function compiled ahead of time: traced once, compiled once, with its large constants as arguments."""
+"""A Function compiled ahead of time: traced and compiled once, with its large constants as arguments."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 OPTIONS = {"xla_allow_excess_precision": False}
-"""XLA's options, defaults aside: each operator's result has the precision of its type, as it has where a graph is cut."""
+"""Non-default XLA options: each result is rounded to its type, as at the boundaries of a partitioned graph."""
 Call = Callable[..., Sequence[Any]]
-"""Takes the inputs and then the held constants, and returns the outputs, as JAX's arrays; inputs may be NumPy's."""
+"""Takes the inputs and then the constant arguments; returns the outputs as JAX arrays. Inputs may be NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The constants that are arguments of the compiled code, in its order, and where they lie."""
+    """The constants that are arguments of the compiled code, in order, and their arrays on the device."""
 
     names: tuple[str, ...]
     arrays: tuple[Any, ...]
-    """On the device: the constants' own memory where it is aligned, copies otherwise."""
+    """Device arrays: the constants' memory itself where it is aligned, copies otherwise."""
     copied: int
-    """Bytes of those that are copies."""
+    """Total bytes of the arrays that are copies."""
 
     @classmethod
     def of(cls, function: Function, device: Any) -> Arguments:
-        """Put the large constants that the Function reads onto the device."""
+        """Transfer the large constants that the Function reads to the device."""
         read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in read if not is_known(function.constants[name]))
         own = [function.constants[name].array for name in names]
@@ -52,13 +52,13 @@ class Arguments:
 
 
 def split_threads(array: np.ndarray[Any, Any], held: Any) -> bool:
-    """Whether one of JAX's arrays shares the memory of the array that it was made from."""
+    """Whether a JAX array shares memory with the NumPy array that it was made from."""
     return bool(array.__array_interface__["data"][0] == held.unsafe_buffer_pointer())
 
 
 @dataclass(frozen=True, slots=True)
 class XlaProgram:
-    """Compiled code, and its arguments other than the inputs."""
+    """Compiled code and its constant arguments."""
 
     call: Call
     device: Any
@@ -66,19 +66,19 @@ class XlaProgram:
     code: Any
     """XLA's loaded executable."""
     donates: bool
-    """Whether a call uses up the memory of some of its inputs, where that is XLA's own."""
+    """Whether a call may consume the buffers of some inputs, if XLA owns them."""
 
     @property
     def workspace(self) -> int:
-        """Bytes that inner values take in each call."""
+        """Bytes of temporary memory per call."""
         return int(self.code.get_compiled_memory_stats().temp_size_in_bytes)
 
 
 def compile_program(function: Function, threads: int) -> XlaProgram:
-    """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
+    """Compile a Function for a thread budget; raises CompileRefused, and any error of JAX and XLA."""
     if not client.clients.can_compile:
         said = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
-        raise CompileRefused(said) from OSError("forked")  # of this process, and not for the cache on disk
+        raise CompileRefused(said) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = Arguments.of(function, device)
@@ -89,7 +89,7 @@ def compile_program(function: Function, threads: int) -> XlaProgram:
 
 
 def dump_hlo(function: Function) -> str:
-    """Return the Function as StableHLO, the form in which XLA gets it."""
+    """The Function as StableHLO, as passed to XLA."""
     device = get_client_device(1)
     with configure_tracing(device):
         return str(_lowered(function, Arguments.of(function, device), device).as_text())
@@ -109,12 +109,12 @@ def _lowered(function: Function, arguments: Arguments, device: Any) -> Any:
 
 
 def _shape(value: Value) -> Any:
-    assert isinstance(value.type, TensorType)  # the capability has declined everything else
+    assert isinstance(value.type, TensorType)  # support.py has refused all other types
     return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
 
 
 def _donated(function: Function) -> tuple[int, ...]:
-    """Return which inputs' buffers XLA may compute into: those that hold an output after the call."""
+    """Positions of the inputs whose buffers XLA may donate: those that an alias writes an output to."""
     places = {value.name: place for place, value in enumerate(function.inputs)}
     outputs = {value.name for value in function.outputs}
     return tuple(sorted(places[source] for source, output in function.aliases if output in outputs - places.keys()))
@@ -124,7 +124,7 @@ WIDE = frozenset({"int64", "uint64", "float64"})
 
 
 def _has_wide(function: Function) -> bool:
-    """Whether JAX would by default narrow an input at a call."""
+    """Whether JAX would by default convert an input to 32 bits at a call."""
     return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
 
 
@@ -139,12 +139,12 @@ def _widely(compiled: Call) -> Call:
 
 
 def export_program(program: XlaProgram) -> bytes:
-    """Return the compiled code as `load_program` reads it."""
+    """Serialize the compiled code for `load_program`."""
     return bytes(program.code.client.serialize_executable(program.code))
 
 
 def load_program(data: memoryview, function: Function, threads: int) -> XlaProgram:
-    """Return the program that `exported` wrote, for an equal Function."""
+    """Load a program that `export_program` serialized for an equal Function."""
     device = get_client_device(threads)
     devices = xla_client.DeviceList((device,))
     with client.fork_guard.hold():
@@ -153,13 +153,13 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
 
 
 def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
-    """Return the function that passes inputs to the runtime, each in its own memory if XLA accepts that."""
+    """Make the function that passes inputs to the runtime, without copying where XLA accepts their memory."""
     count, devices, here = len(inputs), [device], SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
 
     def call(*operands: Any) -> Sequence[Any]:
         given = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
-        return execute([*given, *operands[count:]])  # type: ignore[no-any-return]  # a list, as the library says
+        return execute([*given, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
 
     return call

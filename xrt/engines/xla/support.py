@@ -1,4 +1,4 @@
-"""Why XLA cannot take a node: rules that a person can read, and then a trial in which the node alone is traced."""
+"""Why XLA does not support a node: explicit rules, then a trial trace of the single node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 _SMALL_FLOATS = {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1}
 SMALL = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
-"""Types that only the operators of `TAKING_SMALL` take."""
+"""Types that only the operators in `TAKING_SMALL` support."""
 TAKING_SMALL = frozenset(
     {
         *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Constant", "Identity"),
@@ -35,7 +35,7 @@ TAKING_SMALL = frozenset(
 
 
 def why_not(node: Node, function: Function) -> str | None:
-    """Return why XLA cannot take the node as a Function of its own; None when it can."""
+    """Explain why XLA does not support the node in isolation; None if it does."""
     if since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
     used = [name for name in node.outputs if name and _is_used(name, function)]
@@ -63,14 +63,14 @@ def _type_refusal(node: Node, name: str, type_: Type | None, *, produced: bool) 
 
 @dataclass(frozen=True, slots=True)
 class TraceQuery:
-    """All of a node that decides whether XLA takes it, so that equal nodes are tried once."""
+    """The properties of a node that determine whether XLA supports it; the cache key of the trial trace."""
 
     node: Node
     opsets: tuple[tuple[str, int], ...]
     given: tuple[tuple[str, TensorType | Constant], ...]
-    """What the node reads: known constants as they stand, everything else as its type."""
+    """The values that the node reads: known constants with their elements, others as types."""
     wanted: tuple[tuple[str, Type | None], ...]
-    """The outputs with readers."""
+    """The outputs that are used, with their declared types."""
 
 
 def _question(node: Node, function: Function, used: tuple[str, ...]) -> TraceQuery:
@@ -90,27 +90,27 @@ def _given(name: str, function: Function) -> TensorType | Constant:
     if constant is not None and is_known(constant):
         return constant
     type_ = function.get_type(name)
-    assert isinstance(type_, TensorType)  # what `_type_refusal` has seen to
+    assert isinstance(type_, TensorType)  # checked by `_type_refusal`
     return type_
 
 
 @lru_cache(maxsize=8192)
 def _check_conversion(question: TraceQuery) -> str | None:
-    """Trace the node alone, a few milliseconds, and compare what comes out with what ONNX says."""
+    """Trace the single node, which takes a few milliseconds, and compare the types that JAX and ONNX infer."""
     function = Function((), (), (question.node,), opsets=dict(question.opsets))
     try:
         with configure_tracing(get_client_device(1)):
             results = _results(function, question)
     except CompileRefused as refused:
         return str(refused)
-    except Exception as cause:  # noqa: BLE001  # whatever JAX raises is why it cannot
+    except Exception as cause:  # noqa: BLE001  # any error of JAX is the reason
         return f"XLA cannot take this {question.node.op}: {summarize_error(cause)}"
     reasons = (_disagreement(question.node.op, results[name], want) for name, want in question.wanted)
     return next((reason for reason in reasons if reason), None)
 
 
 def _results(function: Function, question: TraceQuery) -> dict[str, Any]:
-    """Return the outputs with readers, as shapes and types, by name."""
+    """Trace the node; return shape and dtype of each used output by name."""
     names = [name for name, _ in question.wanted]
     known = {name: given.array for name, given in question.given if isinstance(given, Constant)}
     traced = {

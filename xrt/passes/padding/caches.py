@@ -35,12 +35,12 @@ class _Cache:
 
     @property
     def new(self) -> str:
-        """The entries that a call appends."""
+        """Value that holds the entries of a call."""
         return self.node.inputs[1]
 
 
 class _CachePadder(Padder):
-    """Pads the past to the capacity; new entries are written behind the valid ones."""
+    """Pads past entries to the capacity; new entries are written behind the valid ones."""
 
     def __init__(self, function: Function, caches: Sequence[_Cache], added: Extent, capacity: int | str) -> None:
         super().__init__(function, frozenset({caches[0].dim}))
@@ -56,7 +56,7 @@ class _CachePadder(Padder):
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
-        """Sizes of the whole buffer where the model uses sizes of the valid part."""
+        """Use sizes of the whole buffer where the model uses sizes of the valid part."""
         found = self._contents[name]
         if any(one is None for one in found.flat):
             return name
@@ -190,7 +190,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
 
 
 def _find_limit(p: _CachePadder) -> int:
-    """The largest capacity with which no table is read beyond its end; raises ModelError if unknown."""
+    """The largest capacity for which no table is read out of bounds; raises ModelError if unknown."""
     limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
     for condition in p.conditions:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
@@ -205,7 +205,7 @@ def _find_limit(p: _CachePadder) -> int:
 
 
 def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | str) -> Value:
-    """Give a cache its capacity; other values are unchanged."""
+    """Set a cache's capacity in its type; other values are unchanged."""
     if cache is None:
         return value
     type_ = function.get_type(cache.state.input)
@@ -215,7 +215,7 @@ def _resize(value: Value, cache: _Cache | None, function: Function, dim: int | s
 
 
 def _forget(value: Value, p: Padder) -> Value:
-    """Drop symbolic extents of an output that are named after the cache length."""
+    """Replace symbolic extents of an output that are named after the cache length by unknown ones."""
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return value

@@ -33,7 +33,7 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
 
 
 def apply_first(p: Padder, node: Node) -> None:
-    """Outputs are padded like the first input; the other inputs are parameters."""
+    """Pad outputs like the first input; the other inputs are parameters."""
     if any(name in p.states for name in node.inputs[1:] if name):
         raise p.refuse("a parameter is padded", *(axis for name in node.inputs[1:] if name for axis in p.axes(name)))
     p.set(node.outputs[0], p.axes(node.inputs[0]))
@@ -162,13 +162,13 @@ def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
 
 @rule(*(op for op in NEUTRAL if op.startswith("Reduce")))
 def apply_reduction(p: Padder, node: Node) -> Node | None:
-    """Mask with the neutral element; a mean becomes the sum divided by the true element count."""
+    """Mask with the neutral element; a mean becomes a sum divided by the true element count."""
     over = _read_axes(p, node)
     given, axes = node.inputs[0], p.axes(node.inputs[0])
     _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
     if not any(p.is_padded(axes[n]) for n in over):
         return None
-    # The neutral element leaves the result over the valid part unchanged.
+    # Masked with the neutral element, padding does not change the reduction.
     masked = p.mask_all(given, over, _neutral(p, node))
     if node.op_type != "ReduceMean":
         return replace(node, inputs=(masked, *node.inputs[1:]))
@@ -198,7 +198,7 @@ SUM_AXES_OPSET = 13
 
 @rule("GlobalAveragePool", "GlobalMaxPool")
 def apply_global_pool(p: Padder, node: Node) -> Node | None:
-    """A reduction over all but the first two axes."""
+    """Reduce over all axes but the first two."""
     (given,) = node.inputs
     axes, over = p.axes(given), range(2, len(p.axes(given)))
     _reduce(p, node, over, keep=True)
@@ -214,7 +214,7 @@ def apply_global_pool(p: Padder, node: Node) -> Node | None:
 
 @rule("ArgMax", "ArgMin")
 def apply_arg(p: Padder, node: Node) -> Node:
-    """Masked elements lose against all others, and of equal ones the first wins."""
+    """Mask with the worst value; of equal elements the first wins, so a valid one is selected."""
     axes = p.axes(node.inputs[0])
     axis = node.attr("axis", 0) % len(axes)
     _reduce(p, node, [axis], keep=bool(node.attr("keepdims", 1)))
@@ -281,7 +281,7 @@ def _find_normalized(node: Node, rank: int) -> list[int]:
 
 @rule("CumSum")
 def apply_cumulative(p: Padder, node: Node) -> Node:
-    """Padding comes after all valid elements, so it matters only for a reverse sum, where it is masked."""
+    """Padding follows all valid elements, so it needs a mask only in a reverse sum."""
     axes, asked = p.axes(node.inputs[0]), p.integers(node, 1)
     if asked is None:
         raise Refused("its axis is not known")
@@ -301,7 +301,7 @@ def apply_dropout(p: Padder, node: Node) -> None:
 
 @rule("CastLike")
 def apply_cast_like(p: Padder, node: Node) -> None:
-    """Of the second input only the type matters."""
+    """Only the type of the second input matters."""
     p.set(node.outputs[0], p.axes(node.inputs[0]), p.zeros(node.inputs[0]))
 
 
@@ -318,8 +318,8 @@ def apply_quantized(p: Padder, node: Node) -> None:
 
 @rule("Trilu")
 def apply_trilu(p: Padder, node: Node) -> None:
-    """The triangle depends on positions only."""
+    """The triangle depends on positions only, which padding keeps."""
     axes = p.axes(node.inputs[0])
     for axis in axes[-2:]:
-        p.only(axis)  # a merged axis has other positions
+        p.only(axis)  # merged extents have other positions
     p.set(node.outputs[0], axes, p.zeros(node.inputs[0]))

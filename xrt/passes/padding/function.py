@@ -40,7 +40,7 @@ SIZED = frozenset(SHAPE_OPERANDS).difference(PADDED_SHAPES, ("Squeeze", "Unsquee
 
 
 def follow(p: Padder, node: Node) -> bool:
-    """Propagate the symbolic integers that a node computes from sizes; return whether that describes the node fully."""
+    """Propagate symbolic integers through a node; return whether they describe its output fully."""
     if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
         return False
     try:
@@ -56,7 +56,7 @@ def follow(p: Padder, node: Node) -> bool:
 
 
 def _move(p: Padder, node: Node) -> Contents | None:
-    """The contents of a node that only moves elements, by the rules of shape inference."""
+    """Contents of the output of a node that only moves elements, by the rules of shape inference."""
     if len(node.outputs) != 1:
         return None
     # The shape of a padded input is not that of its type.
@@ -180,7 +180,7 @@ class PaddedFunction:
     """A Function that accepts padded sizes for some of its dynamic dims."""
 
     function: Function
-    """Its inputs are those of the model, then one int64 scalar per true size that it needs."""
+    """Its inputs are those of the model, then one int64 scalar for each dim in `fed`."""
     dims: tuple[str, ...]
     """Dims that may be padded; an unnamed extent is named by input and axis, ``x[0]``."""
     fed: tuple[str, ...]

@@ -128,7 +128,7 @@ def apply_tile(p: Padder, node: Node) -> None:
 
 @rule("Pad")
 def apply_pad(p: Padder, node: Node) -> Node:
-    """Elements added behind a padded axis go directly behind its valid part."""
+    """Elements added at the end of a padded axis go directly behind its valid part."""
     given, axes = node.inputs[0], p.axes(node.inputs[0])
     pads = p.integers(node, 1, "pads") or []
     places = p.integers(node, 3) or list(range(len(axes)))
@@ -164,7 +164,7 @@ def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: in
 
 @rule("Range")
 def apply_range(p: Padder, node: Node) -> Node | None:
-    """A Range up to a padded limit only gets more numbers behind the valid ones."""
+    """A padded limit only adds numbers behind the valid ones."""
     found = [p.elements(name) for name in node.inputs]
     start, limit, step = (one[0] if one else None for one in found)
     if start is None or limit is None or step is None or step.number is None or step.number < 1:
@@ -176,13 +176,13 @@ def apply_range(p: Padder, node: Node) -> Node | None:
         return None
     if p.is_padded(count) or step.number != 1 or p.dtype(node.outputs[0]) is not DType.INT64:
         raise p.refuse("it starts at a size that padding changes", start)
-    # Range itself would begin at the padded size.
+    # Range must start at the true size, not the padded one.
     return replace(node, op_type="Add", inputs=(p.positions(Extent.of(0), count), p.value(start)))
 
 
 @rule("ConstantOfShape")
 def apply_fill(p: Padder, node: Node) -> None:
-    """The same number everywhere."""
+    """All elements are the same number."""
     extents = p.elements(node.inputs[0])
     if extents is None or None in extents:
         raise Refused(f"its shape {node.inputs[0]!r} is not known")
@@ -220,7 +220,7 @@ Target: TypeAlias = Sequence["Extent | None"]
 
 
 class _Parts:
-    """The input extents that are not yet matched, outermost first."""
+    """The unmatched input extents, outermost first."""
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
         self._p = p
@@ -349,7 +349,7 @@ def _add_where_negative(p: Padder, indices: str, size: str) -> str:
 
 
 def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
-    """Indices that are in range behind their valid part too."""
+    """Make indices safe: in range behind their valid part, and counted from the start."""
     indices = p.mask_all(indices, range(len(p.axes(indices))), 0) if indices in p.states else indices
     extents = p.axes(data)[axis]
     return _count_from_start(p, indices, p.only(extents)) if p.is_padded(extents) else indices
@@ -357,7 +357,7 @@ def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
 
 @rule("Gather")
 def apply_gather(p: Padder, node: Node) -> Node:
-    """Padding of indices is masked with 0, which is in range; negative indices count from the true end."""
+    """Mask padding of indices with 0, which is in range; negative indices count from the true end."""
     data, indices = node.inputs
     axes = p.axes(data)
     axis = node.attr("axis", 0) % len(axes)
@@ -369,7 +369,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
 
 @rule("GatherElements")
 def apply_gather_elements(p: Padder, node: Node) -> Node:
-    """As Gather; the other axes must be padded alike in data and indices."""
+    """As Gather; the other axes must have equal padding in data and indices."""
     data, indices = node.inputs
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
@@ -396,9 +396,9 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
 
 @rule("ScatterElements")
 def apply_scatter_elements(p: Padder, node: Node) -> Node:
-    """Padding of the updates repeats the last valid entry, so that it is written twice with the same value.
+    """Padding of the updates repeats the last valid entry, so that the same value is written again.
 
-    The other axes must be padded alike in all operands.
+    The other axes must have equal padding in all operands.
     """
     data, indices, updates = node.inputs
     axes, places = p.axes(data), p.axes(indices)
@@ -419,7 +419,7 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
 
 @rule("TensorScatter")
 def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
-    """Replaced by a ScatterElements if the update is padded, with the last valid entry repeated."""
+    """Replace by a ScatterElements if the update is padded; its padding repeats the last valid entry."""
     past, update, *rest = node.inputs
     axes, places = p.axes(past), p.axes(update)
     axis = node.attr("axis", -2) % len(axes)
@@ -464,7 +464,7 @@ def apply_top_k(p: Padder, node: Node) -> None:
 
 @rule("Slice")
 def apply_slice(p: Padder, node: Node) -> Node | None:
-    """Slices from a fixed start are unchanged; those relative to the end are gathered from their true positions."""
+    """Slices from a fixed start are unchanged; those relative to the end become a Gather at their true positions."""
     axes = list(p.axes(node.inputs[0]))
     starts, ends = (_read(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
     places = [n % len(axes) for n in p.integers(node, 3, "axes") or range(len(starts))]
@@ -530,7 +530,7 @@ def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent 
 
 
 def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
-    """Slice bounds counted from the start, which must lie within both the true and the padded axis."""
+    """Resolve slice bounds to count from the start; they must lie within both the true and the padded axis."""
     if len(axis) != 1 or start is None or end is None or step < 1:
         raise p.refuse("it cuts at places that are not known, or backwards", axis)
     (extent,) = axis

@@ -1,4 +1,4 @@
-"""The state of a Function while its dims are padded: symbolic extents, masks, and the nodes that are added."""
+"""The state of a padding pass: symbolic extents, masks, and added nodes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class PaddingRefusal:
 
 
 class Refused(Exception):  # internal to this package
-    """Internal: an operator cannot be padded along ``dims``; empty means all dims of its inputs."""
+    """Internal: an operator cannot be padded along ``dims``; if empty, along any dim of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
@@ -221,7 +221,7 @@ def rule(*operators: str) -> Callable[[_Rule], _Rule]:
 SIZE_INPUT = "xrt.size."
 """Prefix of the inputs that hold true sizes."""
 MOST_ELEMENTS = 64
-"""Larger integer tensors are not tracked: they are no shapes."""
+"""Larger integer tensors are not tracked, because they are not shapes."""
 OPSET = 11
 """Lowest opset of the operators in masks."""
 
@@ -265,13 +265,13 @@ class Padder:
         return Refused(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
     def only(self, axis: Axis) -> Extent:
-        """The extent of an axis; refuses one that a reshape merged of several."""
+        """The single extent of an axis; raises Refused if a reshape merged several."""
         if len(axis) != 1:
             raise self.refuse("the padded axis is merged with others", axis)
         return axis[0]
 
     def match(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
-        """Refuse operands that differ along a padded axis, apart from the axis `skip`."""
+        """Raise Refused if operands differ along a padded axis; the axis `skip` is ignored."""
         for number, axes in enumerate(zip(*shapes, strict=True)):
             if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
                 raise self.refuse(f"its operands differ along axis {number}", *axes)

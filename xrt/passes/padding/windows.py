@@ -51,7 +51,7 @@ def _same(p: Padder, node: Node, number: int, reach: int, stride: int) -> tuple[
 
 
 def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tuple[str, list[Axis]]:
-    """The input, masked if windows reach behind its end, and the spatial axes of the output."""
+    """Mask the input if windows reach behind its end; return it and the spatial axes of the output."""
     axes = p.axes(name)
     if p.is_padded(axes[1]):
         raise p.refuse("its channels are padded", axes[1])
@@ -67,7 +67,7 @@ def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tup
 
 @rule("Conv")
 def apply_conv(p: Padder, node: Node) -> Node:
-    """Windows that reach behind the end must read zeros, so the padding is masked."""
+    """Windows that reach behind the end must read zeros, so padding is masked."""
     given, weight = node.inputs[:2]
     kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(weight)[2:]]
     if None in kernel or any(name in p.states for name in node.inputs[1:]):
@@ -189,7 +189,7 @@ def _check_mask(p: Padder, mask: str, query: Axis, key: Axis) -> None:
 
 
 def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
-    """A mask that also hides padded keys."""
+    """Make a mask that also hides padded keys."""
     flags = p.find_valid(key, axis)
     if not mask:
         return p.node("Reshape", flags, p.constant(np.array([1, -1], np.int64)))
@@ -200,7 +200,7 @@ def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
 
 @rule("LSTM", "GRU", "RNN")
 def apply_recurrent(p: Padder, node: Node) -> Node:
-    """The batch may be padded in all inputs; a padded time axis uses the sequence_lens input."""
+    """The batch may be padded in all inputs; a padded time axis needs the sequence_lens input."""
     names = [*node.inputs, *[""] * (8 - len(node.inputs))]
     time, batch, width = p.axes(names[0])
     if node.attr("layout", 0) or p.is_padded(width) or any(name in p.states for name in (*names[1:4], names[7]) if name):

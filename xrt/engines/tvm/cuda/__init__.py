@@ -1,6 +1,6 @@
-"""``tvm`` on CUDA: TVM's own schedules for GPUs, compiled by NVRTC, on memory and streams of XRT's.
+"""``tvm`` on CUDA: TVM's GPU schedules, compiled by NVRTC, on XRT's memory and streams.
 
-A Function is lowered by TVM to CUDA C++ (`code`), with every byte that a call needs as a parameter (`memory`), so that a run
-allocates nothing of TVM's, waits for nothing and can be recorded. NVRTC makes machine code of it (`nvrtc`), which TVM's runtime
-for CUDA loads (`library`) and a `TvmOnDevice` launches. Up to the machine code none of it needs a GPU.
+TVM lowers a Function to CUDA C++ with all memory of a call as parameters, so that a run allocates nothing in TVM, does not
+synchronize, and can be captured in a CUDA graph. NVRTC compiles the source, TVM's CUDA runtime loads the binary (all in
+`codegen`), and `TvmOnDevice` launches it. Compiling needs no GPU.
 """

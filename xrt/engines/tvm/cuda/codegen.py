@@ -1,4 +1,4 @@
-"""From an imported Relax module to a program for CUDA, by TVM's own schedules for GPUs."""
+"""Compile an imported Relax module to a CUDA program with TVM's GPU schedules."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b
 #define max xrt_max
 #define min xrt_min
 """
-"""Of two numbers one of which is NaN, TVM's code for the CPU takes the second, CUDA's functions the other; both devices are to
-agree."""
+"""If one operand of max or min is NaN, TVM's CPU code returns the second operand, CUDA's functions the number. These macros make
+both devices agree."""
 
 
 def source_with_prelude(source: str) -> str:
-    """Define max and min in TVM's source after CUDA's headers, which declare their own."""
+    """Define max and min after CUDA's headers, which declare functions of these names."""
     headers = [f"#include <{name}>\n" for name in _needs_headers(source)]
     place = max((source.index(header) + len(header) for header in headers), default=0)
     return source[:place] + _OWN + source[place:]
@@ -91,7 +91,7 @@ def _needs_headers(source: str) -> tuple[str, ...]:
 
 
 def binary(source: str, architecture: str) -> bytes:
-    """Compile to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
+    """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _library()
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
     program = _Program(library, source_with_prelude(source))
@@ -119,7 +119,7 @@ def _includes(source: str) -> list[str]:
 
 
 def folders(name: str) -> Iterator[Path]:
-    """Yield where CUDA 13's libraries (``lib``) or headers (``include``) may lie: NVIDIA's wheels first, then a toolkit."""
+    """Yield possible folders of CUDA 13's libraries (``lib``) or headers (``include``): NVIDIA's wheels, then a toolkit."""
     package = find_spec("nvidia")
     for place in package.submodule_search_locations or () if package else ():
         yield Path(place) / "cu13" / name
@@ -186,7 +186,7 @@ _CUDART = "libcudart.so.13"
 
 
 def load_runtime() -> None:
-    """Load TVM's runtime for CUDA; raises CompileRefused, with what the loader says, where the driver or a library is missing."""
+    """Load TVM's CUDA runtime; raises CompileRefused with the loader's message if the driver or a library is missing."""
     if tvm.get_global_func("device_api.cuda", allow_missing=True) is not None:
         return
     for folder in folders("lib"):
@@ -207,9 +207,9 @@ def load_runtime() -> None:
 
 @contextmanager
 def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
-    """Let TVM have its CUDA C++ compiled by a function of ours as long as the context lasts, and by its own again after.
+    """Compile TVM's CUDA C++ with ``compiler`` inside this context; TVM's own compiler is restored afterwards.
 
-    A refusal of the function's comes out as it is, where TVM would make another error of it.
+    A CompileRefused from ``compiler`` is raised unchanged, although TVM would convert it to another error.
     """
     refused: list[CompileRefused] = []
 
@@ -240,21 +240,21 @@ _VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 @dataclass(frozen=True, slots=True)
 class AllocationFree:
-    """A module whose ``main`` takes, after its own parameters, the blocks of its workspace and the arrays for its results."""
+    """A module whose ``main`` has further parameters: the blocks of its workspace, then the arrays for its results."""
 
     module: IRModule
     workspace: tuple[int, ...]
-    """The bytes of each block, which inner values take turns in."""
+    """Bytes of each block, which inner values share over time."""
     made: tuple[TensorType, ...]
-    """The arrays that ``main`` computes into: its last parameters."""
+    """Types of the arrays that ``main`` writes: its last parameters."""
     results: tuple[int, ...]
-    """For each result the parameter that holds it after the call."""
+    """For each result, the position of the parameter that holds it after the call."""
 
 
 def lift_allocations(module: IRModule) -> AllocationFree:
-    """Return the module, planned by StaticPlanBlockMemory, with a ``main`` that is handed all memory.
+    """Turn all allocations of ``main``, as planned by StaticPlanBlockMemory, into parameters.
 
-    Raises CompileRefused where it does anything but call functions of the module on tensors of known sizes.
+    Raises CompileRefused if ``main`` does more than call functions of the module on tensors of static shape.
     """
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
@@ -276,9 +276,9 @@ def _block(binding: Any) -> relax.Var:
 
 
 def _rewritten(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
-    """Return a binding as it is to be: an allocation within a storage becomes a view of its block.
+    """Rewrite an allocation within a storage to a view of its block; other bindings are unchanged.
 
-    TVM's code takes no view that begins behind its memory, so the blocks cannot be one; the planner puts all at their beginnings.
+    TVM's code supports no views with an offset, so each storage is a separate block; the planner puts tensors at offset 0.
     """
     call = binding.value
     if not isinstance(call, Call) or isinstance(call.op, GlobalVar):
@@ -310,21 +310,21 @@ OLDEST = "sm_75"
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """Compiled code, and what it is called with: inputs, constants, the blocks of its workspace, arrays for its results."""
+    """Compiled code and the rest of its signature: inputs, constants, workspace blocks, result arrays."""
 
     code: Any
-    """A Relax executable, or the module that one was exported to and loaded from."""
+    """A Relax executable, or a module that was exported and loaded."""
     constants: tuple[Constant, ...]
     workspace: tuple[int, ...]
-    """The bytes of each block."""
+    """Bytes of each block."""
     made: tuple[TensorType, ...]
-    """The arrays that it computes into."""
+    """Types of the arrays that it writes."""
     results: tuple[int, ...]
-    """For each result the argument that holds it after the call: one of what is made, or an input or a constant."""
+    """For each result, the position of the argument that holds it after the call: a result array, an input or a constant."""
 
 
 def make_target(architecture: str, host: Target) -> Target:
-    """The target for an architecture (``sm_90``) with its host."""
+    """The target for an architecture (``sm_90``), with its host target."""
     limits = {
         "max_shared_memory_per_block": 49152,
         "max_threads_per_block": 1024,
@@ -335,9 +335,9 @@ def make_target(architecture: str, host: Target) -> Target:
 
 
 def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_level: int, architecture: str = "") -> DeviceProgram:
-    """Compile the module's ``main``, whose last parameters are the weights; to source only, where no architecture is given.
+    """Compile the module's ``main``, whose last parameters are the weights; generates source only if no architecture is given.
 
-    Raises CompileRefused for what is no work for a device alone, and where NVRTC is missing or refuses.
+    Raises CompileRefused for work that cannot run on the device alone, and if NVRTC is missing or fails.
     """
     with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(lambda source: _machine_code(source, architecture)):
         fused = tvm.transform.Sequential(FUSION)(legalize(_plainly_named(module), target))
@@ -387,7 +387,7 @@ def _imported(module: Any) -> list[Any]:
 
 
 def _check_memory(code: Any) -> None:
-    """Raise CompileRefused where code of the host takes memory of the device: from a pool of the thread's, for no stream."""
+    """Raise CompileRefused if host code allocates device memory: TVM's pools are per thread and ignore streams."""
     for module in _imported(code.mod):
         if module.kind == "llvm" and _WORKSPACE in str(module.inspect_source("ll")):
             raise CompileRefused("TVM's schedule takes working memory that follows no stream, as those that sort and scan do")
@@ -397,9 +397,9 @@ _WORKSPACE = "TVMBackendAllocWorkspace"
 
 
 def export_program(program: DeviceProgram, function: Function, folder: Path | None) -> bytes:
-    """Return a program that was compiled from the Function, as `load_program` reads it; the folder is written to.
+    """Serialize a program compiled from the Function for `load_program`; writes temporary files to the folder.
 
-    Raises CompileRefused if there is no C compiler, or no folder.
+    Raises CompileRefused without a C compiler or a folder.
     """
     outputs = [[str(type_.dtype), type_.shape] for type_ in program.made]
     details = {"workspace": program.workspace, "made": outputs, "results": program.results}

@@ -1,4 +1,4 @@
-"""Running a program for CUDA on arrays of the device, on the stream of the caller."""
+"""Run a CUDA program on device arrays, on the caller's stream."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 64
-"""Bytes: at multiples of it TVM's code expects every array."""
+"""In bytes. TVM's code expects every array at a multiple of it."""
 _NO_WAIT = -1
 """DLPack's value for a stream without synchronization: the runtime has ordered the work already."""
 
 
 class TvmOnDevice(Executable):
-    """Launches one program, with a virtual machine per concurrent call, on memory of the device's own pool."""
+    """Launches one program on memory of the device's pool, with a virtual machine per concurrent call."""
 
     outputs_are_fresh: ClassVar[bool] = True
 
     def __init__(self, program: DeviceProgram, function: Function, accelerator: Accelerator, device: Any) -> None:
-        """`device` is the accelerator's, as TVM names it."""
+        """`device` is TVM's handle of the accelerator's device."""
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
@@ -48,7 +48,7 @@ class TvmOnDevice(Executable):
         self._closed = False
 
     def prepare(self) -> None:
-        """Bring the constants to the device."""
+        """Upload the constants to the device."""
         accelerator = self._accelerator
         with accelerator.activate(self._stream):
             self._constants = [accelerator.upload(constant.array) for constant in self.program.constants]
@@ -56,7 +56,7 @@ class TvmOnDevice(Executable):
         self._idle.append(self._machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        """Put the work on the stream of the options, which is the thread's current one; without one, wait for it."""
+        """Enqueue the work on the stream of the options, which is the thread's current one; without one, wait for the results."""
         if options.stream is not None:
             return self._put(inputs, options.stream)
         with self._accelerator.activate(self._stream):
@@ -86,7 +86,7 @@ class TvmOnDevice(Executable):
         return context
 
     def _laid(self, array: Any) -> Any:
-        """Return the array C-contiguous and aligned as TVM's code expects, copied only if necessary."""
+        """Make the array C-contiguous and aligned as TVM's code expects; copies only if necessary."""
         if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
             return array
         return array.copy(order="C")
@@ -102,7 +102,7 @@ class TvmOnDevice(Executable):
         return machine
 
     def why_not_capturable(self) -> str | None:
-        """None: a run launches kernels and nothing else."""
+        """None: a run only launches kernels."""
         return None
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -121,7 +121,7 @@ class TvmOnDevice(Executable):
 
 
 def share_program(array: Any) -> Tensor:
-    """View the array as a TVM tensor; types that DLPack may not know on the other side are passed as plain bits."""
+    """View the array as a TVM tensor; types that DLPack may not support on the other side are passed as raw bits."""
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))
     bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
@@ -132,7 +132,7 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
 def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
-    """Return each computed array at most once; repeated ones and inputs are copied."""
+    """Deliver each computed array at most once; repeated ones and inputs are copied."""
     seen: set[int] = set()
     returned = []
     for position in results:
