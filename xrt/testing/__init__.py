@@ -1,8 +1,8 @@
-"""What an engine author runs to prove an engine: conformance, a corpus, generated graphs, and engines that misbehave.
+"""Test tools for engine authors: the conformance run, the regression corpus, generated graphs and fault injection.
 
-An engine goes in, and what it passes, declines and fails comes out, case by case with the reason. Importing the package
-needs neither pytest nor hypothesis: `suite` needs the first, `strategies` the second, and both are imported by name. Nothing
-else in XRT but the command line may import it.
+Each reports per case whether the engine passed, declined or failed, and why. Importing this package needs neither pytest nor
+hypothesis: only the submodules `suite` (both) and `strategies` (hypothesis) need them, and they are imported by name. Within
+XRT, only the command line may import this package.
 """
 
 from xrt.testing.cases import GROUPS, ConformanceCase, group_cases, node_cases

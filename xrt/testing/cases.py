@@ -1,6 +1,6 @@
-"""One test as a case: a model, its inputs, and what must come out; and the tests of the installed ``onnx`` as cases.
+"""Conformance cases (a model, inputs and expected outputs), and the test suites of the installed ``onnx`` package as such cases.
 
-Its node tests are made by its own code; small models, models exported from PyTorch and the light networks are stored as files.
+The node tests come from Python code in ``onnx``. Small models, models exported from PyTorch and the light networks are files.
 """
 
 from __future__ import annotations
@@ -39,62 +39,62 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 _BFLOAT16_RTOL = 2**-6
-"""Two roundings: what the runner of ``onnx`` itself grants bfloat16, whose one rounding is wider than every case's rtol."""
+"""Two rounding steps of bfloat16, as in ``onnx``'s own test runner: one step alone can exceed the ``rtol`` of a case."""
 
 
 @dataclass(frozen=True)
 class ConformanceCase:
-    """One test: a model, one set of inputs, the outputs that must come, and how exact they must be."""
+    """One test: a model, one set of inputs, the expected outputs, and the tolerance."""
 
     name: str
     model: ModelProto
     inputs: tuple[Any, ...]
-    """Arrays, lists and None, as engines take them."""
+    """Arrays, lists (sequences) and None (absent optionals), in the form in which engines accept them."""
     expected: tuple[Any, ...]
-    """What must come out; empty where the reference engine is to say it, see `seed`."""
+    """The expected outputs. Empty if the reference engine computes them, see `seed`."""
     rtol: float
     atol: float
     group: str = "node"
-    """The group of tests it belongs to."""
+    """A key of `GROUPS`."""
     seed: int | None = None
-    """Seeds random weights in place of the model's own; what must come out is then what the reference engine computes,
-    held to the tolerance of a network."""
+    """If given, replace the model's weights by random ones from this seed. The reference engine then computes the expected
+    outputs, and the tolerance is that of a whole network."""
 
     @cached_property
     def function(self) -> Function:
-        """The model as a Function; raises ModelError where it cannot be read."""
+        """The model as a Function. Raises ModelError if the model cannot be read."""
         function = onnx.load(self.model)
         return function if self.seed is None else fill_random_weights(function, self.seed)
 
     @cached_property
     def truth(self) -> tuple[Any, ...]:
-        """What must come out."""
+        """The expected outputs: stored, or computed by the reference engine if `seed` is set."""
         return self.expected if self.seed is None else tuple(_reference(self.function, self.inputs))
 
     @cached_property
     def ties(self) -> list[Ambiguity | None]:
-        """Where an output may jump and be as right: what the reference engine gives for the operators that step."""
+        """For each output, where a discontinuous operator has two valid results, computed by the reference engine."""
         return find_ambiguity(self.function, self.inputs, _reference)
 
     @cached_property
     def operators(self) -> tuple[str, ...]:
-        """The operators of the main graph, sorted; those of bodies are left out."""
+        """The sorted operators of the main graph, without those in bodies of control flow."""
         return tuple(sorted({f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in self.model.graph.node}))
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether the outputs are random in every run, so that only their types and shapes can be compared.
+        """Whether the outputs differ from run to run, so that only types and shapes can be compared.
 
-        Read from the schemas: an operator that is declared not deterministic and takes a seed, in the main graph or in a body; a
-        Dropout only in its training form. (AffineGrid is declared so too, but is not random.)
+        True if an operator, also in a body, is non-deterministic by its ONNX schema and has a ``seed`` attribute; Dropout only in
+        training mode. (AffineGrid is also declared non-deterministic, but has no seed.)
         """
         return is_random(self.function)
 
     def judge(self, results: Sequence[Any], *, admit_ties: bool = False) -> Comparison:
-        """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance.
+        """Compare results with the expected outputs: types and shapes exactly, numbers within the tolerance of the case.
 
-        With ``admit_ties``, an output of a stepping operator (ArgMax, Round, a cast to integers) may be on the other side of a
-        step if its input is at the edge: a mixture rounds between engines where one engine does not.
+        With ``admit_ties``, an output of a discontinuous operator (ArgMax, Round, a cast to integers) may be on the other side of
+        a step if its input is close to the step: a run on several engines rounds at other places than a run on one.
         """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
@@ -121,7 +121,7 @@ class ConformanceCase:
         return Tolerance(max(self.rtol, self._least_rtol(expected)), self.atol, peak)
 
     def _least_rtol(self, expected: Any) -> float:
-        """Return what the type asks for: of bfloat16 more than cases allow, and of float16 where several operators round."""
+        """The minimum rtol for the type: for bfloat16 in every graph, for float16 only in graphs with several nodes."""
         name = expected.dtype.name if isinstance(expected, np.ndarray) else ""
         if name == "float16" and len(self.model.graph.node) > 1:
             return tolerance_for("float16").rtol
@@ -129,7 +129,7 @@ class ConformanceCase:
 
 
 _TRANSFORMS = frozenset({"DFT", "STFT"})
-"""Operators each of whose results sums all that they are given: the error of one is as large as the largest of them."""
+"""Operators whose every output element sums over all inputs, so that its error scales with the largest element."""
 
 
 def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -137,7 +137,7 @@ def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
 
 
 def is_random(function: Function) -> bool:
-    """Whether a Function draws random numbers."""
+    """Whether a Function has a random operator, see `ConformanceCase.is_random`."""
     return any(_draws(holder, node) for holder, node in function.walk())
 
 
@@ -149,7 +149,7 @@ def _draws(function: Function, node: Any) -> bool:
 
 
 def _blank(value: Any) -> Any:
-    """Return the value with every number zero: its type and shape alone."""
+    """Set all numbers to zero, so that only type and shape are compared."""
     if isinstance(value, list):
         return [_blank(item) for item in value]
     if isinstance(value, dict):
@@ -158,17 +158,17 @@ def _blank(value: Any) -> Any:
 
 
 def node_cases(pattern: str = "*") -> tuple[ConformanceCase, ...]:
-    """Return the node tests whose names match, sorted by name.
+    """Collect the node tests whose names match ``pattern``, sorted by name.
 
-    ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. A process imports
-    the modules of ``onnx`` that may name such a test, once; all of them take some seconds.
+    ``pattern`` is one glob or several, separated by commas; the prefix ``test_`` is optional. Imports only the modules of
+    ``onnx`` that may define a matching test, once per process. Importing all of them takes several seconds.
     """
     found = (case for case in _made_cases(pattern) if matches(case.name, pattern))
     return tuple(sorted(found, key=lambda case: case.name))
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a case's name matches one of the globs."""
+    """Whether a case's name, with or without ``test_``, matches one of the comma-separated globs."""
     return any(fnmatch.fnmatchcase(text, glob) for glob in _globs(pattern) for text in (name, name.removeprefix("test_")))
 
 
@@ -177,20 +177,20 @@ def _globs(pattern: str) -> list[str]:
 
 
 _MADE: list[tuple[ConformanceCase, ...]] = []
-"""The cases of each node test of onnx that was made so far."""
+"""One tuple of cases (its data sets) per node test of onnx, for the modules imported so far."""
 _MAKING = Lock()
 
 
 def _made_cases(pattern: str) -> list[ConformanceCase]:
-    """Return the cases of the modules of onnx that were imported so far, among them all that may name a match."""
+    """Import the modules that may define a matching test; list the cases of every module imported so far."""
     from onnx.backend.test.case import node
 
     with _MAKING, warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # the cases provoke overflows and invalid casts on purpose
+        warnings.simplefilter("ignore")  # the cases overflow and cast NaN on purpose
         for name in _list_modules():
             if may_name_a_match(name, pattern):
                 importlib.import_module(name)
-        tests = node._NodeTestCases  # collect_testcases() returns the same list, after it has imported every module
+        tests = node._NodeTestCases  # collect_testcases() returns this list too, but imports every module
         _MADE.extend(tuple(_cases_of(test)) for test in tests[len(_MADE) :])
         return [case for cases in _MADE for case in cases]
 
@@ -203,7 +203,7 @@ def _list_modules() -> tuple[str, ...]:
 
 
 def may_name_a_match(module: str, pattern: str) -> bool:
-    """Whether a module of onnx's node tests may name one that matches: by the words of its source that begin with ``test_``."""
+    """Whether a module of onnx's node tests may define a matching test, judged by the ``test_...`` strings in its source."""
     heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _globs(pattern)]
     heads += [f"test_{head}" for head in heads]
     return any(head.startswith(word) or word.startswith(head) for word in _words(module) for head in heads)
@@ -211,7 +211,7 @@ def may_name_a_match(module: str, pattern: str) -> bool:
 
 @cache
 def _words(module: str) -> frozenset[str]:
-    """Return how the names of a module's tests begin: the source has them in full, or up to what is inserted."""
+    """The prefixes of a module's test names: complete string literals, or the part before an interpolation."""
     spec = find_spec(module)
     loader = spec.loader if spec else None
     source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
@@ -219,14 +219,14 @@ def _words(module: str) -> frozenset[str]:
 
 
 def _cases_of(test: Any) -> Iterator[ConformanceCase]:
-    """Yield a case for each data set; one that is alone bears the test's name."""
+    """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
     for number, (inputs, expected) in enumerate(test.data_sets):
         name = test.name if number == 0 else f"{test.name}/{number}"
         yield ConformanceCase(name, test.model, _given(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
 
 
 def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
-    """Return the inputs; optional ones that the test leaves out at the end are absent."""
+    """Convert the inputs, and append None for optional inputs that the test omits at the end."""
     return _values(inputs) + (None,) * (len(graph.input) - len(inputs))
 
 
@@ -235,7 +235,7 @@ def _values(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def read_value(value: Any) -> Any:
-    """Return what a test gives (a message, an array, a scalar, a list) as engines take it."""
+    """Convert a test value (ONNX message, array, scalar or list) to the arrays, lists and None that engines accept."""
     if isinstance(value, TensorProto):
         return _array(numpy_helper.to_array(value))
     if isinstance(value, SequenceProto):
@@ -248,7 +248,7 @@ def read_value(value: Any) -> Any:
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Return an array of native byte order, text as objects that are ``str``."""
+    """Convert to an array; strings become an object array of ``str``."""
     array = np.asarray(value)
     if array.dtype.kind not in "OUS":
         return array
@@ -259,12 +259,12 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def is_unchanged(before: Sequence[Any], after: Sequence[Any]) -> Comparison:
-    """Compare inputs with what they were before a run; an engine must not write to them."""
+    """Check that an engine did not write to its inputs: compare them bit by bit with copies from before the run."""
     return compare_all(after, before, BIT_EQUAL, names=[f"input {i}" for i in range(len(before))])
 
 
 _RTOL, _ATOL = 1e-3, 1e-7
-"""What the runner of ``onnx`` grants every stored case, but for the one below."""
+"""The tolerance that onnx's test runner uses for all stored cases except those in `_RTOLS`."""
 _RTOLS = {"densenet121": 2e-3}
 _SEED = 0
 _UNDEFINED = ("light_squeezenet",)
@@ -272,7 +272,7 @@ _UNDEFINED = ("light_squeezenet",)
 
 @lru_cache
 def load_stored_cases(group: str) -> tuple[ConformanceCase, ...]:
-    """Return the cases of a folder of models, each in one directory with its inputs and outputs; sorted by name."""
+    """Load the cases of a folder of stored models, sorted by name. Each model has a directory with its inputs and outputs."""
     return tuple(case for path in sorted((_data() / group).glob("*/model.onnx")) for case in _load_cases(path, group))
 
 
@@ -281,7 +281,7 @@ def _data() -> Path:
 
 
 def _load_cases(path: Path, group: str) -> Iterator[ConformanceCase]:
-    """Yield a case for each data set; one that is alone bears the folder's name."""
+    """Yield one case per data set: the first has the folder's name, the others get ``/1``, ``/2`` and so on."""
     model = onnx_package.load(path)
     for number, folder in enumerate(sorted(path.parent.glob("test_data_set_*"))):
         name = path.parent.name if number == 0 else f"{path.parent.name}/{number}"
@@ -291,7 +291,7 @@ def _load_cases(path: Path, group: str) -> Iterator[ConformanceCase]:
 
 
 def _list_caller_inputs(model: ModelProto) -> list[ValueInfoProto]:
-    """Return the inputs that a caller gives: weights stand among the inputs of older models too."""
+    """The inputs without initializers, which older models list as inputs too."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [info for info in model.graph.input if info.name not in weights]
 
@@ -304,11 +304,11 @@ def _read(path: Path, info: ValueInfoProto) -> Any:
 
 @lru_cache
 def load_light_cases() -> tuple[ConformanceCase, ...]:
-    """Return two cases for each light network, as it comes and with random weights; of SqueezeNet the second alone.
+    """Load two cases per light network: one with the stored weights, one with random weights.
 
-    As it comes, every weight of a tensor is the same number, and so is every output; ``onnx`` stores what must come out.
-    With random weights the outputs differ, and the reference engine says what they must be. SqueezeNet as it comes ends in the
-    Softmax of equal logits of 1e10, which one rounding makes anything.
+    In the stored models, all elements of a weight are equal, and so are all outputs; ``onnx`` stores the expected outputs. With
+    random weights the outputs differ, and the reference engine computes the expected ones. SqueezeNet is tested with random
+    weights only: the stored model ends in a Softmax of equal logits of 1e10, where one rounding error changes everything.
     """
     return tuple(case for path in sorted((_data() / "light").glob("light_*.onnx")) for case in _light(path))
 
@@ -324,7 +324,7 @@ def _light(path: Path) -> Iterator[ConformanceCase]:
 
 
 def _ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:
-    """Return numbers that climb from 0 to 1: what the stored outputs were computed from."""
+    """A ramp of float32 from 0 to 1, the input for which the stored outputs were computed."""
     shape = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
     count = int(np.prod(shape))
     return (np.arange(count).reshape(shape) / count).astype(np.float32)
@@ -337,13 +337,13 @@ GROUPS: Mapping[str, Callable[[], Sequence[ConformanceCase]]] = MappingProxyType
         "light": load_light_cases,
     }
 )
-"""What makes the cases of each group. Those of ``node`` are one operator each, or the expansion of one; the others are models."""
+"""The loader of each group. A case of ``node`` tests one operator, or its decomposition; cases of the other groups are models."""
 
 
 def group_cases(groups: Sequence[str] = (), pattern: str = "*") -> tuple[ConformanceCase, ...]:
-    """Return the cases of the groups (of all, when none is named) whose names match.
+    """Collect the cases of the given groups (default: all) whose names match ``pattern``.
 
-    Raises OptionError for a group that there is not.
+    Raises OptionError for an unknown group.
     """
     for name in groups:
         if name not in GROUPS:

@@ -1,8 +1,8 @@
-"""The conformance run: the tests of the installed ``onnx`` on an engine, on a list, or alternating between engines.
+"""The conformance run: the tests of the installed ``onnx`` on one engine, on a list of engines, or alternating between engines.
 
-An engine gets what XRT would pass to it: types inferred, and the constant parts computed beforehand, unless nothing would be left
-of the case. A case is *declined* when the engine said so before the first run, *passed* when the results are right in type, shape
-and value, and *failed* otherwise. One case's error never ends the run. The list has no implicit engine.
+An engine gets the same Functions as in a module: types inferred and constants folded, unless folding would leave no node. A case
+is *declined* if the engine refused it before the first run, *passed* if type, shape and values are right and the inputs are
+unchanged, and *failed* otherwise. An error in one case does not end the run. No engine is added to the list implicitly.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Engine: TypeAlias = str | GraphCompiler
 
 @dataclass(frozen=True, slots=True)
 class PreparedCase:
-    """A compiled function, to be run once."""
+    """A compiled case, ready to run once."""
 
     run: Callable[[Sequence[Any]], Sequence[Any]]
     placed: tuple[tuple[str, str], ...] = ()
-    """Which engines its operators are on, as (operator, engine) pairs."""
+    """Sorted (operator, engine) pairs: the engines to which the nodes were assigned."""
     engines: Sequence[GraphCompiler] = ()
-    """The engines that were asked."""
+    """The engines that were available for the case."""
 
 
 Maker: TypeAlias = Callable[[Function, Sequence[Any]], PreparedCase]
-"""Compiles a function for inputs such as the given ones; raises CompileRefused for what is declined."""
+"""Compiles a Function for inputs of the same types and shapes; raises CompileRefused if it is declined."""
 Progress: TypeAlias = Callable[[int, int, Outcome], None]
-"""Called after each case: how many are done, of how many, and the outcome."""
+"""Callback after each case: number of cases done, total number, outcome of the case."""
 
 
 def conform(
@@ -63,12 +63,12 @@ def conform(
     gaps: Sequence[KnownFailure] = (),
     progress: Progress | None = None,
 ) -> ConformanceReport:
-    """Run the cases of those groups (of all, when none is named) that match, and return the report.
+    """Run the cases of the given groups (default: all) whose names match ``pattern``, and report the outcomes.
 
-    ``gaps`` are known failures, with which the report is settled. With ``alternate``, neighbouring nodes are kept on different
-    engines (`xrt.testing.running`), and every case runs once with each engine first. With ``opening``, extents of inputs become
-    symbolic dims, and one executable of each engine runs at several sizes. With ``isolate`` the engines run in worker processes:
-    a case that ends one has failed, and the rest runs in the next.
+    ``gaps`` lists known failures, see `settle`. With ``alternate``, neighbouring nodes are placed on different engines (see
+    `xrt.testing.running`), and every case runs once with each engine first. With ``opening``, sizes of the inputs become symbolic
+    dims, and each engine runs one executable at several sizes. With ``isolate``, engines run in worker processes: a case that
+    crashes its worker has failed, and a new worker runs the next case.
     """
     listed = [registry.create(engine) for engine in ([engines] if isinstance(engines, str | GraphCompiler) else engines)]
     tried = isolate_engines(listed) if isolate else listed
@@ -76,7 +76,7 @@ def conform(
     cases = group_cases(groups, pattern)
     outcomes: list[Outcome] = []
     for done, case in enumerate(cases, 1):
-        outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
+        outcomes.append(run_case(replace(case), *makers))  # a copy, so that its cached properties are freed
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
     name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
@@ -85,9 +85,9 @@ def conform(
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, opening: Opening | None = None) -> tuple[Maker, ...]:
-    """Return how to compile for those engines, in every way that a case is to run.
+    """One maker for each way in which every case must run.
 
-    One engine runs by the contract alone, several as a module makes a plan of them; or they alternate, each beginning once.
+    One engine is called directly; several are planned as in a module. With ``alternate``, each engine is the first one once.
     """
     if alternate and len(engines) < 2:
         raise OptionError("nodes alternate between two engines or more; list another")
@@ -99,7 +99,7 @@ def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, ope
 
 
 def run_single(engine: GraphCompiler) -> Maker:
-    """Return a maker that asks, compiles and runs by the contract alone, with nothing of XRT in between."""
+    """A maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         prepared = _prepared(function)
@@ -117,7 +117,7 @@ def run_single(engine: GraphCompiler) -> Maker:
 
 
 def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
-    """Return a maker whose one executable, for all sizes, must be right at other sizes than the case's own too."""
+    """A maker that compiles once with symbolic dims, and checks the results at other sizes than those of the case too."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         opened = open_dims(function, inputs, opening)
@@ -125,7 +125,7 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             try:
-                results = executable.run(values)  # first: a run that refuses a size may leave a library that fails
+                results = executable.run(values)  # first, since refusing a size may leave the library in a bad state
                 for sized in () if is_random(function) else list_other_sizes(opened, values):
                     if not (found := sized.compare(executable, engine)):
                         raise AssertionError(found.message)
@@ -139,7 +139,7 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
 
 
 def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
-    """Return a maker that plans for a list of engines, as `make_module` does."""
+    """A maker that partitions over a list of engines, in a module of `make_module` with ``options``."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         module = make_module(_prepared(function), engines, **options)
@@ -154,7 +154,7 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
 
 
 def run_alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
-    """Return a maker that keeps neighbouring nodes on different engines; the engine of that number begins."""
+    """A maker that places neighbouring nodes on different engines; ``first`` is the index of the engine to start with."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         program = make_alternating_program(_prepared(function), inputs, engines, first)
@@ -169,13 +169,13 @@ def _placed(launches: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
 
 
 def _prepared(function: Function) -> Function:
-    """Return the function with its constant parts computed, as a module does; itself where that would leave no node."""
+    """Fold constants, as a module does. Keep the function as it is if folding would leave no node."""
     simple = optimize(passes.infer_shapes(function), fold=True)
     return simple if simple.nodes else function
 
 
 def _refusal(error: PlanError) -> Exception:
-    """Return why no plan was found: a failure where an engine failed to compile, a refusal where it only declined."""
+    """The exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CompileFailed):
@@ -188,18 +188,18 @@ def _as_outputs(results: Any, count: int) -> Sequence[Any]:
     return [results] if count == 1 else results
 
 
-# ---------------------------------------------------------------------- one case
+# ---------------------------------------------------------------------- a single case
 
 
 def run_case(case: ConformanceCase, *makers: Maker) -> Outcome:
-    """Return what came of one case, made in each of the ways: of the first that does not pass, else of the last.
+    """Run one case with each maker, and report the first outcome that did not pass, or else the last.
 
-    No exception leaves it but those that end the process.
+    Every Exception becomes an outcome; only BaseExceptions such as KeyboardInterrupt propagate.
     """
     start = time.perf_counter()
     placed: set[tuple[str, str]] = set()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # cases overflow and cast NaN on purpose; what counts is what comes out
+        warnings.simplefilter("ignore")  # cases overflow and cast NaN on purpose; only the results count
         for make in makers:
             outcome = _outcome(case, make)
             placed.update(outcome.placed)
@@ -214,14 +214,14 @@ def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
         ready = make(case.function, case.inputs)
     except CompileRefused as refusal:
         return Outcome(case.name, ResultWord.DECLINED, _first_line(refusal))
-    except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
+    except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
         return Outcome(case.name, ResultWord.FAILED, f"at compile: {_described(error)}")
     return replace(_ran(case, ready), placed=ready.placed)
 
 
 def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
     given = copy.deepcopy(case.inputs)
-    # A mixture rounds between engines, and libraries round quotients to different quantization steps.
+    # Engines in a mixture round between nodes, and libraries quantize ties to different steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
 
     try:
@@ -229,7 +229,7 @@ def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
         verdict = is_unchanged(case.inputs, given) and case.judge(results, admit_ties=admit_ties)
         if not verdict and (cause := _find_cause(case, ready, given, results, admit_ties)):
             return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
-    except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
+    except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
     return Outcome(case.name, ResultWord.PASSED if verdict else ResultWord.FAILED, verdict.message)
 
@@ -237,7 +237,7 @@ def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
 def _find_cause(
     case: ConformanceCase, ready: PreparedCase, given: Sequence[Any], results: Sequence[Any], admit_ties: bool
 ) -> str:
-    """Name the declared deviation, of an engine that ran nodes of the case, that explains all differences; empty if none does."""
+    """Name the declared deviation of an engine that explains all differences; empty if no declared deviation does."""
     names = {engine for _, engine in ready.placed}
     engines = [engine for engine in ready.engines if engine.name in names]
     if not engines or case.is_random or not is_unchanged(case.inputs, given):

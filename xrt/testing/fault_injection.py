@@ -1,6 +1,6 @@
-"""Engines for tests: one counts its calls, one misbehaves as configured, and one is as slow as configured.
+"""Engines for tests: one records its calls, one refuses regions, one misbehaves, and one is slow, each as configured.
 
-All delegate to an engine of another name, so their results are right unless they are configured to be wrong.
+All delegate to another engine, so their results are right unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _POSSIBLE: dict[How, tuple[Where, ...]] = {
 
 
 class Journal:
-    """How often an engine was asked for each thing, and for which Functions. Safe to use from several threads."""
+    """Counts an engine's calls by method and stores the compiled Functions. Counting is thread-safe."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.compiled: list[Function] = []
-        """Every Function handed to `compile`, in order."""
+        """Every Function passed to `compile`, in order."""
 
     def note(self, word: str) -> int:
-        """Count one more, and return how many there are now."""
+        """Count one call of ``word``, and return the new count."""
         with self._lock:
             self._counts[word] += 1
             return self._counts[word]
 
     def count(self, word: str) -> int:
-        """Return how often ``why_not``, ``compile``, ``prepare``, ``run`` or ``close`` was called."""
+        """The number of calls of ``why_not``, ``compile``, ``prepare``, ``run``, ``memory``, ``close`` or ``version`` so far."""
         return self._counts[word]
 
     def clear(self) -> None:
@@ -69,17 +69,17 @@ class Journal:
 
 @dataclass(frozen=True)
 class _DelegatingEngine(GraphCompiler):
-    """An engine that delegates everything to another one, for its configured operators."""
+    """Delegates everything to the engine ``inner``, and supports only the configured operators."""
 
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    """Those that the engine which does the work may have; where that one does not run, it takes nothing."""
+    """The devices that ``inner`` may have; `why_not` declines nodes on devices that it does not have."""
 
     inner: str = REFERENCE
-    """The spec of the engine that does the work."""
+    """The spec of the engine to delegate to."""
     takes: str = "*"
-    """Globs over operators, with ``|`` between them; every other node is declined."""
+    """The supported operators, as globs separated by ``|``."""
     mark: str = ""
-    """Tells engines apart that are otherwise the same."""
+    """Distinguishes engines with otherwise equal options."""
     journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
 
     @property
@@ -107,7 +107,7 @@ class _DelegatingEngine(GraphCompiler):
 
 
 class ObservedExecutable(Executable):
-    """An executable that notes what is asked of it."""
+    """Records the calls of another executable in a journal."""
 
     def __init__(self, inner: Executable, journal: Journal) -> None:
         self.inner = inner
@@ -131,19 +131,19 @@ class ObservedExecutable(Executable):
 
 @dataclass(frozen=True)
 class RecordingEngine(_DelegatingEngine):
-    """An engine that counts what is asked of it, in its `journal`."""
+    """An engine that counts its calls in `journal`."""
 
     name: ClassVar[str] = "recording"
 
 
 @dataclass(frozen=True)
 class Choosy(_DelegatingEngine):
-    """An engine that supports every node, and refuses regions with configured combinations of operators."""
+    """An engine that supports every node of ``inner``, but refuses regions with the configured combinations of operators."""
 
     name: ClassVar[str] = "choosy"
     refuses: str = ""
-    """Operators that must not be in one region, with ``+`` between them; one operator alone is always refused. ``|`` separates
-    alternatives."""
+    """Alternatives separated by ``|``, each with operators joined by ``+``: a region that contains all operators of an
+    alternative is refused."""
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         present = {node.op for node in function.nodes}
@@ -156,19 +156,19 @@ class Choosy(_DelegatingEngine):
 
 @dataclass(frozen=True)
 class FaultyEngine(_DelegatingEngine):
-    """An engine that misbehaves in one place, in one way, every time or at the n-th call of that place.
+    """An engine that misbehaves in one method, in one way, at every call or only at the n-th.
 
-    Raises OptionError for a way in which that place cannot misbehave.
+    Raises OptionError if ``how`` is not possible in ``where``, such as a wrong value in `compile`.
     """
 
     name: ClassVar[str] = "faulty"
     where: Where = "run"
     how: How = "raise"
-    """``raise`` an unexpected error, ``refuse`` with a reason, ``hang`` for an hour, ``kill`` the process, ask for more
-    ``memory`` than there is; or a run whose first output has another type, another shape, a NaN or a wrong value, is missing or
-    is a NumPy scalar; or a run that writes to its first input."""
+    """``raise`` a RuntimeError, ``refuse`` with a reason, ``hang`` for an hour, ``kill`` the process, or exhaust the ``memory``.
+    For `run` also: the first output has another ``dtype`` or ``shape``, is ``nan``, has a wrong ``value`` or is a ``scalar`` of
+    NumPy; the last output is ``missing``; or ``write_input`` overwrites an element of the first input."""
     nth: int = 0
-    """At which call, counted from 1; 0 for every one."""
+    """The call that misbehaves, counted from 1; 0 means every call."""
 
     def __post_init__(self) -> None:
         if self.where not in _POSSIBLE[self.how]:
@@ -177,11 +177,11 @@ class FaultyEngine(_DelegatingEngine):
             )
 
     def due(self, where: Where, count: int) -> bool:
-        """Whether the call of that number in that place is one to misbehave in."""
+        """Whether the ``count``-th call of the method ``where`` must misbehave."""
         return where == self.where and self.nth in (0, count)
 
     def count_call(self, where: Where) -> int:
-        """Count a call and return its number; raises where this call is to."""
+        """Count a call and return its number; raises, hangs or kills the process if that is due."""
         count = self.journal.note(where)
         if self.due(where, count) and self.how in _DRASTIC:
             _DRASTIC[self.how](where)
@@ -203,7 +203,7 @@ class FaultyEngine(_DelegatingEngine):
 
 
 class _Failing(Executable):
-    """An executable that misbehaves as its engine is configured."""
+    """An executable that misbehaves as configured in its FaultyEngine."""
 
     def __init__(self, inner: Executable, engine: FaultyEngine) -> None:
         self.inner = inner
@@ -234,7 +234,7 @@ def _raise(where: Where) -> None:
 
 
 def _exhaust(where: Where) -> None:
-    """Ask for memory, without touching it, until there is none, and for 1 TiB at most."""
+    """Allocate memory without touching it, up to 1 TiB, then raise MemoryError."""
     held = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
     raise MemoryError(f"the faulty engine is set to ask for {len(held)} GiB in {where}")
 
@@ -248,7 +248,7 @@ _DRASTIC: dict[How, Callable[[Where], object]] = {
 
 
 def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
-    """Make the first output wrong, or write to the first input."""
+    """Corrupt the results, or write to the first input."""
     if how == "write_input":
         inputs[0].reshape(-1)[:1] = 0
     elif how == "missing":
@@ -268,19 +268,19 @@ _SPOILT: dict[How, Any] = {
 
 @dataclass(frozen=True)
 class SlowEngine(_DelegatingEngine):
-    """An engine that takes the configured time in addition to the work's: a simulated device, or a compiler.
+    """An engine that sleeps for a configured time after each compile and run, to simulate a slow device or compiler.
 
-    It sleeps, so other threads compute meanwhile as they do during the work of an asynchronous engine. Raises OptionError for a
-    time below zero.
+    While it sleeps, other threads can compute, as they can while an asynchronous engine works. Raises OptionError for a
+    negative time.
     """
 
     name: ClassVar[str] = "slow"
     run_seconds: float = 0.01
-    """Per run of a region."""
+    """Added to each run of a region."""
     node_seconds: float = 0.0
-    """Per run, for each node of the region."""
+    """Added to each run for each node of the region."""
     compile_seconds: float = 0.0
-    """Per compile."""
+    """Added to each compile."""
 
     def __post_init__(self) -> None:
         for option in ("run_seconds", "node_seconds", "compile_seconds"):
@@ -294,10 +294,10 @@ class SlowEngine(_DelegatingEngine):
 
 
 class _Sleeping(Executable):
-    """An executable whose every run takes so many seconds more."""
+    """An executable that sleeps for ``seconds`` after each run."""
 
     def __init__(self, inner: Executable, seconds: float) -> None:
-        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add to either
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # these are not delayed
         self.close = inner.close  # type: ignore[method-assign]
         self._run = inner.run
         self._seconds = seconds

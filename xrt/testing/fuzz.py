@@ -1,7 +1,7 @@
-"""Fuzzing: many generated graphs, each run in several ways, each result compared with the reference's.
+"""Fuzzing: run many generated graphs on engines in several modes, and compare the results with those of the reference engine.
 
-A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is bisected and returned as a
-`Finding`; `write_entry` writes it to the corpus, from which every engine's suite runs it. The command is ``xrt fuzz``.
+A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is reduced and reported as a
+`Finding`; `write_entry` adds it to the corpus, which every engine's suite runs. The command is ``xrt fuzz``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from xrt.verify.execution import expose_all_values, run_alone
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A graph and what it is called with."""
+    """A graph with inputs to call it with."""
 
     function: Function
     inputs: tuple[Any, ...]
@@ -53,17 +53,17 @@ KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """One way to run a Function: on one engine, on a list, each node on an engine by chance, or neighbours on different ones."""
+    """How to run a Function: on one engine, on a list, with nodes assigned to engines at random, or with engines alternating."""
 
     kind: KindOfWay
     engines: tuple[GraphCompiler, ...]
-    """In the order of preference. The last one accepts everything, unless one engine runs alone."""
+    """In order of preference. The last one must support every node, unless ``kind`` is ``alone``."""
     seed: int = 0
-    """What a mixture is drawn by, and the number of the engine that begins an alternation."""
+    """For ``mixed``, the seed of the assignment; for ``alternating``, the index of the engine to start with."""
 
     @property
     def title(self) -> str:
-        """What it is counted under."""
+        """The key in `Fuzzer.counts`."""
         names = ",".join(engine.name for engine in self.engines)
         titles = {"alone": f"{names} alone", "mixed": f"mixture of {names}", "alternating": f"alternating {names}"}
         return titles.get(self.kind, names)
@@ -72,14 +72,14 @@ class ExecutionMode:
         return f"{self.title} by {self.seed}" if self.kind in ("mixed", "alternating") else self.title
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs. Raises CompileRefused where this way cannot take the function."""
+        """Run the function and return its outputs. Raises CompileRefused if it cannot run in this mode."""
         match self.kind:
             case "alone":
                 return run_alone(self.engines[0], function.replace(aliases=()), inputs)
             case "listed":
                 return _run_module(function, self.engines, (), inputs)
             case "mixed":
-                return self._run_mixture(as_planned(function), inputs)  # a pin that names a node that is gone is refused
+                return self._run_mixture(as_planned(function), inputs)  # pins must name nodes that exist after optimization
             case "alternating":
                 plain, last_resort = as_planned(function.replace(aliases=())), len(self.engines) > 2
                 program = make_alternating_program(plain, inputs, self.engines, self.seed, last_resort=last_resort)
@@ -89,13 +89,13 @@ class ExecutionMode:
         homes: dict[str, list[str]] = {}
         for node in function.nodes:
             willing = [e for e in self.engines if e.why_not(node, function) is None] or [self.engines[-1]]
-            # By the node's name, so that a node stays where it is while others are taken away.
+            # Hash the node's name, so that a reduction of the graph does not move other nodes.
             chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
             homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
         try:
             return _run_module(function, self.engines, [Pin(tuple(n), spec, "name") for spec, n in homes.items()], inputs)
         except PlanError as error:
-            # A pin forces, so a region that its engine refuses as a whole has nowhere to go; a library that fails is a finding.
+            # A pinned region has no fallback if its engine refuses it as a whole; but a failure of a library is a finding.
             if "failed to compile" in str(error):
                 raise
             raise CompileRefused(str(error)) from error
@@ -103,7 +103,7 @@ class ExecutionMode:
 
 def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], inputs: Sequence[Any]) -> list[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a region goes to the engine behind is what is being tried
+        warnings.simplefilter("ignore")  # fallback to the next engine is expected here
         with make_module(function, engines, pins=tuple(pins)) as module:
             results = module(*inputs)
     return [results] if len(function.outputs) == 1 else list(results)
@@ -115,14 +115,14 @@ WIDE = Form(
     rank=6,
     max_nodes=12,
 )
-"""Everything that there is a recipe for."""
+"""All recipes and types."""
 COMMON = replace(WIDE, dtypes=WIDE.dtypes[:3], max_nodes=6)
-"""The types that every engine has, and small graphs: what a single engine often takes whole."""
+"""Small graphs of types that every engine has, which a single engine often supports entirely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A disagreement, on the nodes that it needs."""
+    """A disagreement with the reference engine, reduced to the nodes that cause it."""
 
     seed: int
     way: str
@@ -136,19 +136,19 @@ class Finding:
 
 @dataclass
 class Fuzzer:
-    """Runs graphs by their seeds, and counts."""
+    """Generates graphs from seeds, runs them in all modes, and counts the verdicts."""
 
     engines: Sequence[GraphCompiler | str] = field(default_factory=lambda: registry.list_by_rank()[:1])
-    """Tried on every graph; the first by rank, if none is given."""
+    """The engines under test. Default: the engine with the highest rank."""
     bisects: bool = True
-    """Whether findings are bisected."""
+    """Whether to reduce the graph of each finding."""
     isolate: bool = False
-    """Whether the engines run in worker processes, so that a crash is a finding."""
+    """Whether to run engines in worker processes, so that a crash becomes a finding."""
     kinds: Collection[KindOfWay] = KINDS_OF_WAY[:3]
-    """How graphs run: each engine alone, each before the reference, nodes on all by chance, nodes on all in alternation."""
+    """The modes: each engine alone, each listed before the reference, nodes assigned at random, or neighbours alternating."""
     reference: GraphCompiler = field(default_factory=lambda: registry.create(REFERENCE))
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
-    """How often each way came to each verdict."""
+    """The number of graphs per mode and verdict."""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class Fuzzer:
         self._opened = isolate_engines(engines) if self.isolate else list(engines)
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
-        """Run the graphs of the seeds; ``progress`` is called with the number done, and with each finding."""
+        """Run the graphs of the seeds. Calls ``progress`` with the number done, for each finding and after each graph."""
         for done, seed in enumerate(seeds, 1):
             for found in self.try_seed(seed):
                 self.findings.append(found)
@@ -164,19 +164,19 @@ class Fuzzer:
             progress(done, None)
 
     def try_seed(self, seed: int) -> list[Finding]:
-        """Run one graph in its ways up to the first that disagrees, and return what disagreed."""
+        """Run one graph in its modes until one disagrees; return that finding, or an empty list."""
         sample = make_sample(seed)
         try:
             expected = self.truth(sample.function, sample.inputs)
-        except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
+        except Exception as error:  # noqa: BLE001  # any failure of the reference is a finding
             self.counts["reference", Verdict.DISAGREES] += 1
             return [Finding(seed, "the reference", _summarize(error), sample)]
         tries = (self.try_way(seed, way, sample, expected) for way in self.ways(seed))
-        first = next((found for found in tries if found is not None), None)  # the other ways most often fail of the same
+        first = next((found for found in tries if found is not None), None)  # other modes usually fail for the same reason
         return [] if first is None else [first]
 
     def ways(self, seed: int) -> list[ExecutionMode]:
-        """Return the ways to run the graph of a seed."""
+        """List the modes in which to run the graph of a seed."""
         every = (*self._opened, self.reference)
         ways: list[ExecutionMode] = []
         for engine in self._opened:
@@ -191,12 +191,12 @@ class Fuzzer:
         return ways
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        """Return what the reference makes of it; the inputs are not written to."""
+        """Compute the expected outputs on the reference engine; inputs are not written to."""
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
     def try_way(self, seed: int, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
-        """Run the graph one way and count the verdict; return what disagreed, bisected."""
+        """Run the graph in one mode and count the verdict; return a finding if the results disagree, reduced if `bisects`."""
         judged = self.judge(way, sample, expected)
         self.counts[way.title, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:
@@ -204,14 +204,14 @@ class Fuzzer:
         return self._bisect(seed, way, sample, judged) if self.bisects else Finding(seed, str(way), judged.message, sample)
 
     def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
-        """Run the sample that way and hold the results against the expected ones."""
+        """Run the sample in one mode and compare the results with the expected outputs."""
         given = _copies(sample.inputs)
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
                 results = way.run(sample.function, given)
         except CompileRefused as reason:
             return CheckVerdict(Verdict.DECLINED, str(reason))
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is the finding
+        except Exception as error:  # noqa: BLE001  # any exception of an engine is a finding
             return CheckVerdict(Verdict.DISAGREES, _summarize(error))
         aliased = {before for before, _ in sample.function.aliases}
         kept = [index for index, value in enumerate(sample.function.inputs) if value.name not in aliased]
@@ -235,7 +235,7 @@ class Fuzzer:
         return CheckVerdict(Verdict.DECLINED, cause)
 
     def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
-        """Bisect the graph to the nodes without which the mode agrees."""
+        """Reduce the graph to the nodes that are needed for the same kind of disagreement."""
         kind = _kind(judged.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
@@ -243,19 +243,19 @@ class Fuzzer:
             return again.message if again.verdict is Verdict.DISAGREES and _kind(again.message) == kind else None
 
         part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
-        if part is None:  # aliases, or a fault that comes and goes
+        if part is None:  # caused by aliases, or not reproducible
             return Finding(seed, str(mode), judged.message, sample)
         return Finding(seed, str(mode), part.message, Sample(part.function, part.inputs))
 
 
 def make_sample(seed: int) -> Sample:
-    """Make the graph of a seed and its inputs; every other graph is of common types only."""
+    """Generate the graph and the inputs of a seed; odd seeds use only common types."""
     function = make_seeded_function(seed, COMMON if seed % 2 else WIDE)
     return Sample(function, tuple(make_random_inputs(function, seed)))
 
 
 def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
-    """Whether the engine takes a node of the Function, so that nodes of it may have run there."""
+    """Whether the engine supports any node of the Function, so that it may have run some."""
     whole = infer_shapes(function)
     return any(engine.why_not(node, whole) is None for node in whole.nodes)
 
@@ -269,7 +269,7 @@ def _summarize(error: Exception) -> str:
 
 
 def _kind(message: str) -> str:
-    """Return what shrinking must keep of a disagreement: the exception, or that numbers, a shape or a type differ."""
+    """The kind of a disagreement, which a reduction must keep: the type of an exception, or wrong shape, type, count or value."""
     head = message.partition(":")[0]
     if head.isidentifier():
         return head

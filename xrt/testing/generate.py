@@ -1,4 +1,4 @@
-"""Generated Functions: valid by construction, of every form that a Function may have."""
+"""Generate random valid Functions, with all features of the graph format, and inputs for them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What generated Functions may look like. The default is everything; an engine's suite narrows it."""
+    """Restricts the generated Functions. The default allows everything; an engine's suite narrows it."""
 
     families: tuple[str, ...] = ("elementwise", "reduction", "product", "window", "shape", "stepping")
-    """Keys of `ALL_FAMILIES`."""
+    """Keys of `ALL_FAMILIES`, the recipes to choose from."""
     dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, DType.INT32)
     control: bool = True
-    """If and Loop, whose bodies capture values."""
+    """Whether to generate If and Loop, whose bodies capture values."""
     passthrough: bool = True
-    """Outputs that are an input, a constant, or another output once more."""
+    """Whether an output may be an input, a constant, or a repeated output."""
     empty: bool = True
-    """Extents of zero."""
+    """Whether dims may be 0."""
     symbolic: bool = True
-    """Now and then, extents of inputs that are names."""
+    """Whether inputs sometimes have symbolic dims."""
     control_edges: bool = True
     aliases: bool = True
     max_nodes: int = 10
     rank: int = 4
     takes: Callable[[Function], bool] | None = None
-    """What a recipe adds stays only where this says so of the graph so far.
+    """Decides after each recipe whether the graph so far is acceptable; if not, the recipe's nodes are removed.
 
-    `SupportFilter` asks an engine. None keeps everything.
+    `SupportFilter` queries an engine. None accepts everything.
     """
 
     def __post_init__(self) -> None:
@@ -52,13 +52,13 @@ class Form:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Those of the families, without those of which nothing is ever kept; empty where nothing is."""
+        """The recipes of the families of which `takes` accepts at least one of `TRIES` samples; may be empty."""
         return _kept_recipes(self)
 
 
 EVERYTHING = Form()
 TRIES = 100
-"""How many graphs of a recipe are looked at before it counts as one of which nothing is kept: some have many operators."""
+"""Samples per recipe: after this many rejected ones the recipe is dropped. Some recipes choose among many operators."""
 
 
 @cache
@@ -78,7 +78,7 @@ def _draft(choose: Chooser, form: Form) -> GraphDraft:
 
 
 def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
-    """Let the recipe add to the draft; take back what the form does not keep, and say whether it was kept."""
+    """Apply the recipe and return True, or undo it and return False if the form does not accept the result."""
     before = draft.mark()
     recipe(draft)
     if form.takes is None or form.takes(draft.function(_made(draft))):
@@ -93,11 +93,11 @@ def _made(draft: GraphDraft) -> list[DraftValue]:
 
 
 def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
-    """Return a Function made of the chooser's choices; equal choices give an equal Function."""
+    """Generate a Function from the chooser's choices; equal choices give equal Functions."""
     draft = _draft(choose, form)
     for _ in range(choose.integer(1, form.max_nodes)):
         _grow(draft, choose.pick(form.recipes), form)
-    if not draft.nodes:  # no recipe found what it needed, or nothing was kept
+    if not draft.nodes:  # no recipe was applicable, or the form accepted none
         gentle(draft, draft.add_given(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
@@ -108,7 +108,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
 
 
 def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
-    """Return the outputs: what nothing reads, something that is read, and odd ones."""
+    """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
     made = _made(draft)
     outputs = [v for v in made if v.name not in read]
@@ -124,7 +124,7 @@ def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
 
 
 def _add_control_edges(draft: GraphDraft) -> None:
-    """Now and then make a node wait for an earlier one from which no value reaches it."""
+    """Sometimes add a control edge from an earlier node."""
     for index in range(1, len(draft.nodes)):
         if draft.choose.integer(0, 7) == 7:
             earlier = draft.choose.pick(draft.nodes[:index])
@@ -132,7 +132,7 @@ def _add_control_edges(draft: GraphDraft) -> None:
 
 
 def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
-    """Now and then let an input hold an output of the same type after the call."""
+    """Sometimes alias an input to an output of the same type, which the input holds after the call."""
     made = {name for node in draft.nodes for name in node.outputs}
     pairs = [
         (i.name, o.name) for i in draft.inputs for o in outputs if o.name in made and (i.dtype, i.shape) == (o.dtype, o.shape)
@@ -141,16 +141,16 @@ def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[st
 
 
 def make_seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
-    """Return the Function of a seed, for where hypothesis is not wanted."""
+    """Generate a Function from a seed, without hypothesis."""
     return function_from(Seeded(seed), form)
 
 
 def make_random_inputs(
     function: Function, seed: int = 0, sizes: dict[str, int] = SIZES, empty: Collection[str] = ()
 ) -> list[Any]:
-    """Return random values for a Function's inputs, in their order: equal seeds give equal values.
+    """Generate random values for the inputs of a Function, in order; equal seeds give equal values.
 
-    ``sizes`` gives the named extents; those that are unknown are 2. Inputs named in ``empty`` are absent optionals.
+    ``sizes`` has the sizes of symbolic dims; missing and unknown ones are 2. Inputs in ``empty`` are None (absent optionals).
     """
     rng = np.random.default_rng(seed)
     return [None if v.name in empty else _value(rng, v.type, sizes) for v in function.inputs]
@@ -167,9 +167,9 @@ def _value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) 
 
 
 def rename_values(function: Function, names: Mapping[str, str]) -> Function:
-    """Return the function with values and nodes called otherwise, in its bodies too.
+    """Rename all values and nodes, in bodies too.
 
-    Values that ``names`` does not mention get a prime, so that no name stays.
+    Values that are not in ``names`` get a prime appended, so every name changes.
     """
     old = [name for name in list_names(function) if name]
     values = {name: names.get(name, f"{name}'") for name in old}

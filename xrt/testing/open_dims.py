@@ -1,6 +1,6 @@
-"""One executable for all sizes: a case whose inputs get symbolic dims in place of sizes, run at its own sizes and at others.
+"""Test executables with symbolic dims: make sizes of a case's inputs symbolic, and run it at the original and at other sizes.
 
-The reference engine, on the Function with the sizes as numbers, says which other sizes are possible and what must come out.
+The reference engine, run with concrete sizes, decides which other sizes are possible and computes the expected results.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 
 Opening: TypeAlias = Literal["every", "equal", "first"]
-"""Which extents of the inputs become symbolic dims: each one of its own, all but those of 1 with one dim for equal sizes, or the
-first extent of each input, with one dim for equal sizes."""
+"""Which sizes of the inputs become symbolic dims. ``every``: each with a separate dim. ``equal``: all except 1, equal sizes share
+a dim. ``first``: axis 0 of each input, equal sizes share a dim."""
 OPENINGS: tuple[Opening, ...] = ("every", "equal", "first")
 
 
 @dataclass(frozen=True)
 class SizedInputs:
-    """Inputs of one set of sizes, and what must come out."""
+    """Inputs of one choice of sizes, with the expected outputs."""
 
     function: Function
-    """The Function of those sizes."""
+    """The Function specialized to these sizes."""
 
     values: list[Any]
     expected: list[Any]
 
     tolerances: list[Tolerance]
-    """For each result, the tolerance of a network in the narrowest float that it was computed through."""
+    """For each output, the tolerance of a network in the narrowest float type that its computation uses."""
 
     may_be_refused: bool
-    """Whether a run may refuse such sizes: the reference takes some that ONNX does not allow, such as parts of a Split that are
-    fewer elements than there are."""
+    """Whether RunFailed is acceptable at these sizes: the reference engine accepts some that ONNX does not allow, such as Split
+    sizes that do not add up to the size of the axis."""
 
     def compare(self, executable: Executable, engine: GraphCompiler) -> Comparison:
-        """Run an executable of the engine, and compare the results; a failure says at which sizes."""
+        """Run the executable and compare its results; the message of a failure names the input shapes."""
         try:
             results = executable.run([copy_values(value) for value in self.values])
         except RunFailed as error:
@@ -74,15 +74,15 @@ class SizedInputs:
 
 
 def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
-    """Return the Function with symbolic dims in place of extents of its inputs, all other types inferred again.
+    """Replace sizes of the inputs by symbolic dims, and infer all other tensor types again.
 
-    Raises CompileRefused where no input has an extent.
+    Raises CompileRefused if no size can be symbolic, an input has no elements, or a body declares shapes.
     """
     if any(isinstance(array, np.ndarray) and not array.size for array in inputs):
         raise CompileRefused("an input has no elements, which an executable for all sizes may refuse when it runs")
     if any(_has_extents(body) for node in function.nodes for body in node.bodies):
         raise CompileRefused("a body declares the extents of its values")
-    computes = any(node.op not in ELEMENTWISE for node in function.nodes)  # then integers along one axis may be a shape, or axes
+    computes = any(node.op not in ELEMENTWISE for node in function.nodes)  # then 1-d integers may be a shape or axes
     opened = tuple(
         value if computes and _may_be_a_shape(array) else _open(value, array, opening)
         for value, array in zip(function.inputs, inputs, strict=True)
@@ -121,7 +121,7 @@ def _has_extents(body: Function) -> bool:
 
 
 def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executable:
-    """Return one prepared executable for a Function with symbolic dims; raises CompileRefused where the engine declines."""
+    """Compile and prepare one executable for a Function with symbolic dims; raises CompileRefused if the engine declines."""
     ready = passes.inline_constant_control_flow(function)
     if not engine.supports_dynamic_shapes:
         raise CompileRefused(f"engine {engine.spec!r} compiles for fixed sizes")
@@ -134,16 +134,16 @@ def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executab
 
 
 UNJUDGED = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})
-"""Operators for which the reference takes sizes that do not fit together, or a size of 1 leaves nothing to compute by."""
+"""Operators that are not tested at other sizes: the reference accepts sizes that do not match, or a size of 1 is degenerate."""
 
 _CHANGES: tuple[Callable[[int], int], ...] = (lambda size: 2 * size, lambda size: 1)
-"""Sizes to try in place of a size."""
+"""Map a size to a size to test."""
 
 
 def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInputs]:
-    """Return inputs of larger sizes and of size 1, as far as the reference engine takes some such.
+    """List inputs with doubled sizes and with sizes of 1, as far as the reference engine accepts them.
 
-    All symbolic dims change, or else those of equal size, or else the first one.
+    Changes all symbolic dims, or else those as large as the first, or else only the first.
     """
     if any(node.op in UNJUDGED for node in function.nodes):
         return []
@@ -161,14 +161,14 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
 
 
 def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
-    """Return the values with what the reference makes of them; None where it cannot."""
+    """Compute the expected outputs on the reference engine; None if it cannot run these sizes."""
     shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(x, np.ndarray)}
     try:
         fixed = passes.specialize(function, shapes)
         if any(_contradicts(node, fixed) for node in fixed.nodes):
             return None
         expected = run_alone(registry.create(REFERENCE), fixed, [copy_values(value) for value in values])
-    except Exception:  # noqa: BLE001  # whatever it raises: there are no such sizes
+    except Exception:  # noqa: BLE001  # any failure means that these sizes are invalid
         return None
     may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
     tolerances = _find_tolerances(fixed, expected)
@@ -176,16 +176,16 @@ def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
 
 
 def _find_tolerances(function: Function, results: Sequence[Any]) -> list[Tolerance]:
-    """Return the tolerance of each result; the definition of a node may cast to a narrower float, as FlexAttention's does."""
+    """The tolerance of each output. Expands function definitions, since some (FlexAttention) cast to a narrower float."""
     try:
         computed = (expand(function) if len(function.nodes) == 1 else None) or function
-    except ModelError:  # onnx cannot inline a definition of which an optional input is left out
+    except ModelError:  # onnx cannot inline a definition whose optional input is absent
         computed = function
     return [find_output_tolerance(computed, value.name, result) for value, result in zip(computed.outputs, results, strict=True)]
 
 
 def _contradicts(node: Node, function: Function) -> bool:
-    """Whether weights of a window or of a normalization have other shapes than the node says, which the reference broadcasts."""
+    """Whether weights or normalization parameters have the wrong shape for the node; the reference would broadcast them."""
     shapes = [type_.shape if isinstance(type_ := function.get_type(name), TensorType) else None for name in node.inputs if name]
     if len(shapes) < 2 or not shapes[0] or not shapes[1]:
         return False
@@ -204,9 +204,9 @@ def compare_at_sizes(
     judge: Callable[[Sequence[Any]], Comparison],
     opening: Opening,
 ) -> Iterator[Comparison]:
-    """Yield what comes of one executable at the sizes of the inputs, by ``judge``, and at others, by the reference engine.
+    """Compile once with symbolic dims; compare results at the original sizes by ``judge``, at others with the reference engine.
 
-    Raises CompileRefused where the engine declines.
+    Raises CompileRefused if the engine declines.
     """
     opened = open_dims(function, inputs, opening)
     executable = compile_for_all_sizes(engine, opened)

@@ -1,4 +1,4 @@
-"""What came of a conformance run: one outcome per case, and the counts."""
+"""The report of a conformance run: one outcome per case, and counts."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any, Literal, Self, TypeAlias
 
 
 class ResultWord(enum.StrEnum):
-    """What came of one case."""
+    """The result of one case."""
 
     PASSED = "passed"
     DECLINED = "declined"
-    """The engine said so before the first run: `why_not` answered, or the compile was refused."""
+    """Refused before the first run, by `why_not` or `compile`."""
     FAILED = "failed"
-    """Any other error, a wrong type or shape, a wrong value, an input written to."""
+    """Any other error, a wrong type, shape or value, or an input that was written to."""
     GAP = "gap"
-    """Failed, as a known failure or a deviation that the engine declares says."""
+    """Failed as expected: a known failure, or a deviation that the engine declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one case, and why."""
+    """The result of one case, with the reason."""
 
     case: str
     word: ResultWord
     reason: str = ""
-    """Empty for what passed."""
+    """Empty if the case passed."""
     operators: tuple[str, ...] = ()
     seconds: float = 0.0
     group: str = "node"
-    """The group of tests that the case belongs to."""
+    """A key of `xrt.testing.cases.GROUPS`."""
     placed: tuple[tuple[str, str], ...] = ()
-    """Which engines the operators ran on, as (operator, engine) pairs; empty for what did not run."""
+    """Sorted (operator, engine) pairs: the engines to which nodes were assigned; empty if the case was not compiled."""
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines that it ran on, sorted."""
+        """The sorted names of the engines in `placed`."""
         return tuple(sorted({engine for _, engine in self.placed}))
 
     @classmethod
@@ -51,57 +51,57 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ConformanceReport:
-    """The outcomes of one run, in the order of the cases; `to_dict` gives plain data and `from_dict` reads it."""
+    """The outcomes of one run, in the order of the cases. `to_dict` and `from_dict` convert it to and from plain data."""
 
     engine: str
-    """The engine's spec; several with commas between them, and ``, alternating`` behind where neighbours are kept apart."""
+    """The spec of the engine, or several separated by commas, followed by ``, alternating`` if nodes alternated."""
     outcomes: tuple[Outcome, ...]
     stale: tuple[str, ...] = ()
-    """Known failures that no longer fail: each is a failure too."""
+    """Messages about known failures that did not fail or match no case; each makes the run fail."""
 
     @property
     def counts(self) -> dict[ResultWord, int]:
-        """How many cases came to each word."""
+        """The number of cases per result, with 0 for results that do not occur."""
         found = Counter(outcome.word for outcome in self.outcomes)
         return {word: found[word] for word in ResultWord}
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed but known failures, and none of these passed."""
+        """Whether all failures are known and no known failure is stale."""
         return not self.counts[ResultWord.FAILED] and not self.stale
 
     def of(self, word: ResultWord) -> tuple[Outcome, ...]:
-        """Return the outcomes of one word."""
+        """Filter the outcomes by result."""
         return tuple(outcome for outcome in self.outcomes if outcome.word == word)
 
     @property
     def mixed(self) -> int:
-        """How many cases ran on more than one engine."""
+        """The number of cases that ran on more than one engine."""
         return sum(len(outcome.engines) > 1 for outcome in self.outcomes)
 
     def by_group(self) -> dict[str, dict[ResultWord, int]]:
-        """Return the counts per group of tests, in the order of the cases."""
+        """Count results per group, in the order of the cases."""
         return _counted((outcome.group, outcome.word) for outcome in self.outcomes)
 
     def by_operator(self) -> dict[str, dict[ResultWord, int]]:
-        """Return the counts per operator, sorted; a case counts for every operator of its main graph."""
+        """Count results per operator, sorted by operator; a case counts for every operator of its main graph."""
         counts = _counted((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
         return dict(sorted(counts.items()))
 
     def placements(self) -> dict[str, dict[str, int]]:
-        """Return for each operator that ran, bodies left out, the engines that it ran on, and in how many cases."""
+        """Count cases per operator and engine that it ran on, most frequent engine first; operators in bodies are not counted."""
         found: dict[str, Counter[str]] = {}
         for operator, engine in (pair for outcome in self.outcomes for pair in outcome.placed):
             found.setdefault(operator, Counter())[engine] += 1
         return {operator: dict(found[operator].most_common()) for operator in sorted(found)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as dictionaries, lists, numbers and strings; counts are next to what they count."""
+        """Convert to dictionaries, lists, numbers and strings; adds the counts in total, per group and per operator."""
         return {**asdict(self), "counts": self.counts, "groups": self.by_group(), "operators": self.by_operator()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the report that `to_dict` gave."""
+        """Read what `to_dict` wrote; the added counts are ignored."""
         return cls(data["engine"], tuple(map(Outcome.from_dict, data["outcomes"])), tuple(data["stale"]))
 
     def __str__(self) -> str:
@@ -123,17 +123,17 @@ GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """Cases that an engine fails, and why."""
+    """Cases that an engine is known to fail, with the reason."""
 
     cases: str
     """A glob over case names; every case that it matches must fail."""
     word: GapWord
-    """``not implemented``: the engine author can fix it; ``not upstream``: the library can; ``never``: it is permanent."""
+    """Who can fix it: the engine author (``not implemented``), the library (``not upstream``) or nobody (``never``)."""
     reason: str
     link: str
-    """Where the library or the standard says so, or where it was reported."""
+    """Where the library or the standard documents it, or the bug report."""
     everywhere: bool = True
-    """Whether it fails on every processor. Numbers at the edge of a tolerance do not, so such an entry is never stale."""
+    """Whether it fails on every processor. False for numbers close to a tolerance: such an entry may pass without being stale."""
 
     def covers(self, case: str) -> bool:
         return fnmatch.fnmatchcase(case, self.cases)
@@ -145,10 +145,10 @@ class KnownFailure:
 def settle(
     report: ConformanceReport, gaps: Sequence[KnownFailure], *, complete: bool = True, alone: bool = True
 ) -> ConformanceReport:
-    """Return the report with the failures that an entry covers as gaps, and the entries that do not hold as stale.
+    """Turn failures that a known failure covers into gaps, and list known failures that do not hold as stale.
 
-    ``complete`` says that the run held every case, so that an entry that matches none is stale as well. ``alone`` says
-    that one engine ran alone; in a list, another may have taken the node, so nothing is called stale.
+    ``complete``: the run included all cases, so an entry that matches no case is stale too. ``alone``: the run had one engine;
+    with several, another engine may have run the node, so no entry is reported as stale.
     """
     outcomes = tuple(_settled(outcome, gaps) for outcome in report.outcomes)
     if not alone:

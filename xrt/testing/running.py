@@ -1,13 +1,13 @@
-"""How tests run a Function on engines: a strict module, every node on another engine, and judged by declared deviations.
+"""Run Functions on engines for tests: in a strict module, or alternating between engines; and account for declared deviations.
 
-A program alternates if every node is a region of its own, with neighbours on different engines; there is no worse mixture. The
-nodes are walked in topological order, and each has a *turn*: it is that of the engine after the one that has the node that made
-the first of its inputs which any node made, round the list; a node that reads nothing of the kind begins with the first engine of
-the round. An engine that declines a node hands the turn on to the next in the list, and so does one that refuses the node at
-compile. So along every chain of nodes that all engines take, each value passes from one to another.
+In an alternating program, every node is a separate region, and neighbours run on different engines: the hardest mixture. Nodes
+are assigned in topological order. A node goes to the engine that follows, cyclically, the engine of its first producer (the node
+that computes the first of its inputs that is computed by a node); a node without producers goes to the engine `first`. If that
+engine declines the node or refuses it at compile, the next one in the list gets it. So along a chain of nodes that all engines
+support, every value crosses from one engine to another.
 
-Declared deviations are looked for in inputs, constants and expected results, never in the results on trial: an engine that
-returns NaN for ordinary numbers is wrong, whatever it declares. Type and shape are always required.
+Special values (NaN, infinity and others) for declared deviations are looked up in inputs, constants and expected results, never
+in the results under test: NaN for ordinary numbers is wrong, whatever the engine declares. Types and shapes must always match.
 """
 
 from __future__ import annotations
@@ -48,60 +48,60 @@ if TYPE_CHECKING:
 
 
 def make_module(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
-    """Return a strict module with a cache of its own that folds no constants.
+    """Make a strict module with a new cache, without constant folding.
 
-    Folding is left out because the reference engine would then answer in place of those that are to be proved.
+    With folding, the reference engine would compute constant parts in place of the engines under test.
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
 
 
 def isolate_engines(engines: Iterable[GraphCompiler]) -> list[GraphCompiler]:
-    """Let engines compile and run in worker processes, one for each: a crash is then an error like any other.
+    """Wrap each engine to compile and run in a worker process, so that a crash becomes an ordinary error.
 
-    Raises OptionError for one that no other process can import.
+    Raises OptionError for an engine that another process cannot import.
     """
     return [_SharedWorker(engine, WorkerLimits(), runs=True) for engine in engines]
 
 
 class _SharedWorker(IsolatedEngine):
-    """An isolated engine whose worker serves one module after another, and ends with this object."""
+    """An isolated engine whose worker is shared by successive modules, and ends when this object is deleted."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.close = lambda: None  # type: ignore[assignment]  # modules end the workers of their engines
+        self.close = lambda: None  # type: ignore[assignment]  # closing a module would end the worker
 
 
 def as_planned(function: Function) -> Function:
-    """Return the function, types inferred, as a module of `make_module` plans it; pins may name the nodes that it has then."""
+    """Infer types and optimize without folding, as a module of `make_module` does before it plans: pins must name these nodes."""
     return optimize(infer_shapes(function), fold=False)
 
 
 def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
-    """Return the function with types inferred, and with the inputs' shapes where one of the engines wants them fixed."""
+    """Infer types; if one of the engines does not support dynamic shapes here, fix the shapes to those of the inputs."""
     whole = infer_shapes(function)
     wants_shapes = [engine for engine in engines if engine.why_not_dynamic(whole) is not None]
     return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])
 
 
 Refused: TypeAlias = dict[tuple[str, int], str]
-"""A node and the number of an engine that refused it at compile, to the reason."""
+"""Maps (node name, index of an engine that refused it at compile) to the reason."""
 
 
 @dataclass
 class Alternation:
-    """Who has which node, in one round over a Function."""
+    """Assigns the nodes of a Function to engines in alternation."""
 
     function: Function
     engines: Sequence[GraphCompiler]
     first: int = 0
-    """The engine that begins."""
+    """The index of the engine to start with."""
     refused: Refused = field(default_factory=dict)
     last_resort: bool = False
-    """Whether the last engine of the list has no turn, and only nodes that no other takes."""
+    """Whether the last engine does not alternate, and only gets nodes that no other engine supports."""
 
     def plan(self) -> Plan:
-        """Return the plan of the round; raises CompileRefused for a node that no engine takes."""
+        """Partition the Function so that engines alternate; raises CompileRefused for a node that no engine supports."""
         homes: dict[str, int] = {}
         for node in self.function.nodes:
             homes[node.name] = self._home(node, self._turn(node, homes))
@@ -114,7 +114,7 @@ class Alternation:
         return self.first if maker is None else (homes[maker.name] + 1) % (len(self.engines) - int(self.last_resort))
 
     def _home(self, node: Node, turn: int) -> int:
-        """Return the first engine that takes the node, from the one whose turn it is."""
+        """The index of the first engine that supports the node, starting at ``turn``."""
         reasons = []
         turns = len(self.engines) - int(self.last_resort)
         numbers = [(turn + step) % turns for step in range(turns)] + list(range(turns, len(self.engines)))
@@ -132,7 +132,7 @@ class Alternation:
                 yield Pin(names, engine.spec, "name")
 
     def note(self, refusal: Refusal) -> None:
-        """Keep what an engine refused from it in the plans to come; raises the library's own failure."""
+        """Exclude the refused nodes from this engine in later plans; re-raises CompileFailed."""
         if isinstance(refusal.error, CompileFailed):
             raise refusal.error
         number = [engine.spec for engine in self.engines].index(refusal.launch.engine)
@@ -142,11 +142,11 @@ class Alternation:
 def make_alternating_program(
     function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0, *, last_resort: bool = False
 ) -> Program:
-    """Return the compiled Program in which neighbouring nodes are on different engines.
+    """Compile a Program in which neighbouring nodes run on different engines.
 
-    With ``last_resort`` the last engine has only nodes that no other takes.
+    With ``last_resort``, the last engine only gets nodes that no other engine supports.
 
-    Raises CompileRefused for a node that no engine takes, CompileFailed where an engine's library fails.
+    Raises CompileRefused for a node that no engine supports, CompileFailed if an engine's library fails.
     """
     round_, cache = (
         Alternation(fit_inputs_for(function, inputs, engines), engines, first, last_resort=last_resort),
@@ -169,11 +169,11 @@ def overlook_deviations(
     engines: Iterable[GraphCompiler],
     inner: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Return the results with the expected element in place of each one that a declared deviation of the engines explains.
+    """Replace each result element that a declared deviation of the engines explains by the expected one.
 
-    Where a special value reaches a node for which that kind is declared, every element behind the node is explained; elsewhere an
-    element is explained if its expected value is special and a node before it deviates so. ``inner`` has inner values; None lets
-    the reference compute them. A result of another type or shape is returned as it is.
+    If a special value reaches a node with a declared deviation for it, all values that depend on the node are explained. Else an
+    element is explained if its expected value is special and a node that it depends on declares that kind. ``inner`` maps names
+    to inner values (None: compute them on the reference engine). A result of the wrong type or shape is returned unchanged.
     """
     function = infer_shapes(function)
     declared = [one for engine in engines for one in list_deviations(engine.implementation, function)]
@@ -189,7 +189,7 @@ def overlook_deviations(
 
 
 def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Compute the inner values on the reference engine; empty if it cannot run the Function."""
+    """Compute the inner values on the reference engine; empty if it raises an XRTError."""
     exposed = expose_all_values(function)
     try:
         results = evaluate(exposed, copy.deepcopy(list(inputs)))
@@ -199,7 +199,7 @@ def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[st
 
 
 def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
-    """Name the deviations that explain a difference, with values of the Function as the reference computes them."""
+    """Name the declared deviation that likely explains a difference, given reference values of the Function."""
     known = [*values, *(constant.array for constant in function.constants.values())]
     causes = (name_likely_cause(engine.implementation, function, known) for engine in engines)
     return next(filter(None, causes), "likely a known deviation")
@@ -208,8 +208,8 @@ def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Ite
 def _trace(
     function: Function, values: Mapping[str, Any], declared: Sequence[Deviation]
 ) -> tuple[set[str], Mapping[str, set[DeviationKind]]]:
-    """Return the values that a special value has reached through a node that deviates on it, and the kinds on which nodes before
-    each value deviate.
+    """Find the values that depend on a special value through a node with a deviation for it; and for each value, the deviation
+    kinds that the nodes before it declare.
     """
     special = {name: _find_kinds([value]) for name, value in values.items()}
     reached: set[str] = set()
@@ -230,13 +230,13 @@ def _trace(
 
 def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
     found = find_special_values(values)
-    return found | {"float16"} if "infinity" in found else found  # it may have overflowed in a narrower type
+    return found | {"float16"} if "infinity" in found else found  # may be an overflow in float16
 
 
 def _is_argument(node: Node, name: str, function: Function) -> bool:
-    """Whether a node reads the value to know what to do, as Slice reads its ends and Resize the scales that it leaves empty.
+    """Whether the value is a parameter of the node rather than data, such as the ends of Slice or the empty scales of Resize.
 
-    The largest integer as an end, or an empty list of sizes, is no special value of the data.
+    The largest integer as an end, or an empty list of sizes, does not count as a special value.
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False
@@ -257,7 +257,7 @@ def _overlook(mine: Any, theirs: Any, everywhere: bool, kinds: set[DeviationKind
         return theirs
     marks = mark_special_elements(theirs)
     explained = [mask for kind, mask in marks.items() if kind in kinds]
-    if "float16" in kinds and "infinity" in marks:  # it neither overflows nor is rounded on the way
+    if "float16" in kinds and "infinity" in marks:  # the engine skips a cast to float16: no overflow, no rounding
         bound = tolerance_for("bfloat16").compute_bound(theirs.astype(np.float64))
         with np.errstate(invalid="ignore"):
             explained += [marks["infinity"], np.abs(mine.astype(np.float64) - theirs.astype(np.float64)) <= bound]

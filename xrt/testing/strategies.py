@@ -1,4 +1,4 @@
-"""Generated Functions for hypothesis. This module alone of the package imports it, so import it by name.
+"""Generated Functions as hypothesis strategies. Apart from `suite`, only this module needs hypothesis; import it by name.
 
     from hypothesis import given
     from xrt.testing.strategies import functions
@@ -6,8 +6,8 @@
     @given(functions())
     def test_something(function): ...
 
-Every Function is valid: `onnx.checker` accepts it and the reference runs it (the tests of this module say so).
-`make_random_inputs(function, seed)` makes values to call it with.
+Every Function is valid: `onnx.checker` accepts it and the reference engine runs it (XRT's tests check both).
+`make_random_inputs(function, seed)` generates inputs for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Drawn:
-    """A chooser that asks hypothesis, which then finds the smallest Function that still fails."""
+    """A Chooser that draws from hypothesis, which can then shrink a failing Function."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
@@ -42,16 +42,16 @@ class _Drawn:
 
 @st.composite
 def functions(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
-    """Return a strategy for valid Functions of a form."""
+    """Strategy for valid Functions of a form."""
     return function_from(_Drawn(draw), form)
 
 
 @st.composite
 def labels(draw: st.DrawFn, function: Function) -> tuple[int, ...]:
-    """Return a strategy for ways to cut a Function: one label per node, never smaller than that of a node before it.
+    """Strategy for partitions of a Function: one label per node, never smaller than that of a node that it depends on.
 
-    Pieces of equal label can then run in the order of the labels. Every cut whose pieces form an acyclic graph is of
-    this form: number the pieces in an order in which they can run.
+    Regions of equal label can then run in the order of their labels. Every partition with an acyclic graph of regions can be
+    labelled like this: number the regions in topological order.
     """
     given: list[int] = []
     index = {node.name: i for i, node in enumerate(function.nodes)}

@@ -1,12 +1,12 @@
-"""The suite that proves an engine: subclass it in a test file, name the engine, and pytest runs the contract and the laws.
+"""The test suite for an engine: subclass it in a test file, set the engine, and pytest checks the contract and the laws.
 
     from xrt.testing.suite import EngineSuite
 
     class TestMine(EngineSuite):
         engine = "mine"
 
-Every test asks the engine by its contract, or through a module that has it in its list. What the engine declines is no
-failure; what it accepts and gets wrong is, unless `gaps` knows it. This module needs pytest and hypothesis.
+Tests call the engine directly, or in a module with a list of engines. An engine may decline anything; if it accepts something
+and computes it wrongly, the test fails, unless `gaps` lists it. This module needs pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SupportFilter:
-    """Whether an engine takes every node of a Function whose values all have types, those in bodies apart; for `Form.takes`."""
+    """For `Form.takes`: whether an engine supports every node of a Function, whose values all have types, except in bodies."""
 
     engine: GraphCompiler
 
@@ -72,7 +72,7 @@ class SupportFilter:
 
 
 FORM = Form()
-"""What the suite's generated Functions may look like, unless a suite narrows it."""
+"""The default form of the suite's generated Functions."""
 bounded = settings(
     max_examples=25,
     deadline=None,
@@ -82,19 +82,19 @@ bounded = settings(
         HealthCheck.too_slow,
         HealthCheck.filter_too_much,
         HealthCheck.data_too_large,
-        HealthCheck.differing_executors,  # several suites inherit one test; nothing is replayed from a database
+        HealthCheck.differing_executors,  # suites inherit the tests; no example database is used
     ],
 )
-"""Few examples, the same in every run, and no limit on a single one: engines compile."""
+"""Hypothesis settings: few examples, the same in every run, and no time limit, since compiling can be slow."""
 
 
 def run_outputs(results: Any, function: Function) -> list[Any]:
-    """Return a module's results as a list: a single output comes bare."""
+    """Convert a module's results to a list: a module with a single output returns it bare."""
     return [results] if len(function.outputs) == 1 else list(results)
 
 
 def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
-    """Run it on the engine alone; an example that the engine declines counts for nothing."""
+    """Run the function on the engine alone; skip the hypothesis example if the engine declines."""
     try:
         return run_alone(engine, function, inputs)
     except CompileRefused:
@@ -103,7 +103,7 @@ def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[An
 
 
 def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
-    """Compile it for the engine alone; an example that the engine declines counts for nothing."""
+    """Compile the function for the engine alone; skip the hypothesis example if the engine declines."""
     try:
         return compile_alone(engine, function, inputs)
     except CompileRefused:
@@ -123,7 +123,7 @@ def _of_every_origin(size: int) -> Function:
 
 
 def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
-    """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
+    """Save, load and run the executable, and close it; None if the engine does not support saving."""
     inputs = make_random_inputs(function, 1)
     try:
         saved = bytes(engine.save(executable, context))
@@ -152,7 +152,7 @@ def _share(one: Any, other: Any) -> bool:
 
 
 def _awkward(value: Any) -> Any:
-    """Return the same array as a read-only view with strides of its own."""
+    """Copy an array to a read-only, non-contiguous view of the same values."""
     if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
         return value
     wide = np.empty((*value.shape, 2), value.dtype)
@@ -163,7 +163,7 @@ def _awkward(value: Any) -> Any:
 
 
 def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
-    """Return pins that give every other node that the first engine takes to it, the rest to the second; none for no node."""
+    """Pin every other node that the first engine supports to it, all others to the second; empty if no node goes to the first."""
     engine = engines[0]
     taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
     others = [n.name for n in function.nodes if n.name not in taken]
@@ -172,40 +172,40 @@ def _alternating(function: Function, engines: list[GraphCompiler], start: int) -
 
 
 def _varied(engine: GraphCompiler) -> list[GraphCompiler]:
-    """Return the engine with each of its switches, which have but one other value, turned."""
+    """Variants of the engine, each with one boolean option inverted."""
     switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
     return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
 
 
-@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # an engine may refuse at compile; the fallback law covers it
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # refusing at compile is allowed, see test_fallback_law
 class EngineSuite:
-    """The contract, the laws, executables for all sizes and the node tests for one engine."""
+    """Tests of the contract, the laws, symbolic dims and the conformance cases for one engine."""
 
     engine: ClassVar[str | GraphCompiler]
-    """Mandatory: a name, a spec or an instance."""
+    """The engine under test, as a name, spec or instance. Required."""
     gaps: ClassVar[tuple[KnownFailure, ...]] = ()
-    """Entries of the corpus that the engine gets wrong, and why. One that it gets right again is a failure."""
+    """Known failures in the corpus. An entry that passes again is a failure."""
     conformance_gaps: ClassVar[tuple[KnownFailure, ...]] = ()
-    """Node tests that the engine fails, and why. One that passes again is a failure."""
+    """Known failures among the conformance cases. An entry that passes again is a failure."""
     form: ClassVar[Form] = FORM
-    """What generated Functions may look like: narrow it where the engine's library is known to go wrong."""
+    """The generated Functions. Narrow it to avoid known defects of the engine's library."""
     tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")
-    """How far the engine's floats may be from the reference engine's over a whole generated Function."""
+    """Tolerance for float results of a whole generated Function, compared with the reference engine."""
     reference: ClassVar[str] = REFERENCE
-    """The engine whose results count as right."""
+    """The engine that computes the expected results."""
     passes_at_least: ClassVar[int] = 0
-    """How many of the node tests must pass."""
+    """Minimum number of conformance cases that must pass."""
 
     @classmethod
     def made(cls) -> GraphCompiler:
-        """Return the engine."""
+        """Create the engine under test."""
         return registry.create(cls.engine)
 
     @classmethod
     def supported_form(cls, **narrower: Any) -> Form:
-        """Return the form of generated Functions of which the engine takes every node, as far as `why_not` tells.
+        """Restrict `form` to recipes for which the engine's `why_not` accepts every node.
 
-        Skips the test for an engine that takes nothing of what is generated: its proof is the corpus and the node tests.
+        Skips the test if there are no such recipes: then only the corpus and the conformance cases test the engine.
         """
         form = replace(cls.form, takes=SupportFilter(cls.made()), **narrower)
         if not form.recipes:
@@ -214,12 +214,12 @@ class EngineSuite:
 
     @classmethod
     def truth(cls, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        """Return what the reference engine makes of it."""
+        """Compute the expected outputs on the reference engine."""
         return run_alone(registry.create(cls.reference), function, inputs)
 
     @classmethod
     def agrees(cls, results: Sequence[Any], function: Function, seed: int) -> Comparison:
-        """Compare results with the reference engine's for the same seed, ties admitted."""
+        """Compare results with the reference engine's for random inputs from ``seed``, accepting either side of a tie."""
         inputs = make_random_inputs(function, seed)
         expected = cls.truth(function, make_random_inputs(function, seed))
         ties = find_ambiguity(function, inputs, cls.truth)
@@ -228,34 +228,34 @@ class EngineSuite:
 
     @classmethod
     def list_engines(cls) -> list[GraphCompiler]:
-        """Return a list of engines that supports every node: the engine, and the reference engine after it.
+        """A list of engines that supports every node: the engine under test, then the reference engine.
 
-        After the reference engine itself comes a recording proxy of it, under another name.
+        If the reference engine is under test, a `RecordingEngine` that delegates to it comes second.
         """
         engine, reference = cls.made(), registry.create(cls.reference)
         return [engine, RecordingEngine(inner=reference.spec) if engine.name == reference.name else reference]
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
-        """Fail, saying what was done, unless the results are the reference engine's."""
+        """Fail unless the results agree with the reference engine's; ``what`` describes the run in the message."""
         found = self.agrees(results, function, seed)
         assert found, f"{what}: {found.message}\n{function}"
 
     @classmethod
     def judge(cls, results: Sequence[Any], one: CorpusEntry) -> Comparison:
-        """Compare results of a corpus entry with the expected ones, but for elements that the engine's `deviations` explain."""
+        """Compare results of a corpus entry with the expected ones, except elements that declared deviations explain."""
         if found := one.judge(results):
             return found
         return one.judge(overlook_deviations(results, one.function, one.inputs, one.expected, [cls.made()]))
 
     def check(self, found: Comparison, one: CorpusEntry) -> None:
-        """Fail unless the corpus entry came out right, or fails as `gaps` says."""
+        """Fail unless the corpus entry passed, or failed and is listed in `gaps`."""
         gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
         if gap is not None:
             assert not found, f"the gap {gap} is closed: delete the entry"
         else:
             assert found, f"{one.name} ({one.why}): {found.message}"
 
-    # ------------------------------------------------------------------ the engine
+    # ------------------------------------------------------------------ engine
 
     def test_its_spec_makes_it_again(self) -> None:
         engine = self.made()
@@ -302,7 +302,7 @@ class EngineSuite:
             results = run_alone(self.made(), one.function, given)
         except CompileRefused:
             return
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+        except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
             self.check(Comparison(f"{type(error).__name__}: {error}"), one)
             return
         self.check(self.judge(results, one), one)
@@ -317,7 +317,7 @@ class EngineSuite:
         try:
             with make_module(one.function, self.list_engines()) as module:
                 results = run_outputs(module(*given), one.function)
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+        except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
             self.check(Comparison(f"{type(error).__name__}: {error}"), one)
             return
         self.check(self.judge(results, one), one)
@@ -326,7 +326,7 @@ class EngineSuite:
             result = one.expected[[v.name for v in one.function.outputs].index(after)]
             assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
 
-    # ------------------------------------------------------------------ its executables
+    # ------------------------------------------------------------------ executables
 
     @bounded
     @given(data=st.data())
@@ -363,7 +363,7 @@ class EngineSuite:
 
     @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
     def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
-        """Outputs that are an input, a constant, computed, passed on, and the same twice, in two runs."""
+        """Outputs that are an input, a constant, computed, copied, reshaped or repeated, in two runs."""
         function, engine = _of_every_origin(size), self.made()
         inputs = make_random_inputs(function, 1)
         try:
@@ -474,7 +474,7 @@ class EngineSuite:
         if results is not None:
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
-    # ------------------------------------------------------------------ the laws
+    # ------------------------------------------------------------------ laws
 
     @bounded
     @given(data=st.data(), seed=st.integers(0, 99))
@@ -486,7 +486,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_cut_law(self, data: st.DataObject) -> None:
-        """Law 1: cut anywhere and run in pieces, it is the same."""
+        """Law 1: any partition, run region by region, gives the same results."""
         function = data.draw(functions(self.supported_form(aliases=False)))
         cut = data.draw(labels(function))
         engine = self.made()
@@ -496,7 +496,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_order_law(self, data: st.DataObject) -> None:
-        """Law 3: neither the listing of nodes nor the names of values change what the engine takes, or the signature."""
+        """Law 3: the order of nodes and the names of values affect neither the partition nor the signature."""
         function = as_planned(data.draw(functions(self.form)))
         listed = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
         named = rename_values(function, {"v1": "zz", "v3": "a"})
@@ -513,7 +513,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_fallback_law(self, data: st.DataObject) -> None:
-        """Law 4: with the reference engine behind it, nothing is lost."""
+        """Law 4: with the reference engine as fallback, every Function runs and gives the right results."""
         function = data.draw(functions(self.form))
         with make_module(function, self.list_engines()) as module:
             results = run_outputs(module(*make_random_inputs(function, 4)), function)
@@ -522,16 +522,16 @@ class EngineSuite:
     @bounded
     @given(data=st.data(), alternate=st.integers(0, 1), all_taken=st.booleans())
     def test_mixture_law(self, data: st.DataObject, alternate: int, all_taken: bool) -> None:
-        """Law 5: nodes that alternate between two engines compute what each of them does."""
+        """Law 5: a Function whose nodes alternate between two engines gives the same results as on one engine."""
         form = self.supported_form() if all_taken else self.form
-        function = as_planned(data.draw(functions(form)))  # a pin on a node that is gone would be an error
+        function = as_planned(data.draw(functions(form)))  # pins must name nodes that exist after optimization
         engines = self.list_engines()
         pins = _alternating(function, engines, alternate)
         assume(pins)
         try:
             with make_module(function, engines, pins=pins) as module:
                 results = run_outputs(module(*make_random_inputs(function, 5)), function)
-        except PlanError as error:  # a region that the engine refuses at compile has nowhere to go, since a pin forces
+        except PlanError as error:  # a pinned region has no fallback if the engine refuses it
             assume("failed to compile" in str(error))
             raise
         self.same(results, function, 5, f"with {', '.join(map(str, pins))}")
@@ -539,7 +539,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_round_trip_law(self, data: st.DataObject) -> None:
-        """Law 6: the engine answers the same of a Function that went through ONNX, or through text."""
+        """Law 6: `why_not` gives the same answers after a round trip through ONNX or text."""
         function = infer_shapes(data.draw(functions(self.form)))
         engine = self.made()
         reasons = [engine.why_not(node, function) for node in function.nodes]
@@ -551,7 +551,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_signature_law(self, data: st.DataObject) -> None:
-        """Law 7: the engine made again has the same signature; another context, or another value of an option, has not."""
+        """Law 7: equal engines have equal signatures; another thread count or another option value changes the signature."""
         function = data.draw(functions(self.form))
         engine, context = self.made(), CompileContext()
         mine = make_signature(function, engine, context)
@@ -567,7 +567,7 @@ class EngineSuite:
     def test_corpus_with_symbolic_dims(self, name: str, opening: Opening) -> None:
         one = find_entry(name)
         if any(gap.covers(name) for gap in self.gaps):
-            return  # wrong at every size
+            return  # a known failure, at any size
 
         def judge(results: Sequence[Any]) -> Comparison:
             return self.judge(results, one)
@@ -577,13 +577,13 @@ class EngineSuite:
                 found = list(compare_at_sizes(self.made(), one.function, one.make_inputs(), judge, opening))
         except CompileRefused:
             return
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
+        except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
             found = [Comparison(f"{type(error).__name__}: {error}")]
         for comparison in found:
             assert comparison, f"{name} with {opening} extent symbolic ({one.why}): {comparison.message}"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("opening", OPENINGS[:1])  # the others by `xrt conformance --opening`
+    @pytest.mark.parametrize("opening", OPENINGS[:1])  # for the others: `xrt conformance --opening`
     def test_node_tests_with_symbolic_dims(self, opening: Opening) -> None:
         engine = self.made()
         if not engine.supports_dynamic_shapes:
@@ -592,7 +592,7 @@ class EngineSuite:
         report = conform(engine, groups=["node"], opening=opening, isolate=why_not_isolated(engine) is None, gaps=gaps)
         assert report.ok, str(report)
 
-    # ------------------------------------------------------------------ the node tests
+    # ------------------------------------------------------------------ conformance cases
 
     @pytest.mark.slow
     def test_conformance(self) -> None:

@@ -1,7 +1,7 @@
-"""The corpus: small models that once went wrong, here or in the ancestor, or that have a form easily got wrong.
+"""The regression corpus: small models that some engine once got wrong, in XRT or its predecessor, or that are easy to get wrong.
 
-Each entry is a Function, inputs, and what must come out, worked out in plain NumPy. It grows with every defect, and every
-engine's suite runs all of it.
+Each entry is a Function with inputs and expected outputs, computed by hand or in plain NumPy. Every fixed defect adds an entry,
+and every engine's suite runs all entries.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from xrt.testing.corpus.entry import CorpusEntry, read_entries
 __all__ = ["CORPUS", "FOUND", "CorpusEntry", "find_entry"]
 
 FOUND = read_entries(Path(__file__).parent / "found")
-"""Defects that fuzzing found, one file per entry, with the results of a corrected reference."""
+"""Defects found by fuzzing, one file per entry; the expected outputs are those of the reference engine after the fix."""
 
 CORPUS: tuple[CorpusEntry, ...] = (
     *shapes.FORMS,
@@ -29,5 +29,5 @@ CORPUS: tuple[CorpusEntry, ...] = (
 
 
 def find_entry(name: str) -> CorpusEntry:
-    """Return the entry of that name."""
+    """Look up an entry by name; raises StopIteration if there is none."""
     return next(e for e in CORPUS if e.name == name)

@@ -1,4 +1,4 @@
-"""Control flow: bodies that capture, carry, stack and nest."""
+"""Control flow: captured values, loop-carried values, scan outputs and nested bodies."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _RANGE_STEP = body(
     node("Identity", "prev", "range"),
 )
 
-_RANGE = body(  # the names are those of ONNX: with others the crash may not show
+_RANGE = body(  # names as in ONNX: the crash may depend on them
     {},
     {"output": "int32[2]"},
     node("Sub", "limit start", "sub_result"),
@@ -104,7 +104,7 @@ _RANGE = body(  # the names are those of ONNX: with others the crash may not sho
 
 
 def _constant_if(condition: str, then: Function, other: Function, output: str = "int32[2]") -> Function:
-    """Return a body of an If that a Constant node of that name decides; its output has the name that its branches' have."""
+    """Make a body with an If whose condition is a Constant node. The body's output has the same name as those of the branches."""
     return body(
         {},
         {"output": output},

@@ -1,6 +1,6 @@
-"""One entry of the corpus, short words to write one, and entries in files.
+"""Corpus entries, helpers to write them in code, and their text format.
 
-A file has a Function as text, and as Functions that only hold constants, its inputs and what must come:
+A file holds the Function as text, then inputs and expected outputs as Functions that contain only constants:
 
     # why: what went wrong once
     function main(x: float32[2]) -> (y: float32[2]) { ... }
@@ -9,7 +9,7 @@ A file has a Function as text, and as Functions that only hold constants, its in
     %% expected
     function values() -> (y: float32[2]) { ... }
 
-It is plain text, exact for every element type, and its difference can be reviewed.
+The text is exact for every element type and can be reviewed as a diff.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CorpusEntry:
-    """A model, inputs, the outputs that must come, and what makes it worth keeping."""
+    """A model, its inputs and expected outputs, and the reason to test it."""
 
     name: str
     why: str
-    """What went wrong once, or what is easily got wrong."""
+    """The defect that the entry reproduces, or the mistake that it checks for."""
     function: Function
     inputs: tuple[Any, ...]
-    """Read-only; `given` makes copies."""
+    """Read-only arrays; `make_inputs` copies them."""
     expected: tuple[Any, ...]
 
     def __post_init__(self) -> None:
@@ -46,11 +46,11 @@ class CorpusEntry:
             _freeze(value)
 
     def make_inputs(self) -> list[Any]:
-        """Return the inputs as a caller would pass them: fresh arrays of the same strides, which a call may update."""
+        """Copy the inputs into writable arrays with the same strides, as a caller would pass them."""
         return [_copied(value) for value in self.inputs]
 
     def judge(self, results: Sequence[Any]) -> Comparison:
-        """Compare results with the expected ones, within the tolerance of one operator."""
+        """Compare results with the expected outputs, within the tolerance of a single operator."""
         return compare_all(list(results), list(self.expected), names=[v.name for v in self.function.outputs])
 
 
@@ -70,17 +70,17 @@ def _copied(value: Any) -> Any:
 
 
 def f32(*numbers: Any) -> Array:
-    """Return a float32 array; one number alone, which may be a list, is the whole of it."""
+    """Make a float32 array of the arguments; a single argument (a number or nested lists) is the whole array."""
     return np.array(numbers[0] if len(numbers) == 1 else numbers, np.float32)
 
 
 def i64(*numbers: Any) -> Array:
-    """Return an int64 array, as `f32` does."""
+    """Make an int64 array, with the same arguments as `f32`."""
     return np.array(numbers[0] if len(numbers) == 1 else numbers, np.int64)
 
 
 def tensor(text: str) -> TensorType:
-    """Return the type that ``float32[2,N,?]`` spells.
+    """Parse a tensor type such as ``float32[2,N,?]``; ``?`` is an unknown dim.
 
     >>> str(tensor("float32[2,N,?]"))
     'float32[2,N,?]'
@@ -96,7 +96,7 @@ def _dim(text: str) -> int | str | None:
 def node(
     op: str, inputs: str, outputs: str, *, name: str = "", control: tuple[str, ...] = (), domain: str = "", **attributes: Any
 ) -> Node:
-    """Return a node whose inputs and outputs are words; a left-out one is ``-``."""
+    """Make a node from space-separated names of inputs and outputs; ``-`` is an absent optional one."""
     read, made = (tuple("" if word == "-" else word for word in text.split()) for text in (inputs, outputs))
     return Node(op, read, made, read_attributes(attributes), domain, name, control)
 
@@ -110,9 +110,9 @@ def graph(
     aliases: tuple[tuple[str, str], ...] = (),
     ml: int | None = None,
 ) -> Function:
-    """Return a Function whose values have types as `tensor` spells them; a sequence's or an optional's is given as it is.
+    """Make a Function. Types are written as for `tensor`, or given as Type objects for sequences and optionals.
 
-    ``ml`` is the version of ai.onnx.ml, where the nodes are of that domain.
+    ``ml`` is the opset version of ai.onnx.ml, if nodes of that domain are used.
     """
     held = {name: Constant(array) for name, array in (constants or {}).items()}
     opsets = {"": opset} if ml is None else {"": opset, "ai.onnx.ml": ml}
@@ -120,7 +120,7 @@ def graph(
 
 
 def body(inputs: Mapping[str, str | Type], outputs: Mapping[str, str | Type], *nodes: Node, **fields: Any) -> Function:
-    """Return a Function to be a body; what it reads and does not define, it captures."""
+    """Make a Function to use as a body of control flow; names that it reads but does not define are captured."""
     return graph(inputs, outputs, *nodes, **fields).replace(name="body")
 
 
@@ -129,7 +129,7 @@ def _typed(values: Mapping[str, str | Type]) -> tuple[Value, ...]:
 
 
 def sequence(text: str) -> SequenceType:
-    """Return the type of a list of tensors that `tensor` spells."""
+    """The type of a sequence of tensors, spelled as for `tensor`."""
     return SequenceType(tensor(text))
 
 
@@ -137,7 +137,7 @@ _WHY = "# why: "
 
 
 def write_entry(entry: CorpusEntry, folder: Path) -> Path:
-    """Write the entry to ``<name>.txt`` in a folder, which is made where it is not there, and return the path."""
+    """Write the entry to ``<name>.txt`` in ``folder``, creating the folder if necessary, and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     inputs, expected = (to_text(_held(values)) for values in (entry.inputs, entry.expected))
     text = f"{_WHY}{entry.why}\n{to_text(entry.function)}%% inputs\n{inputs}%% expected\n{expected}"
@@ -152,7 +152,7 @@ def _held(arrays: Sequence[Any]) -> Function:
 
 
 def read_entry(path: Path) -> CorpusEntry:
-    """Read one entry; raises ModelError where the file is not of the form above."""
+    """Read one entry; raises ModelError if the file does not have the format above."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -173,5 +173,5 @@ def _arrays(held: Function) -> tuple[Any, ...]:
 
 
 def read_entries(folder: Path) -> tuple[CorpusEntry, ...]:
-    """Read every entry of a folder, in the order of their names."""
+    """Read all entries of a folder, sorted by file name."""
     return tuple(read_entry(path) for path in sorted(folder.glob("*.txt")))

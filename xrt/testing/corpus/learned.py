@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml: maps, and models that were learned."""
+"""Operators of ai.onnx.ml: maps, normalizers, label encoders and text processing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers: where types, signs, ties and limits are easily got wrong."""
+"""Numerics: types, signs, ties and limits that are easy to get wrong."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def _f16(*numbers: float) -> Array:
 
 
 def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> CorpusEntry:
-    """Return an entry whose squares are no float16, though its result is."""
+    """Make an entry whose squares overflow or underflow in float16 although the result is representable."""
     shape = ",".join(map(str, expected.shape))
     inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
     model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, given, "y", **attributes), constants={"axis": i64([1])})

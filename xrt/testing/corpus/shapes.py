@@ -1,4 +1,4 @@
-"""Shapes: none, empty, deep, and known only at run time."""
+"""Shapes: rank 0, zero elements, high ranks, and shapes known only at run time."""
 
 from __future__ import annotations
 
@@ -603,11 +603,11 @@ FORMS: tuple[CorpusEntry, ...] = (
 )
 _ROW = f32([[[[0, 1, 4, 9]]]])
 _PLACES = f32([[[[-1, 0], [0, 0], [1, 0]]]])
-"""As places among the elements of the row: -0.5, 1.5 and 3.5."""
+"""As element positions in the row: -0.5, 1.5 and 3.5."""
 
 
 def _sampled(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:
-    """Return an entry whose numbers follow from the four weights of a half: -3/32, 19/32, 19/32 and -3/32."""
+    """Make an entry whose expected values use the cubic weights at offset 0.5: -3/32, 19/32, 19/32 and -3/32."""
     sample = node("GridSample", "x grid", "y", mode="cubic", padding_mode=padding)
     inputs = {"x": "float32[1,1,1,4]", "grid": "float32[1,1,3,2]"}
     model = graph(inputs, {"y": "float32[1,1,1,3]"}, sample, opset=20)

@@ -1,6 +1,6 @@
-"""Families of recipes: what a generated graph may be made of.
+"""Families of recipes that generate graphs.
 
-An engine's suite takes the first six, fuzzing takes all.
+The default `Form`, which engine suites use, has the first six; fuzzing uses all.
 """
 
 from __future__ import annotations
@@ -27,4 +27,4 @@ ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = {
     "lists": structured.LISTS,
     "scans": structured.SCANS,
 }
-"""Every family by its name; control flow, which a `Form` has by an option, is `structured.CONTROL`."""
+"""All families by name. Control flow is separate (`structured.CONTROL`), since `Form.control` enables it."""

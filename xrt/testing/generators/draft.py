@@ -1,11 +1,11 @@
-"""A Function while it is being generated.
+"""A Function under construction by the generator.
 
-A recipe adds one operator to it, or a few that belong together: it finds or makes the operands, and defines values whose types
-and bounds it knows. What steps (rounding, comparing floats, choosing an index) is marked, so that nothing is computed from it
-where engines are compared.
+A recipe adds one operator, or a few that belong together: it selects or creates the operands, and defines the results with their
+types and bounds. Results of discontinuous operators (rounding, float comparison, argmax) are marked, so that no other node
+reads them: engines may rightly differ there, and the difference would spread.
 
-Everything random is asked of a `Chooser`, so the same recipes serve hypothesis, which shrinks what it chose, and a
-seeded generator, which needs no library. Shapes are concrete while a graph is drafted; some extents are named at the end.
+All random choices come from a `Chooser`, so the same recipes work with hypothesis, which can shrink them, and with a seeded
+generator. Shapes are concrete while a graph is drafted; some sizes become symbolic dims at the end.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_a
 T = TypeVar("T")
 
 OPSET = 18
-"""Every recipe is written for this opset: the first in which all reductions take their axes as an input."""
+"""The opset of all recipes: the first in which all reductions have their axes as an input."""
 SIZES = {"N": 3, "M": 2}
-"""What the named extents of a generated Function stand for."""
+"""The sizes of the symbolic dims of generated Functions."""
 MOST_ELEMENTS = 20_000
-"""Nothing larger is computed with: extents multiply quickly."""
+"""Larger values are not used as operands, because sizes multiply quickly."""
 LARGEST = 1e3
-"""No value of a generated graph exceeds this, so that no product of products overflows and tolerances keep their meaning."""
+"""Limit that recipes set on the magnitude of results, so that products do not overflow and tolerances remain meaningful."""
 
 
 class Chooser(Protocol):
-    """Where the choices come from."""
+    """The source of random choices."""
 
     def pick(self, options: Sequence[T]) -> T:
-        """Return one of the options; the first is the simplest."""
+        """Choose one of the options; shrinking prefers the first."""
         ...  # pragma: no cover
 
     def integer(self, low: int, high: int) -> int:
-        """Return an integer between both, inclusive; ``low`` is the simplest."""
+        """Choose an integer from ``low`` to ``high``, inclusive; shrinking prefers ``low``."""
         ...  # pragma: no cover
 
 
 class Seeded:
-    """Choices from a seed, without hypothesis.
+    """Random choices from a seed, without hypothesis.
 
     >>> Seeded(0).integer(1, 6) == Seeded(0).integer(1, 6)
     True
@@ -63,15 +63,15 @@ class Seeded:
 
 @dataclass(frozen=True, slots=True)
 class DraftValue:
-    """A value of the draft."""
+    """A value of a draft, with concrete shape."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     bound: float
-    """No element is larger than this in magnitude."""
+    """Upper bound for the magnitude of its elements."""
     leaf: bool = False
-    """Whether nothing may be computed from it: it steps, and two engines may rightly step at different places."""
+    """Whether no node may read it, because it is discontinuous and engines may rightly differ."""
 
     @property
     def rank(self) -> int:
@@ -84,15 +84,15 @@ class DraftValue:
 
 @dataclass(eq=False)
 class GraphDraft:
-    """What has been generated so far. A body's draft sees the values of its parent: using one of them captures it."""
+    """The nodes and values generated so far. The draft of a body sees the values of its parent; reading one captures it."""
 
     choose: Chooser
     dtypes: tuple[DType, ...]
-    """Element types of fresh inputs and constants."""
+    """Element types of new inputs and constants."""
     empty: bool = True
-    """Whether fresh shapes may hold an extent of zero."""
+    """Whether new shapes may have dims of 0."""
     rank: int = 4
-    """The largest rank of fresh shapes."""
+    """The largest rank of new shapes."""
     parent: GraphDraft | None = None
     nodes: list[Node] = field(default_factory=list)
     inputs: list[DraftValue] = field(default_factory=list)
@@ -103,26 +103,26 @@ class GraphDraft:
     # ------------------------------------------------------------------ names
 
     def fresh(self, prefix: str) -> str:
-        """Return a name that nothing of the whole draft has, parents and bodies included."""
+        """Make a name that is unique in the whole draft, including parents and bodies."""
         return f"{prefix}{next(self.numbers)}"
 
     # ------------------------------------------------------------------ values
 
     def visible(self) -> list[DraftValue]:
-        """Return the values that a node of this draft may read, its own first."""
+        """The values that a node of this draft may read: those of the draft, then those of its parents."""
         return self.values + (self.parent.visible() if self.parent else [])
 
     def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
-        """Return a visible value that fits, the newest being the simplest choice; None where there is none."""
+        """Choose among the visible values that satisfy ``fits``, preferring the newest; None if there is none."""
         found = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
         return self.choose.pick(found[::-1]) if found else None
 
     def want(
         self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None
     ) -> DraftValue:
-        """Return a value of one of those types, of that shape or rank; if there is none, a new input or constant.
+        """Choose a visible value of one of the types, with the given shape or rank range, or create an input or constant.
 
-        Now and then a new one is made all the same, so that graphs have several inputs.
+        Sometimes creates one although a visible value fits, so that graphs have several inputs.
         """
         low, high = ranks or (0, self.rank)
         kinds = tuple(dtypes)
@@ -134,27 +134,27 @@ class GraphDraft:
         return found or self.add_given(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
 
     def want_of(self, kinds: Iterable[DType], low: int = 0, high: int | None = None) -> DraftValue:
-        """Return a value of a rank between both and of one of those types that the draft has, else of the first."""
+        """Like `want` for the types among ``kinds`` that the draft has (else the first), with a rank from ``low`` to ``high``."""
         kinds = tuple(kinds)
         ranks = (low, self.rank if high is None else high)
         return self.want(tuple(kind for kind in kinds if kind in self.dtypes) or kinds[:1], ranks=ranks)
 
     def want_for(self, x: DraftValue) -> DraftValue:
-        """Return a value of the same type that broadcasts to ``x``."""
+        """Choose or create a value of the same type that broadcasts to ``x``."""
         return self.want((x.dtype,), broadcastable(self.choose, x.shape))
 
     def like(self, x: DraftValue, bound: float, *, steps: bool = False) -> DraftValue:
-        """Return a value for `node` to define, of the type and shape of ``x``."""
+        """Make an output for `node` with the type and shape of ``x``."""
         return self.out(x.dtype, x.shape, bound, steps=steps)
 
     def shape(self, low: int = 0, high: int | None = None) -> tuple[int, ...]:
-        """Return a shape of a rank between both; extents are small, and zero is rare."""
+        """Choose a shape with a rank from ``low`` to ``high``; dims are at most 5 and rarely 0."""
         rank = self.choose.integer(low, self.rank if high is None else high)
         extents = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
         return tuple(self.choose.pick(extents) for _ in range(rank))
 
     def add_given(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        """Return a new input or constant. A body has no inputs of its own choice: it gets a constant."""
+        """Add a new input or constant; in a body always a constant, since its operator determines the inputs."""
         if self.parent is None and self.choose.integer(0, 3) < 3:
             return self.input(dtype, shape)
         return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
@@ -165,7 +165,7 @@ class GraphDraft:
         return value
 
     def constant(self, array: Any) -> DraftValue:
-        """Return a new constant that other operators may compute with too."""
+        """Add a constant that any node may read."""
         constant = Constant(np.asarray(array))
         name = self.fresh("c")
         self.constants[name] = constant
@@ -173,11 +173,11 @@ class GraphDraft:
         return self._known(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
 
     def axes(self, *numbers: int) -> str:
-        """Return the name of a new list of int64 that only one operator reads: axes, a shape, starts."""
+        """Add an int64 list for a single node (axes, a shape, starts), and return its name."""
         return self._private(numbers)
 
     def axis(self, number: int) -> str:
-        """Return the name of a new 0-d int64 that only one operator reads."""
+        """Add a 0-d int64 for a single node, and return its name."""
         return self._private(number)
 
     def _private(self, numbers: int | tuple[int, ...]) -> str:
@@ -195,37 +195,37 @@ class GraphDraft:
     def node(
         self, op: str, inputs: Sequence[str | DraftValue], *outputs: DraftValue, **attributes: Any
     ) -> tuple[DraftValue, ...]:
-        """Add a node and make its outputs known."""
+        """Add a node, and make its outputs available to other nodes."""
         read = tuple(i.name if isinstance(i, DraftValue) else i for i in inputs)
         self.nodes.append(Node(op, read, tuple(o.name for o in outputs), read_attributes(attributes), name=self.fresh("n")))
         self.values.extend(o for o in outputs if o.name)
         return outputs
 
     def out(self, dtype: DType, shape: tuple[int, ...], bound: float, *, steps: bool = False) -> DraftValue:
-        """Return a value for `node` to define; ``steps`` says that it jumps where what it is computed from does not."""
+        """Make an output for `node`; ``steps`` marks the result of a discontinuous operator, which no node may read."""
         return DraftValue(self.fresh("v"), dtype, shape, bound, leaf=steps)
 
     def body(self) -> GraphDraft:
-        """Return a draft for a body, which sees what this one sees now."""
+        """Start the draft of a body, which sees the values of this draft."""
         return GraphDraft(self.choose, self.dtypes, self.empty, self.rank, parent=self, numbers=self.numbers)
 
-    # ------------------------------------------------------------------ a step back
+    # ------------------------------------------------------------------ undo
 
     def mark(self) -> tuple[int, int, int, int]:
-        """Return how much there is; `take_back` returns to it."""
+        """The numbers of nodes, inputs, constants and values, for `take_back`."""
         return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
 
     def take_back(self, mark: tuple[int, int, int, int]) -> None:
-        """Forget what was added since the mark."""
+        """Remove everything that was added since `mark`."""
         nodes, inputs, constants, values = mark
         del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
         for name in list(self.constants)[constants:]:
             del self.constants[name]
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ result
 
     def function(self, outputs: Sequence[DraftValue], *, name: str = "main", named: bool = False, **fields: Any) -> Function:
-        """Return the Function; with ``named``, extents of inputs that have the size of a name carry the name."""
+        """Finish the Function. With ``named``, some dims of inputs become the symbolic dim of that size."""
         inputs = tuple(Value(v.name, TensorType(v.dtype, self._named(v.shape) if named else v.shape)) for v in self.inputs)
         results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if named else v.shape)) for v in outputs)
         return Function(inputs, results, tuple(self.nodes), self.constants, {"": OPSET}, name=name, **fields)
@@ -236,14 +236,14 @@ class GraphDraft:
 
 
 def find_value_bound(dtype: DType) -> float:
-    """Return how large the elements of a generated tensor may be."""
+    """Upper bound for the magnitude of generated inputs."""
     if dtype is DType.BOOL:
         return 1.0
     return 1.0 if dtype.is_float else 4.0
 
 
 def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return random elements: floats between -1 and 1, small integers, truth values, words."""
+    """Generate random elements: floats in [-1, 1), small integers, booleans, or short strings."""
     if dtype is DType.STRING:
         return np.asarray(rng.choice(["", "a", "b", "ab"], shape), object)
     if dtype is DType.BOOL:
@@ -255,7 +255,7 @@ def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, 
 
 
 def broadcastable(choose: Chooser, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape that broadcasts to the given one: leading extents dropped, others set to one."""
+    """Choose a shape that broadcasts to ``shape``: leading dims dropped, others set to 1."""
     kept = shape[choose.integer(0, len(shape)) :] if choose.integer(0, 1) else shape
     return tuple(1 if choose.integer(0, 3) == 3 else d for d in kept)
 

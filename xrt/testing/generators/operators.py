@@ -1,4 +1,4 @@
-"""Recipes for operators that compute: element by element, reductions, products and windows."""
+"""Recipes for computation: elementwise operators, reductions, matrix products, convolution and pooling."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def _is_signed(kind: DType) -> bool:
 
 
 def _positive(draft: GraphDraft, x: DraftValue, least: float = 0.5) -> DraftValue:
-    """Add nodes that keep a value away from zero: its magnitude plus ``least``."""
+    """Add nodes that compute ``abs(x) + least``, which is not close to zero."""
     size = draft.node("Abs", [x], draft.like(x, x.bound))[0]
     floor = draft.constant(np.asarray(least, x.dtype.numpy))
     return draft.node("Add", [size, floor], draft.like(x, x.bound + least))[0]
 
 
-# ---------------------------------------------------------------------- element by element
+# ---------------------------------------------------------------------- elementwise
 
-# The bound of the result, from the bound of the operand; every one of these has a slope of at most 1 or so.
+# Operator to a function from the operand's bound to the result's. The slopes are about 1 at most, so errors do not grow.
 _UNARY: dict[str, Callable[[float], float]] = {
     "Relu": lambda b: b,
     "Neg": lambda b: b,
@@ -47,7 +47,7 @@ _UNARY: dict[str, Callable[[float], float]] = {
     "Cos": lambda b: 1.0,
 }
 _FLOAT32_ONLY = frozenset({"Erf", "Softplus", "HardSigmoid", "Softsign", "Sin", "Cos"})
-"""Operators for which engines commonly have no float64 kernel."""
+"""Operators that often have no float64 kernel."""
 _ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "Elu": lambda b: b + 1,
     "Selu": lambda b: 1.8 * b + 2,
@@ -59,11 +59,11 @@ _ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "LeakyRelu": lambda b: b,
 }
 _GENTLE = ("Relu", "Neg", "Tanh", "Abs", "Sigmoid")
-"""Operators for float32 and float64 alike that every engine has."""
+"""Operators that every engine supports in float32 and float64."""
 
 
 def gentle(draft: GraphDraft, x: DraftValue) -> DraftValue:
-    """Add a unary operator that keeps the type, and return its result; for the inside of bodies."""
+    """Add a unary operator that keeps the type and that every engine supports, and return its result. Used in bodies."""
     op = draft.choose.pick(_GENTLE) if x.dtype.is_float else "Identity"
     return draft.node(op, [x], draft.like(x, _UNARY[op](x.bound)))[0]
 
@@ -88,7 +88,7 @@ def unary_of_integers(draft: GraphDraft) -> None:
 
 
 def fast_growth(draft: GraphDraft) -> None:
-    """Functions that grow quickly, where their argument is small."""
+    """Exp, Sinh, Cosh or Tan, of small arguments only."""
     x = draft.want((F32,))
     if x.bound <= 2:
         op = draft.choose.pick(("Exp", "Sinh", "Cosh", "Tan") if x.bound <= 1 else ("Exp", "Sinh", "Cosh"))
@@ -96,13 +96,13 @@ def fast_growth(draft: GraphDraft) -> None:
 
 
 def away_from_zero(draft: GraphDraft) -> None:
-    """Functions that are steep at zero, on arguments away from it."""
+    """Sqrt, Log or Reciprocal, of arguments of at least 0.5."""
     x = _positive(draft, draft.want_of(FLOATS))
     draft.node(draft.choose.pick(("Sqrt", "Log", "Reciprocal")), [x], draft.like(x, max(x.bound, 2.0)))
 
 
 def clip(draft: GraphDraft) -> None:
-    """Clip, one of whose bounds may be left out."""
+    """Clip, with one or both bounds."""
     x = draft.want_of((*FLOATS, *INTEGERS))
     low, high = (-0.5, 0.5) if x.dtype.is_float else (1, 3)
     least, most = (draft.constant(np.asarray(bound, x.dtype.numpy)) for bound in (low, high))
@@ -111,13 +111,13 @@ def clip(draft: GraphDraft) -> None:
 
 
 def binary(draft: GraphDraft) -> None:
-    """An arithmetic operator on two values, one of which broadcasts."""
+    """A binary arithmetic operator on two values, one of which broadcasts to the other."""
     x = draft.want_of((*FLOATS, *INTEGERS))
     _arithmetic(draft, x, draft.want_for(x))
 
 
 def twice(draft: GraphDraft) -> None:
-    """An operator that reads the same value in both places."""
+    """A binary arithmetic operator that reads the same value twice."""
     x = draft.want_of((*FLOATS, *INTEGERS))
     _arithmetic(draft, x, x)
 
@@ -134,7 +134,7 @@ def _arithmetic(draft: GraphDraft, x: DraftValue, y: DraftValue) -> None:
 
 
 def variadic(draft: GraphDraft) -> None:
-    """Sum, Max, Min and Mean of one to four values that broadcast, some of them the same."""
+    """Sum, Max, Min and Mean of one to four values that broadcast, possibly repeated."""
     x = draft.want((F32,))
     others = [draft.want_for(x) for _ in range(draft.choose.integer(0, 3))]
     op = draft.choose.pick(("Sum", "Max", "Min", "Mean"))
@@ -149,7 +149,7 @@ def division(draft: GraphDraft) -> None:
 
 
 def division_of_integers(draft: GraphDraft) -> None:
-    """Div and Mod of both kinds, by constants of both signs."""
+    """Div and Mod (with and without fmod) by constants of both signs."""
     x = draft.want_of(INTEGERS)
     divisors = (2, 3, 1, -2, -3) if _is_signed(x.dtype) else (2, 3, 1)
     shape = broadcastable(draft.choose, x.shape)
@@ -192,7 +192,7 @@ def bit_shift(draft: GraphDraft) -> None:
 
 
 def slopes(draft: GraphDraft) -> None:
-    """PRelu, whose slopes broadcast."""
+    """PRelu with broadcast slopes."""
     x = draft.want((F32,), ranks=(1, draft.rank))
     slope = draft.want_for(x)
     if (bound := x.bound * max(1.0, slope.bound)) <= LARGEST:
@@ -222,7 +222,7 @@ def where(draft: GraphDraft) -> None:
 
 
 def cast(draft: GraphDraft) -> None:
-    """A cast that keeps the number: to a type that holds it; or from float64 to float32."""
+    """Cast to a type that represents all values, from float64 to float32, or to bool."""
     x = draft.want_of((*INTEGERS, BOOL, *FLOATS))
     is_never_negative = x.dtype is BOOL or not _is_signed(x.dtype)
     fitting = [k for k in INTEGERS if k in draft.dtypes and (is_never_negative or _is_signed(k)) and x.bound <= _largest(k)]
@@ -231,7 +231,7 @@ def cast(draft: GraphDraft) -> None:
 
 
 def dropout(draft: GraphDraft) -> None:
-    """Dropout outside of training: what it reads, and a mask that may be left out; so may the ratio."""
+    """Dropout in inference mode, with and without the ratio input and the mask output."""
     x = draft.want((F32,))
     ratio, training = draft.constant(np.float32(0.5)), draft.constant(np.array(False))
     operands: list[DraftValue | str] = draft.choose.pick([[x], [x, ratio], [x, "", training]])
@@ -250,7 +250,7 @@ NUMBERS = (bitwise, bit_shift, division_of_integers, unary_of_integers, power_of
 FUNCTIONS = (activation, fast_growth, away_from_zero, division, power, slopes)
 
 
-# ---------------------------------------------------------------------- what steps
+# ---------------------------------------------------------------------- discontinuous operators
 
 
 def step(draft: GraphDraft) -> None:
@@ -273,7 +273,7 @@ def cast_to_integers(draft: GraphDraft) -> None:
 
 
 def narrow(draft: GraphDraft) -> None:
-    """A cast to a narrow float and, now and then, some arithmetic there. It steps, if finely."""
+    """Cast to float16 or bfloat16, sometimes with arithmetic there. Rounding makes it discontinuous, in fine steps."""
     x = draft.want((F32,))
     to = draft.choose.pick((DType.FLOAT16, DType.BFLOAT16))
     y = draft.node("Cast", [x], draft.out(to, x.shape, x.bound, steps=True), to=to.onnx)[0]
@@ -298,7 +298,7 @@ def arg(draft: GraphDraft) -> None:
 
 
 def top(draft: GraphDraft) -> None:
-    """TopK of the smallest or the largest, along any axis; its values are smooth and its indices step."""
+    """TopK of the largest or smallest elements, along any axis; values are continuous, indices are not."""
     x = draft.want((F32, DType.INT64), ranks=(1, draft.rank))
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     place = axis % x.rank
@@ -310,7 +310,7 @@ def top(draft: GraphDraft) -> None:
 
 
 def quantize(draft: GraphDraft) -> None:
-    """QuantizeLinear, per tensor or per axis, and back; both step."""
+    """QuantizeLinear and DequantizeLinear, per tensor or per axis; both results are discontinuous."""
     x = draft.want((F32,), ranks=(1, min(4, draft.rank)))
     axis, kind = draft.choose.integer(0, x.rank - 1), draft.choose.pick((np.uint8, np.int8))
     count = () if draft.choose.integer(0, 1) else (x.shape[axis],)
@@ -328,7 +328,7 @@ NARROW = (narrow, quantize)
 
 
 def reduction(draft: GraphDraft) -> None:
-    """A reduction over some axes or, where none are given, over all; over no elements too where the result is defined."""
+    """A reduction over some or all axes; over zero elements only if the result is defined."""
     x = draft.want_of((*FLOATS, *INTEGERS[:2]))
     axes, shape, count = _choose_axes(draft, x)
     bounds = {"ReduceSum": count * x.bound} | (dict.fromkeys(("ReduceMax", "ReduceMin"), x.bound) if count else {})
@@ -342,7 +342,7 @@ def reduction(draft: GraphDraft) -> None:
 
 
 def logarithmic_reduction(draft: GraphDraft) -> None:
-    """Reductions through a logarithm, of values away from zero."""
+    """ReduceLogSum or ReduceLogSumExp, of values of at least 0.5."""
     x = _positive(draft, draft.want((F32,)))
     axes, shape, count = _choose_axes(draft, x)
     if count and x.bound <= 20:
@@ -351,7 +351,7 @@ def logarithmic_reduction(draft: GraphDraft) -> None:
 
 
 def _choose_axes(draft: GraphDraft, x: DraftValue) -> tuple[list[int], tuple[int, ...], int]:
-    """Return axes, the shape with extents of one in their place, and the number of elements of each result."""
+    """Choose axes to reduce. Return them (empty means all), the shape with keepdims, and the number of elements per result."""
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)]
     reduced = axes or list(range(x.rank))
     return axes, tuple(1 if a in reduced else d for a, d in enumerate(x.shape)), math.prod(x.shape[a] for a in reduced)
@@ -368,7 +368,7 @@ def _add_reduction(draft: GraphDraft, x: DraftValue, bounds: dict[str, float], a
 
 
 def no_reduction(draft: GraphDraft) -> None:
-    """A reduction that no axes turn into Identity."""
+    """ReduceSum with empty axes and ``noop_with_empty_axes``, which is Identity."""
     x = draft.want_of(FLOATS)
     draft.node("ReduceSum", [x, draft.axes()], draft.like(x, x.bound), noop_with_empty_axes=1)
 
@@ -421,11 +421,11 @@ REDUCTIONS = (reduction, shares, running_sum)
 NORMALIZATIONS = (logarithmic_reduction, no_reduction, layer_norm, batch_norm, instance_norm)
 
 
-# ---------------------------------------------------------------------- products
+# ---------------------------------------------------------------------- matrix products
 
 
 def product(draft: GraphDraft) -> None:
-    """MatMul of any ranks: vectors, matrices, stacks that broadcast."""
+    """MatMul of vectors, matrices and broadcast batches."""
     x = draft.want_of(FLOATS, 1)
     inner, batch = x.shape[-1], broadcastable(draft.choose, x.shape[:-2])
     columns = draft.choose.pick((2, 1, 3))
@@ -438,7 +438,7 @@ def product(draft: GraphDraft) -> None:
 
 
 def gemm(draft: GraphDraft) -> None:
-    """Gemm with all of its attributes; what is added broadcasts."""
+    """Gemm with all attributes, sometimes with C, which broadcasts."""
     x = draft.want_of(FLOATS, 2, 2)
     flip, transposed = draft.choose.integer(0, 1), draft.choose.integer(0, 1)
     rows, inner = x.shape[::-1] if flip else x.shape
@@ -475,7 +475,7 @@ PRODUCTS = (product, gemm)
 OTHER_PRODUCTS = (contraction, product_of_integers)
 
 
-# ---------------------------------------------------------------------- windows
+# ---------------------------------------------------------------------- convolution and pooling
 
 
 def _image(draft: GraphDraft, spatial: int) -> DraftValue:
@@ -489,7 +489,7 @@ def _choose_axes_of_windows(draft: GraphDraft) -> int:
 
 
 def convolution(draft: GraphDraft) -> None:
-    """Conv of one to three axes: groups, strides, dilations, uneven padding."""
+    """Conv with one to three spatial axes: groups, strides, dilations, asymmetric padding."""
     spatial = _choose_axes_of_windows(draft)
     x = _image(draft, spatial)
     groups = x.shape[1] if draft.choose.integer(0, 2) == 2 else 1
@@ -518,7 +518,7 @@ def transposed_convolution(draft: GraphDraft) -> None:
 
 
 def pooling(draft: GraphDraft) -> None:
-    """Pooling of one to three axes: padding counted or not, strides."""
+    """Pooling over one to three spatial axes: strides, padding, with and without ``count_include_pad``."""
     spatial = _choose_axes_of_windows(draft)
     x = _image(draft, spatial)
     kernel, strides = [2] * spatial, [draft.choose.integer(1, 2) for _ in range(spatial)]
@@ -529,7 +529,7 @@ def pooling(draft: GraphDraft) -> None:
     sizes = _windows(x.shape[2:], kernel, strides, [1] * spatial, pads)
     bound = x.bound * 2**spatial
     if bound <= LARGEST and x.bound <= 10:
-        out = draft.out(F32, (*x.shape[:2], *sizes), bound, steps=op == "LpPool")  # a root is steep at zero
+        out = draft.out(F32, (*x.shape[:2], *sizes), bound, steps=op == "LpPool")  # the root is steep at zero
         draft.node(op, [x], out, kernel_shape=kernel, strides=strides, pads=pads, **attributes)
 
 
@@ -540,7 +540,7 @@ def global_pooling(draft: GraphDraft) -> None:
 
 
 def blocks(draft: GraphDraft) -> None:
-    """SpaceToDepth and DepthToSpace."""
+    """SpaceToDepth or DepthToSpace."""
     x = draft.add_given(F32, (draft.choose.integer(1, 2), 4, 2, 4))
     n, c, h, w = x.shape
     if draft.choose.integer(0, 1):
@@ -551,7 +551,7 @@ def blocks(draft: GraphDraft) -> None:
 
 
 def resize(draft: GraphDraft) -> None:
-    """Resize by whole factors, to the nearest pixel or between two."""
+    """Resize by integer factors, nearest or linear."""
     x = _image(draft, 2)
     scales = draft.constant(np.array([1, 1, 2, draft.choose.integer(1, 3)], np.float32))
     factors = draft.constants[scales.name].array.astype(int)

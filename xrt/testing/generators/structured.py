@@ -1,4 +1,4 @@
-"""Recipes with structure: moved data, If, Loop, Scan, and lists of tensors."""
+"""Recipes for data movement, control flow (If, Loop, Scan) and sequences of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _any(draft: GraphDraft, low: int = 0) -> DraftValue:
     return draft.want(draft.dtypes, ranks=(low, draft.rank))
 
 
-# ---------------------------------------------------------------------- moved data
+# ---------------------------------------------------------------------- data movement
 
 
 def transpose(draft: GraphDraft) -> None:
@@ -68,7 +68,7 @@ def tile(draft: GraphDraft) -> None:
 
 
 def concat(draft: GraphDraft) -> None:
-    """Concat of one to three values, the same one more than once where nothing else fits."""
+    """Concat of one to three values; repeats ``x`` if no other value fits."""
     x = _any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
 
@@ -82,7 +82,7 @@ def concat(draft: GraphDraft) -> None:
 
 
 def split(draft: GraphDraft) -> None:
-    """Split into two parts, by their sizes or by a count, which makes the last part smaller."""
+    """Split into two parts, by sizes or by ``num_outputs``, where the last part may be smaller."""
     x = _any(draft, 1)
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     place = axis % x.rank
@@ -99,7 +99,7 @@ def split(draft: GraphDraft) -> None:
 
 
 def broadcast(draft: GraphDraft) -> None:
-    """Expand both ways: extents of one on either side."""
+    """Expand that broadcasts in both directions: the input and the target shape may have dims of 1."""
     x = _any(draft)
     if x.rank < draft.rank:
         shape = (draft.choose.integer(0 if draft.empty else 1, 2), *(1 if draft.choose.integer(0, 1) else d for d in x.shape))
@@ -108,7 +108,7 @@ def broadcast(draft: GraphDraft) -> None:
 
 
 def slices(draft: GraphDraft) -> None:
-    """Slice of several axes: steps of both signs, ends beyond the extent."""
+    """Slice over several axes, with positive and negative steps and ends out of range."""
     x = _any(draft, 1)
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [0]
     starts: list[int] = []
@@ -119,7 +119,7 @@ def slices(draft: GraphDraft) -> None:
         size, step = x.shape[axis], draft.choose.pick((1, 2, -1, -2))
         start, end = draft.choose.integer(-size - 1, size + 1), draft.choose.integer(-size - 2, size + 2)
         starts, ends, steps = [*starts, start], [*ends, end], [*steps, step]
-        first = max(start, -size) if step < 0 else start  # ONNX begins at the first element, Python before it
+        first = max(start, -size) if step < 0 else start  # out of range with a negative step: ONNX clamps to 0, Python to -1
         shape[axis] = len(range(size)[first:end:step])
     if not draft.empty and 0 in shape:
         return
@@ -128,7 +128,7 @@ def slices(draft: GraphDraft) -> None:
 
 
 def padding(draft: GraphDraft) -> None:
-    """Pad of every mode, with a value, over some axes only, and by less than nothing."""
+    """Pad in all modes, with and without a value, over some axes, with negative padding too."""
     x = draft.want((F32, I64), ranks=(1, draft.rank))
     mode = draft.choose.pick(("constant", "edge", "reflect"))
     if mode != "constant" and min(x.shape) < 2:
@@ -150,7 +150,7 @@ def _indices(draft: GraphDraft, shape: tuple[int, ...], size: int, kind: type = 
 
 
 def gather(draft: GraphDraft) -> None:
-    """Gather by indices of any rank and both types, none at all among them."""
+    """Gather with int32 or int64 indices of several ranks, sometimes with none."""
     x = _any(draft, 1)
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     shape = draft.choose.pick(((2,), (), (2, 2), (0,) if draft.empty else (1,)))
@@ -195,7 +195,7 @@ def gather_nd(draft: GraphDraft) -> None:
 
 
 def scatter_elements(draft: GraphDraft) -> None:
-    """ScatterElements along an axis, no place twice."""
+    """ScatterElements along an axis, without duplicate indices."""
     x = _any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
@@ -220,7 +220,7 @@ def scatter_nd(draft: GraphDraft) -> None:
 
 
 def one_hot(draft: GraphDraft) -> None:
-    x = draft.want((I64,), ranks=(1, draft.rank - 1))  # onnx infers no type for a single index
+    x = draft.want((I64,), ranks=(1, draft.rank - 1))  # onnx infers no type for a 0-d index
     axis = draft.choose.integer(-1, x.rank)
     place = x.rank if axis == -1 else axis
     off_on = draft.constant(np.array([-1, 2], np.float32))
@@ -241,7 +241,7 @@ def identity_matrix(draft: GraphDraft) -> None:
 
 
 def range_between(draft: GraphDraft) -> None:
-    """Range between constants, upwards and downwards."""
+    """Range of constants, ascending or descending."""
     start, limit, delta = draft.choose.pick(((0, 4, 1), (3, -2, -2), (1, 1, 1), (0, 5, 2)))
     kind = draft.choose.pick((np.int64, np.float32, np.int32))
     read = [draft.constant(np.asarray(number, kind)) for number in (start, limit, delta)]
@@ -251,7 +251,7 @@ def range_between(draft: GraphDraft) -> None:
 
 
 def fill(draft: GraphDraft) -> None:
-    """ConstantOfShape and Expand by a shape that another value has."""
+    """ConstantOfShape or Expand to the shape of another value, read by Shape."""
     x = _any(draft)
     shape = draft.node("Shape", [x], draft.out(I64, (x.rank,), float(max((*x.shape, 1)))))[0]
     if draft.choose.integer(0, 1):
@@ -262,7 +262,7 @@ def fill(draft: GraphDraft) -> None:
 
 
 def reshape_like(draft: GraphDraft) -> None:
-    """Reshape by zeros that copy an extent, by a computed shape, and to no elements."""
+    """Reshape with a dim of 0 that copies a size, or by a computed shape, with zero elements too."""
     x = _any(draft, 1)
     if draft.choose.integer(0, 1):
         shape = draft.node("Shape", [x], draft.out(I64, (x.rank,), float(max((*x.shape, 1)))))[0]
@@ -281,7 +281,7 @@ def reverse(draft: GraphDraft) -> None:
 
 
 def compress(draft: GraphDraft) -> None:
-    """Compress by a constant condition that may be shorter than the axis."""
+    """Compress by a constant condition, which may be shorter than the axis."""
     x = _any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     mask = [bool(draft.choose.integer(0, 1)) for _ in range(draft.choose.integer(1, max(x.shape[axis], 1)))]
@@ -292,7 +292,7 @@ def compress(draft: GraphDraft) -> None:
 
 
 def nonzero(draft: GraphDraft) -> None:
-    """NonZero of a constant, whose count is known here and to no engine."""
+    """NonZero of a constant: the generator knows the number of results, an engine has to compute it."""
     shape = draft.shape(1, min(3, draft.rank))
     array = np.random.default_rng(draft.choose.integer(0, 99)).integers(0, 2, shape).astype(np.bool_)
     count = int(array.sum())
@@ -317,14 +317,14 @@ MOVES = (
 )
 
 
-# ---------------------------------------------------------------------- bodies and lists
+# ---------------------------------------------------------------------- control flow and sequences
 
 
 _TYPES = (DType.FLOAT32, DType.INT64, DType.BOOL)
 
 
 def branch(draft: GraphDraft) -> None:
-    """An If whose branches take values from outside, and now and then hold an If themselves."""
+    """An If whose branches capture values and sometimes contain another If."""
     condition = draft.want((DType.BOOL,), ())
     x = draft.want(_TYPES)
     results = [_branch_body(draft, x) for _ in range(2)]
@@ -350,7 +350,7 @@ def _depth(draft: GraphDraft) -> int:
 
 
 def loop(draft: GraphDraft) -> None:
-    """A Loop with a carried value, a captured one, and what every turn gives stacked up."""
+    """A Loop with a loop-carried value, a captured value and a scan output."""
     carried = draft.want((DType.FLOAT32,))
     turns = draft.choose.integer(1, 3)
     trips = draft.constant(np.array(turns, np.int64))
@@ -373,13 +373,13 @@ def _loop_inputs(carried: DraftValue) -> list[tuple[DType, tuple[int, ...], floa
 
 
 def _closed(draft: GraphDraft, inputs: list[DraftValue], outputs: list[DraftValue]) -> Function:
-    """Return the body; the values that it reads and does not define are its captures."""
+    """Make the body Function; values that it reads but does not define are captured."""
     first, last = (tuple(Value(v.name, TensorType(v.dtype, v.shape)) for v in values) for values in (inputs, outputs))
     return Function(first, last, tuple(draft.nodes), draft.constants, {"": OPSET}, name=draft.fresh("body"))
 
 
 def scan(draft: GraphDraft) -> None:
-    """A Scan that carries a sum, gives its Tanh at every turn, and captures a value."""
+    """A Scan with a sum as state, its Tanh as scan output, and a captured value."""
     xs = draft.want((F32,), ranks=(1, draft.rank))
     if not xs.shape[0]:
         return
@@ -400,7 +400,7 @@ def scan(draft: GraphDraft) -> None:
 
 
 def list_of_tensors(draft: GraphDraft) -> None:
-    """Make a list, put one in or take one out, and read it again: one element, all of them, or their number."""
+    """Construct a sequence, sometimes insert or erase a tensor, then read an element, the concatenation or the length."""
     x = draft.want(draft.dtypes, ranks=(1, draft.rank))
     y = draft.want((x.dtype,), x.shape)
     items = [x, y, x][: draft.choose.integer(1, 3)]
@@ -416,7 +416,7 @@ def list_of_tensors(draft: GraphDraft) -> None:
 def _list(draft: GraphDraft, op: str, read: list[str]) -> str:
     made = DraftValue(draft.fresh("s"), F32, (), 0.0)
     draft.node(op, list(read), made)
-    draft.values.pop()  # nothing but the operators of lists may read it
+    draft.values.pop()  # only sequence operators may read it
     return made.name
 
 

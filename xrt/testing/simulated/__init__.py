@@ -1,8 +1,8 @@
-"""Simulated devices: tests of CUDA code on any machine, with adversarial timing.
+"""Simulated devices: test CUDA code on any machine, with adversarial timing.
 
-`simulated()` replaces CUDA's devices by ones whose memory the host cannot read. Their streams do work as late, and in as odd an
-order, as they may. Results are right only if every copy, event and wait is where it must be. Each unordered pair of accesses is
-reported, whether or not it did harm this time.
+`simulate_devices()` replaces CUDA devices by simulated ones whose memory the host cannot read. Streams execute work as late and
+in as unusual an order as allowed, so results are right only if every copy, event and wait is in place. Each unordered pair of
+accesses is reported as a race, whether or not it changed a result.
 """
 
 from xrt.testing.simulated.array import SimulatedArray, SimulatedMachine

@@ -1,4 +1,4 @@
-"""Arrays in a simulated device's memory: the host cannot read them, and what is computed with them waits on a stream."""
+"""Arrays in simulated device memory, and the streams that execute work on them. The host cannot read the arrays directly."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 HELD = frozenset("?bhilqBHILQefdFD")
-"""Type codes of the elements that CuPy's arrays have, bfloat16 apart."""
+"""NumPy type codes that CuPy's arrays support, besides bfloat16."""
 
 
 def is_referenced(dtype: np.dtype[Any]) -> bool:
-    """Whether a CUDA device has arrays of such elements."""
+    """Whether a CUDA device supports arrays of this dtype."""
     return dtype.char in HELD or dtype == ml_dtypes.bfloat16
 
 
 class Block:
-    """Memory of a device, for as long as an array needs it."""
+    """Allocates device memory, and frees it when no array refers to it any more."""
 
     def __init__(self, device: SimulatedDevice, nbytes: int) -> None:
         device.machine.take(device.name, nbytes)
@@ -42,7 +42,7 @@ class Block:
 
 
 class SimulatedArray(NDArrayOperatorsMixin):
-    """An array like CuPy's. Its content must be copied to the host to be read there."""
+    """An array like CuPy's: the host must copy it to read it."""
 
     __hash__ = object.__hash__
     __slots__ = ("__weakref__", "_view", "base", "block")
@@ -54,13 +54,13 @@ class SimulatedArray(NDArrayOperatorsMixin):
 
     @classmethod
     def empty(cls, device: SimulatedDevice, shape: Sequence[int], dtype: np.dtype[Any]) -> SimulatedArray:
-        """Return an array of any content; raises TypeError for elements that no device has."""
+        """Allocate an uninitialized array; raises TypeError for a dtype that devices do not support."""
         if not is_referenced(dtype):
             raise TypeError(f"Unsupported dtype {dtype}")
         block = Block(device, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cls(block, block.state.data.view(dtype).reshape(tuple(shape)))
 
-    # ------------------------------------------------------------------ what is known of it without its content
+    # ------------------------------------------------------------------ metadata, known without waiting
 
     dtype = property(lambda self: self._view.dtype)
     shape = property(lambda self: self._view.shape)
@@ -73,7 +73,7 @@ class SimulatedArray(NDArrayOperatorsMixin):
 
     @property
     def device(self) -> SimulatedDevice:
-        """The array's device."""
+        """The device that holds the memory."""
         return self.block.device
 
     T = property(lambda self: self.transpose())
@@ -89,21 +89,21 @@ class SimulatedArray(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"<array {self.dtype}{list(self.shape)} on {self.device.name}>"
 
-    # ------------------------------------------------------------------ ways to the host: each waits, or is refused
+    # ------------------------------------------------------------------ conversion to host values: waits, or raises
 
     def __array__(self, *_: object, **__: object) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct one explicitly.")
 
     def get(self) -> np.ndarray[Any, Any]:
-        """Return the content, for which the host waits."""
+        """Copy the content to the host, and wait for it."""
         return self.device.download(self)
 
     def tolist(self) -> Any:
-        """Return the content as Python's numbers, for which the host waits."""
+        """Copy the content to the host as Python numbers, and wait for it."""
         return self.get().tolist()
 
     def item(self) -> Any:
-        """Return the one element, for which the host waits."""
+        """Copy the only element to the host as a Python number, and wait for it."""
         return self.get().item()
 
     def __bool__(self) -> bool:
@@ -129,7 +129,7 @@ class SimulatedArray(NDArrayOperatorsMixin):
     # ------------------------------------------------------------------ content
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (), **options: Any) -> Any:
-        """Operators, which are functions of NumPy's; others, such as `numpy.exp`, are refused: kernels call the namespace."""
+        """Implement operators such as ``+``. Direct calls such as ``numpy.exp(array)`` are refused: kernels must use `xp`."""
         if method != "__call__" or (function.nin == 1 and function not in (np.negative, np.positive, np.absolute, np.invert)):
             return NotImplemented
         if not out:
@@ -148,7 +148,7 @@ class SimulatedArray(NDArrayOperatorsMixin):
         mark_written("setitem", put, self, (*_arrays(key), value))
 
     def reshape(self, *shape: Any, **options: Any) -> SimulatedArray:
-        """Return the array in another shape."""
+        """Reshape, as a view if possible."""
         return apply("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
 
 
@@ -160,7 +160,7 @@ def _arrays(key: Any) -> list[Any]:
 
 
 def _with(key: Any, given: Sequence[Any]) -> Any:
-    """Return an index with the arrays' contents in their places."""
+    """Replace the arrays in an index by their contents."""
     contents = iter(given)
     parts = tuple(next(contents) if isinstance(p, SimulatedArray) else p for p in (key if isinstance(key, tuple) else (key,)))
     return parts if isinstance(key, tuple) else parts[0]
@@ -170,7 +170,7 @@ def _has_mask(key: Any) -> bool:
     return any(array.dtype == np.bool_ for array in _arrays(key))
 
 
-# ---------------------------------------------------------------------- putting work on streams
+# ---------------------------------------------------------------------- enqueuing work
 
 
 def _device_of(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
@@ -183,7 +183,7 @@ def _device_of(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
 
 
 def _contents(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
-    """Return arguments with what `as_view` makes of arrays in their places; NumPy's own arrays are refused, as CuPy does."""
+    """Replace arrays in the arguments by ``as_view(array)``; raises TypeError for NumPy arrays, as CuPy does."""
     if isinstance(value, SimulatedArray):
         return as_view(value)
     if isinstance(value, np.ndarray):
@@ -202,9 +202,9 @@ def _held(value: Any) -> list[SimulatedArray]:
 def apply(
     what: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
 ) -> Any:
-    """Put a function of NumPy's on the current stream, and return the arrays that will hold its results.
+    """Enqueue a NumPy function on the current stream, and return the arrays that will hold its results.
 
-    ``waits`` says that the size of a result is known only from the content of an argument: the host waits for that first.
+    ``waits``: the result's size depends on the content of an argument, so the host first waits for the stream.
     """
     options = options or {}
     arrays = [*_held(args), *_held(tuple(options.values()))]
@@ -216,7 +216,7 @@ def apply(
     outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
     sources = [_viewed(output, arrays, stand_ins) for output in outputs]
     if shown is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is shown), arrays):
-        return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function gives back what it is given
+        return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function returns its argument itself
     if all(source is not None for source in sources):
         views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
         views = list(views) if isinstance(views, list | tuple) else [views]
@@ -236,14 +236,14 @@ def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], An
 
 
 def _zeros(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return zeros that lie as the view does: what they give has the types, shapes and views of the real thing."""
+    """Zeros with the strides order of a view, to find out the types, shapes and aliasing of a function's results."""
     base = np.zeros(view.shape, view.dtype)
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")
     return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order)) if view.ndim > 1 else base
 
 
 def _viewed(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
-    """Return the array that an output is a view of."""
+    """The array of which an output is a view, or None."""
     if not isinstance(output, np.ndarray) or not output.size:
         return None
     return next((a for a in arrays if np.may_share_memory(output, stand_ins[id(a)])), None)
@@ -270,7 +270,7 @@ def _put(device: SimulatedDevice, what: str, function: Callable[..., Any], given
 
 
 def mark_written(what: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
-    """Put on the current stream what writes into an array; it takes the array's content, and those of the arguments."""
+    """Enqueue a function that writes to ``target`` on the current stream; it gets NumPy views of ``target`` and ``args``."""
     arrays = [target, *_held(args)]
     device = _device_of(arrays)
     view, given = target._view, _contents(args, _view_of)
@@ -284,27 +284,27 @@ def mark_written(what: str, function: Callable[..., None], target: SimulatedArra
 
 
 Clock: TypeAlias = dict[int, int]
-"""How far each stream, by number, is known to have come."""
+"""A vector clock: for each stream number, the last work item that is known to be complete before."""
 Order: TypeAlias = Literal["eager", "late", "random"]
 POISON = 0xFF
-"""The content of memory that is unwritten or freed: NaN as a float, -1 as an integer."""
+"""The byte in uninitialized and freed memory: NaN as a float, -1 as an integer."""
 
 
 @dataclass(eq=False, slots=True)
 class BlockState:
-    """A block of memory: its bytes, and who has touched it. It outlives its arrays where work still needs it."""
+    """The bytes of a memory block and its last accesses. It outlives its arrays while queued work needs it."""
 
     data: np.ndarray[Any, Any]
     device: str
     stream: SimulatedStream
-    """On which it was allocated; freed, it is anybody's who comes later there."""
+    """The stream of its allocation. After it is freed, later allocations on that stream may reuse it."""
     writes: Clock = field(default_factory=dict)
     reads: Clock = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One piece of work."""
+    """A kernel or copy, with the memory blocks that it reads and writes."""
 
     what: str
     do: Callable[[], None]
@@ -314,7 +314,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A place in a stream."""
+    """A position in a stream, with the vector clock there."""
 
     stream: SimulatedStream
     number: int
@@ -323,35 +323,35 @@ class Event:
 
 @dataclass(eq=False, slots=True)
 class SimulatedStream:
-    """A queue of work."""
+    """A queue of work on one device, executed in order."""
 
     number: int
     device: str
     issued: int = 0
-    """How many pieces were put on it."""
+    """Number of items enqueued so far."""
     done: int = 0
-    """How many of these are done."""
+    """Number of items executed so far."""
     clock: Clock = field(default_factory=dict)
     queue: deque[tuple[int, Callable[[], None] | None, Event | None]] = field(default_factory=deque)
-    """(number, work, what it waits for)."""
+    """(number, work or None, event to wait for or None)."""
     recording: list[WorkItem] | None = None
 
 
 class SimulatedMachine:
-    """Devices' streams and memory, and the counts of what was done. Use it from any thread."""
+    """The streams and memory of all devices, and a log of kernels, copies, waits and races. Thread-safe."""
 
     def __init__(self, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> None:
         self.order = order
         self.limit = limit
-        """Bytes of memory of each device."""
+        """Memory per device, in bytes."""
         self.used: dict[str, int] = {}
         self.races: list[str] = []
         self.kernels: list[str] = []
-        """What was put on streams and computes, in order."""
+        """Names of the kernels, in the order in which they were enqueued."""
         self.copies: list[str] = []
-        """What was copied between memories: ``in``, ``out`` or ``across``, in order."""
+        """Directions of the copies, in the order in which they were enqueued: ``in``, ``out`` or ``across``."""
         self.waits = 0
-        """How often a thread of the host has waited for a stream or an event."""
+        """Number of times that the host waited for a stream or an event."""
         self._chance = random.Random(seed)
         self._streams: list[SimulatedStream] = []
         self._host: Clock = {}
@@ -360,14 +360,14 @@ class SimulatedMachine:
     # ------------------------------------------------------------------ streams
 
     def stream(self, device: str) -> SimulatedStream:
-        """Return a new stream."""
+        """Create a stream."""
         with self.lock:
             stream = SimulatedStream(len(self._streams), device)
             self._streams.append(stream)
             return stream
 
     def put(self, stream: SimulatedStream, piece: WorkItem) -> None:
-        """Put work on a stream; a race with other work is noted."""
+        """Enqueue work on a stream, or add it to the stream's recording; races with other work are logged in `races`."""
         with self.lock:
             if stream.recording is not None:
                 stream.recording.append(piece)
@@ -394,13 +394,13 @@ class SimulatedMachine:
                 self.races.append(f"{what} on stream {number}, and nothing orders stream {stream.number} after that")
 
     def event(self, stream: SimulatedStream) -> Event:
-        """Return the place that a stream has come to."""
+        """Create an event at the current end of a stream."""
         with self.lock:
             self._join(stream.clock, self._host)
             return Event(stream, stream.issued, dict(stream.clock))
 
     def after(self, stream: SimulatedStream, event: Event) -> None:
-        """Let what comes on the stream wait for the event."""
+        """Make later work on the stream wait for the event."""
         with self.lock:
             if stream.recording is not None:
                 raise RuntimeError("a stream that is recorded cannot wait for one that is not")
@@ -415,10 +415,10 @@ class SimulatedMachine:
         for number, place in other.items():
             clock[number] = max(clock.get(number, 0), place)
 
-    # ------------------------------------------------------------------ doing it
+    # ------------------------------------------------------------------ execution
 
     def _advance(self) -> None:
-        """Do as much as this order of things does on its own."""
+        """After an enqueue, execute all ready work (``eager``), up to two items (``random``), or nothing (``late``)."""
         if self.order == "eager":
             while self._step(self._ready()):
                 pass
@@ -435,18 +435,18 @@ class SimulatedMachine:
         return waited is None or waited.stream.done >= waited.number
 
     def _step(self, ready: Sequence[SimulatedStream]) -> bool:
-        """Do the next piece of some stream; False where there is none. What came last to be made goes first."""
+        """Execute the next item of a ready stream, the newest unless in random order; return False if no stream is ready."""
         if not ready:
             return False
         stream = self._chance.choice(ready) if self.order == "random" else ready[-1]
         number, work, _ = stream.queue.popleft()
         if work is not None:
-            copy_context().run(work)  # its own: a finalizer may be what does it, within a change of the caller's context
+            copy_context().run(work)  # a copy, since a finalizer may run this while the caller changes its context
         stream.done = number
         return True
 
     def wait(self, event: Event) -> None:
-        """Let the host wait for an event: as little as possible is done for it, and only what must be in a late order."""
+        """Block the host until the event; in ``late`` order, execute only the work that the event depends on."""
         with self.lock:
             if event.stream.recording is not None:
                 raise RuntimeError("the host cannot wait for a stream that is recorded")
@@ -457,27 +457,27 @@ class SimulatedMachine:
             self._join(self._host, event.clock)
 
     def _towards(self, event: Event) -> list[SimulatedStream]:
-        """Return the stream whose next piece brings the event nearer."""
+        """The stream whose next item the event depends on, as a list; empty if there is none."""
         stream = event.stream
         while stream.queue and not self._may_begin(stream):
             waited = stream.queue[0][2]
-            assert waited is not None  # otherwise it may begin
+            assert waited is not None  # otherwise _may_begin is true
             stream = waited.stream
         return [stream] if stream.queue else []
 
     def is_done(self, event: Event) -> bool:
-        """Whether the event has come; that it has is then known to the host."""
+        """Whether the event has occurred. If so, the host counts as synchronized with it."""
         with self.lock:
             came = event.stream.done >= event.number
             if came:
                 self._join(self._host, event.clock)
             return came
 
-    # ------------------------------------------------------------------ recordings
+    # ------------------------------------------------------------------ recording
 
     @contextmanager
     def record_work(self, stream: SimulatedStream) -> Iterator[list[WorkItem]]:
-        """Let work that is put on the stream be listed instead of done."""
+        """Collect the work that is enqueued on the stream instead of executing it."""
         pieces: list[WorkItem] = []
         stream.recording = pieces
         try:
@@ -486,7 +486,7 @@ class SimulatedMachine:
             stream.recording = None
 
     def replay(self, stream: SimulatedStream, pieces: Iterable[WorkItem]) -> None:
-        """Put recorded work on a stream."""
+        """Enqueue recorded work on a stream."""
         with self.lock:
             self.kernels.append("graph")
             for piece in pieces:
@@ -495,7 +495,7 @@ class SimulatedMachine:
     # ------------------------------------------------------------------ memory
 
     def take(self, device: str, nbytes: int) -> None:
-        """Count memory of a device as taken; raises SimulatedMemoryError where it has less."""
+        """Reserve memory on a device; raises SimulatedMemoryError if there is not enough."""
         with self.lock:
             used = self.used.get(device, 0)
             if used + nbytes > self.limit:
@@ -503,7 +503,7 @@ class SimulatedMachine:
             self.used[device] = used + nbytes
 
     def free(self, state: BlockState) -> None:
-        """Take memory back: later work on its stream may write to it."""
+        """Free a block, and enqueue a write of `POISON` on its stream, as the next owner of the memory might do."""
         with self.lock:
             self.used[state.device] -= state.data.nbytes
             data = state.data
@@ -511,7 +511,7 @@ class SimulatedMachine:
 
 
 class SimulatedMemoryError(MemoryError):
-    """A simulated device has less memory than was asked for."""
+    """A simulated device does not have enough memory."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"out of simulated memory: {nbytes} bytes")

@@ -1,4 +1,4 @@
-"""A simulated device behind the interface of the runtime's, and the world that has some of them in CUDA's place."""
+"""Simulated devices with the runtime's `Device` interface, and functions to use them in place of CUDA devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xrt.testing.simulated.array import (
 
 
 class DeviceWorld:
-    """The devices of a machine, and for each thread which of them, and which stream of it, is current."""
+    """The simulated devices of a machine, with each thread's current device and streams."""
 
     def __init__(self, machine: SimulatedMachine, count: int) -> None:
         self.machine = machine
@@ -37,18 +37,18 @@ class DeviceWorld:
         self._thread = threading.local()
 
     def device(self, index: int) -> SimulatedDevice:
-        """Return the device of that number; raises DeviceError where there are fewer."""
+        """Get a device by index; raises DeviceError if the index is too large."""
         if index >= self.count:
             raise DeviceError(f"device 'cuda:{index}' was asked for, and there are {self.count} simulated ones")
         return self.devices.setdefault(index, SimulatedDevice(self, index))
 
     def current(self) -> SimulatedDevice:
-        """Return the thread's current device."""
+        """The current device of this thread; device 0 by default."""
         stack = self._stack()
         return stack[-1][0] if stack else self.device(0)
 
     def stream(self, device: SimulatedDevice) -> SimulatedStream:
-        """Return the thread's current stream of a device."""
+        """The current stream of this thread on a device; its default stream by default."""
         return next((stream for own, stream in reversed(self._stack()) if own is device), device.default)
 
     def _stack(self) -> list[tuple[SimulatedDevice, SimulatedStream]]:
@@ -58,7 +58,7 @@ class DeviceWorld:
 
     @contextmanager
     def activate(self, device: SimulatedDevice, stream: SimulatedStream) -> Iterator[None]:
-        """Make a device and a stream current."""
+        """Make a device and a stream current in this thread, within a ``with`` block."""
         self._stack().append((device, stream))
         try:
             yield
@@ -67,7 +67,7 @@ class DeviceWorld:
 
 
 class SimulatedDevice(Device):
-    """A device whose memory is the host's, and whose work is done late."""
+    """A device whose memory is host memory and whose work may be executed late."""
 
     has_addresses = False
     hardware = "simulated"
@@ -173,7 +173,7 @@ class SimulatedDevice(Device):
         with self.activate(stream):
             target[...] = source
 
-    # ------------------------------------------------------------------ order
+    # ------------------------------------------------------------------ streams and events
 
     def new_stream(self) -> SimulatedStream:
         return self.machine.stream(self.name)
@@ -220,7 +220,7 @@ class SimulatedDevice(Device):
 
 
 class Pinned:
-    """Memory of the host that a copy reads; given back too early, the copy finds something else there."""
+    """Pinned host memory that a copy reads. If it is deleted before the copy is executed, the copy reads `POISON`."""
 
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
         self.content = content = np.array(host)
@@ -245,16 +245,16 @@ class _Recorded(GraphCapture):
 
 
 def another() -> Callable[[int], SimulatedDevice]:
-    """Return what opens devices of a machine of its own: those of a worker process."""
+    """Make a function that opens the devices of a new machine, for use in a worker process."""
     return DeviceWorld(SimulatedMachine("eager"), 2).device
 
 
 @contextmanager
 def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> Iterator[SimulatedMachine]:
-    """Put simulated devices in the place of CUDA's, and yield the machine; raises AssertionError at the end if work raced.
+    """Replace CUDA devices by simulated ones; yields the machine, and raises AssertionError on exit if there were races.
 
-    ``order`` is when work is done: ``eager`` as soon as it may be, ``late`` when it is waited for, ``random`` by the seed.
-    ``limit`` is the memory of each device.
+    ``order``: execute work as soon as possible (``eager``), only when it is waited for (``late``), or ``random`` with ``seed``.
+    ``limit`` is the memory per device in bytes.
     """
     machine = SimulatedMachine(order, seed, limit)
     with override_devices("cuda", DeviceWorld(machine, devices).device, f"{__name__}:another"):
@@ -264,15 +264,15 @@ def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, lim
 
 
 SIZED_BY_CONTENT = frozenset({"compress", "extract", "flatnonzero", "nonzero", "unique", "argwhere"})
-"""Functions for which the host waits, because only the content tells how large their result is."""
+"""Functions whose result size depends on the content, so that the host has to wait."""
 CREATING = frozenset({"arange", "empty", "eye", "full", "identity", "indices", "linspace", "ones", "tri", "zeros"})
-"""Functions that make arrays of numbers of the host."""
+"""Functions that create arrays from numbers on the host."""
 PLAIN = frozenset({"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype", "result_type", "promote_types", "can_cast"})
 TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
 class SimulatedModule:
-    """What `Accelerator.xp` is on a simulated device. A name, or an argument, that CuPy does not have is not there either."""
+    """`Accelerator.xp` for a simulated device. It has only names and keyword arguments that CuPy has too."""
 
     ndarray = SimulatedArray
 
@@ -303,7 +303,7 @@ class SimulatedModule:
             return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
         if isinstance(function, np.ufunc):
-            lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # of a ufunc
+            lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # as of a ufunc
         return lifted
 
     def _made(self, name: str) -> Callable[..., Any]:
@@ -322,10 +322,10 @@ class SimulatedModule:
             if known is not None and option not in known:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}: CuPy's has none")
 
-    # ------------------------------------------------------------------ ways in and out
+    # ------------------------------------------------------------------ conversion
 
     def asarray(self, value: Any, dtype: Any = None, order: Any = None) -> SimulatedArray:
-        """Return an array of the device, of the host's numbers or of one that is there."""
+        """Convert host data or a list of device arrays to a device array; cast a device array to ``dtype`` if it differs."""
         if isinstance(value, SimulatedArray):
             return value if dtype in (None, value.dtype) else value.astype(dtype)  # type: ignore[attr-defined]
         if _holds((value,)):
@@ -335,29 +335,29 @@ class SimulatedModule:
     array = asarray
 
     def ascontiguousarray(self, value: SimulatedArray) -> SimulatedArray:
-        """Return the array, or a copy, whose elements lie one behind the other."""
+        """Return the array itself if it is C-contiguous, otherwise a contiguous copy."""
         return value if value.flags.c_contiguous else value.copy()  # type: ignore[attr-defined]
 
     def asnumpy(self, value: SimulatedArray) -> np.ndarray[Any, Any]:
-        """Return the content, for which the host waits."""
+        """Copy the content to the host, and wait for it."""
         return self._device.download(value)
 
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
-        """Put a copy into an array on the stream."""
+        """Enqueue a copy of ``source`` to ``target``, where the mask is true."""
         given = (source, where) if isinstance(where, SimulatedArray) else (source,)
         mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, given)
 
     def put_along_axis(self, target: SimulatedArray, places: Any, values: Any, axis: int) -> None:
-        """Put values into an array on the stream."""
+        """Enqueue a write of values at indices along an axis."""
         mark_written("put_along_axis", lambda t, p, v: np.put_along_axis(t, p, v, axis), target, (places, values))
 
     def shape(self, value: Any) -> tuple[int, ...]:
-        """Return the shape of an array, without waiting for its value."""
+        """The shape of an array or a nested list, without waiting for its content."""
         return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
 ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
-"""Functions that CuPy's can apply at places."""
+"""Ufuncs for which CuPy has ``.at``."""
 
 
 def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any, ...]) -> None:
@@ -378,7 +378,7 @@ def _holds(value: Any) -> bool:
     return isinstance(value, SimulatedArray)
 
 
-# ---------------------------------------------------------------------- methods of arrays
+# ---------------------------------------------------------------------- array methods
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -399,7 +399,7 @@ for _name in (
     setattr(SimulatedArray, _name, _method(_name))
 
 
-# The functions of NumPy that XRT calls and that this version of CuPy has, with the names of their arguments.
+# The NumPy functions that XRT calls and this version of CuPy has, with the names of their arguments; * accepts any.
 VERSION = "14.2.0"
 
 _UFUNCS = """
@@ -560,4 +560,4 @@ def _others() -> dict[str, tuple[str, ...] | None]:
 
 
 FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_others()}
-"""By name; None where any argument is taken."""
+"""Maps a name to its keyword arguments; None if it accepts any."""
