@@ -1,7 +1,7 @@
 """The module: a model and a list of engines, called like a function.
 
-A model of any accepted kind and a list of engines come in; each signature is traced or specialised, simplified,
-partitioned and compiled once, and then runs as a straight line. The reference engine is handed to the passes here.
+For each signature, a model is traced or specialized, simplified, partitioned and compiled once; later calls run the compiled
+program. This package also passes the reference engine to the graph passes, which use it to fold constants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Bundles: `XRTModule.save` writes one, `xrt.load` makes a module of it, and a self-test computes its example again.
+"""Bundles: `XRTModule.save` writes one, `xrt.load` creates a module from it, and a self-test recomputes its example.
 
-Plans are used as they were saved. A region's compiled form is used if engine, versions, options and processor are the same as
-when it was saved, and the engine says that it serves the threads. Otherwise the region is compiled again, with a notice.
-Programs on a missing engine are planned again when they are called, also with a notice.
+Plans are used as saved. A region's compiled form is loaded if engine, versions, options and processor are unchanged and the
+engine can load it with the current number of threads. Otherwise the region is recompiled, with a warning. A program that uses a
+missing engine is replanned when it is called, also with a warning.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SELF_TEST_SECTION = "self-test"
 MOST_BYTES = 16 << 20
-"""Bytes of inputs and outputs that a bundle keeps at most as its example."""
+"""Maximum bytes of inputs and outputs in the example of a bundle."""
 
 Ingredients = tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False)
 class BundleTier:
-    """Loads the compiled forms of a bundle, and everything else from the disk tier behind it."""
+    """A cache tier that loads the compiled forms of a bundle and delegates all other lookups to the disk tier behind it."""
 
     file: BundleFile
     behind: Tier | None
     strict: bool
     sections: dict[Ingredients, str] = field(default_factory=dict)
-    """Compiled forms that fit this machine, by the signature that they are for."""
+    """Sections with compiled forms that are valid on this machine, by signature."""
     loaded: int = 0
 
     @property
@@ -87,14 +87,14 @@ class BundleTier:
 
     @property
     def statistics(self) -> DiskStatistics:
-        """Those of the tier behind it; executables from the bundle count as hits."""
+        """Statistics of the tier behind it; executables loaded from the bundle count as hits."""
         behind = self.behind.statistics if self.behind else DiskStatistics()
         return replace(behind, hits=behind.hits + self.loaded)
 
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
-        """Load the signature's executable from the bundle or the tier behind it, or make it; return it prepared."""
+        """Load the executable from the bundle or the tier behind it, else compile it with ``make``; it is returned prepared."""
         section = self.sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:
@@ -115,7 +115,7 @@ class BundleTier:
 
 
 def _portable(ingredients: Ingredients) -> Ingredients:
-    """The ingredients that mean the same in another installation."""
+    """The ingredients that are comparable between installations: all but the hash of the code."""
     return tuple((name, value) for name, value in ingredients if name != "code")
 
 
@@ -129,21 +129,20 @@ def load(
     check: Check = None,
     isolate: str | Sequence[str] | Isolation = (),
 ) -> XRTModule:
-    """Return the module that `XRTModule.save` wrote.
+    """Load a module from a bundle that `XRTModule.save` wrote.
 
-    ``threads`` is its thread budget; without it, what a scheduler has granted to this process (an actor of a cluster), else what
-    the bundle was saved with. Most engines get their threads when a compiled form is loaded: one bundle serves any budget.
+    ``threads`` is the thread budget. The default is the CPUs that a scheduler granted to this process (a cluster actor), else the
+    budget saved in the bundle. Most engines set their thread count at load time, so one bundle works with any budget.
 
-    An engine of the bundle whose options may name files or code is created only if ``engine`` names it too, with the same spec: a
-    file does not choose what code is run. With ``strict``, a region that must be compiled again because this machine or the
-    budget differs is a BundleError. Such compiles use ``cache``, as a module's compiles do. ``check`` and ``isolate`` have the
-    same meaning as for XRTModule; a bundle does not contain them. With ``Isolation(run=True)``, compiled forms are loaded in the
-    worker.
+    An engine whose options may name files or code is created only if ``engine`` lists the same spec: a file must not choose the
+    code that runs. With ``strict``, a region that must be recompiled because the machine or the thread budget differs raises
+    BundleError. Recompiles use ``cache``, like those of a module. ``check`` and ``isolate`` have the same meaning as for
+    XRTModule; they are not stored in a bundle. With ``Isolation(run=True)``, compiled forms are loaded in the worker.
 
-    Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an impossible option or an
+    Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an invalid option or an
     engine that the bundle does not have.
 
-    Load only what you would run: an engine's compiled form is code.
+    Load only bundles that you trust: a compiled form is executable code.
     """
     settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
     _check_kind(path)
@@ -179,7 +178,7 @@ def load(
 
 
 def _check_kind(path: str | os.PathLike[str]) -> None:
-    """Raise BundleError for a file that is a model, with the call that opens it."""
+    """Raise BundleError for a model file, and name the call that opens it."""
     name = os.fspath(path)
     if Path(path).is_file() and not is_bundle(path):
         try:
@@ -192,9 +191,9 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
 
 
 def _list_missing(file: BundleFile, specs: Sequence[str], named: Sequence[str]) -> dict[str, str]:
-    """The engines that this machine does not have, each with the reason.
+    """The engines that are unavailable on this machine, each with the reason.
 
-    Raises BundleError for an engine that a file may not choose and the caller has not named.
+    Raises BundleError for an engine that the caller must name explicitly and did not.
     """
     missing = {}
     for spec in specs:
@@ -209,7 +208,7 @@ def _list_missing(file: BundleFile, specs: Sequence[str], named: Sequence[str]) 
 
 
 def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads: int | None, **asked: Any) -> XRTModule:
-    """The module without its programs, on these engines; ``gone`` names the missing ones. Raises BundleError for bad options."""
+    """Create the module on ``specs``, without programs; ``gone`` are the missing engines. Raises BundleError for bad options."""
     file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
     try:
         clustering = read_options(facts["clustering"])
@@ -231,7 +230,7 @@ def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads
         **options,
         **asked,
     )
-    module.programs.specializations.max_threads += 2 * module.threads * count  # all that was saved may be in use
+    module.programs.specializations.max_threads += 2 * module.threads * count  # room for all saved programs at once
     module.bundle = file
     return module
 
@@ -254,7 +253,7 @@ def _types(program: StoredProgram) -> tuple[Any, ...]:
 
 
 class _Bundle:
-    """The origin of programs in a bundle."""
+    """The `ProgramOrigin` of programs in a bundle."""
 
     def __init__(self, file: BundleFile) -> None:
         self._file = file
@@ -268,13 +267,13 @@ class _Bundle:
         return Specialization(plan.function, *context, original=plan.function, saved=saved)
 
     def read_plan(self, program: StoredProgram) -> Plan:
-        from xrt.partition.serialization import from_message  # imports protobuf, which a load does not need
+        from xrt.partition.serialization import from_message  # imports protobuf, rarely needed by a load
 
         return from_message(self._file.read_plan(program.plan))
 
 
 def _restore(module: XRTModule, tier: BundleTier) -> None:
-    """Add the saved programs to those of the module; those on a missing engine are left out."""
+    """Add the saved programs to the module, except those on a missing engine."""
     recompiled: dict[str, str] = {}
     engines = module.programs.engines
     origin, context = _Bundle(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
@@ -305,7 +304,7 @@ def _restore(module: XRTModule, tier: BundleTier) -> None:
 def _offer(
     regions: list[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Offer the compiled forms that fit this machine to the tier; yield a remark for each region."""
+    """Register the compiled forms that are valid on this machine in the tier; yield (region name, remark) pairs."""
     for region, form in zip(regions, forms, strict=False):
         saved = dict(form.ingredients)
         if differences := _list_differences(region, saved):
@@ -325,7 +324,7 @@ _IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", 
 
 def _list_differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
     engine, before = region.engine, saved.get("threads", "")
-    version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's names its worker
+    version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's also names its worker
     now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
     if before.isdecimal() and engine.serves_threads(int(before), region.context.threads):
         now["threads"] = before
@@ -395,13 +394,13 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
 
 
 def _list_weights(function: Function) -> Iterator[StoredWeight]:
-    """Yield the large constants of a region, which are sections of the bundle."""
+    """Yield the large constants of a region; each is a section of the bundle."""
     for constant in list_large_constants(function).values():
         yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
 
 
 def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
-    """Return the list with the engines of lower precision that plans have, behind those that were asked for."""
+    """Insert the lower-precision engines that plans use, behind the listed engines and before the implicit one."""
     known = {engine.spec for engine in engines.engines}
     lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in known}
     named = [engine for engine in engines.engines if engine.spec != engines.implicit]
@@ -410,7 +409,7 @@ def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -
 
 
 def _list_facts(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
-    """The engines and options of the module."""
+    """The engines and options of the module, as JSON-compatible values."""
     return {
         "writer": __version__,
         "engines": [{"spec": engine.spec, "version": engine.version()} for engine in _list_named(engines)],
@@ -427,7 +426,7 @@ def _list_named(engines: EngineList) -> list[GraphCompiler]:
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
-    """Add the compiled form of a region, if its engine can save it, to the others."""
+    """Add the compiled form of a region to ``compiled``; if the engine cannot save it, record the reason."""
     signature = region.signature
     section, reason = f"compiled:{signature.key}", ""
     if section not in compiled:
@@ -436,7 +435,7 @@ def _save_region(region: RegionToCompile, executable: Executable, compiled: dict
                 compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder, is_shared=True))
         except CompileRefused as error:
             section, reason = "", str(error)
-        except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again
+        except Exception as error:  # noqa: BLE001  # any error of the engine's library: a load recompiles the region
             _log.warning("engine %r failed to save %s", region.engine.spec, region.launch.name, exc_info=True)
             section, reason = "", f"{type(error).__name__}: {error}"
     return CompiledForm(section, signature.ingredients, reason)
@@ -447,19 +446,19 @@ def _save_region(region: RegionToCompile, executable: Executable, compiled: dict
 
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
-    """A self-test that passed. Prints as a line."""
+    """The result of a successful self-test. Prints as one line."""
 
     difference: float
-    """The largest difference between an output and the one that was saved."""
+    """Largest absolute difference between an output and the saved one."""
     seconds: float
-    """What the call and the comparison took, the compile or load of its programs included."""
+    """Duration of the call and the comparison, including compiling or loading programs."""
 
     def __str__(self) -> str:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
 def draw_inputs(function: Function) -> list[Any]:
-    """Random inputs; raises OptionError if they are large or a call would not give the same twice, and InputError."""
+    """Draw random inputs; raises OptionError if they are too large or the model is nondeterministic, and InputError."""
     from xrt.operators import is_deterministic  # imports onnx, which a load does not need
     from xrt.operators.sample_inputs import sample_inputs
 
@@ -473,9 +472,9 @@ def draw_inputs(function: Function) -> list[Any]:
 def _make_module_example(
     module: XRTModule, examples: Sequence[Any], named: Mapping[str, Any], *, is_required: bool
 ) -> Example | None:
-    """The example of a bundle: of these inputs, else that of the module's bundle, else of random inputs.
+    """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
 
-    None if there is none and it is not required.
+    None if nothing is compiled, or if the example fails and is not required.
     """
     from xrt.runtime import to_host
 
@@ -502,7 +501,7 @@ def _make_module_example(
 
 
 def _make_example(module: XRTModule, names: Sequence[str], values: Sequence[Any]) -> Example:
-    """The inputs, with the outputs of the module; raises OptionError if one is no tensor of numbers, or they are large."""
+    """Run the module on the inputs; raises OptionError if a value is not a numeric tensor, or they are too large."""
     if not all(map(is_encodable, values)):
         raise _why_not("an input is no tensor of numbers")
     inputs = tuple((name, np.array(value)) for name, value in zip(names, values, strict=False))  # without a padded model's sizes
@@ -525,13 +524,13 @@ def _why_not(reason: str) -> OptionError:
 
 
 def read_example(file: BundleFile) -> Example | None:
-    """Return the example of a bundle; None where it has none. Raises BundleError where it is damaged."""
+    """Read the example of a bundle; None if it has none. Raises BundleError if it is damaged."""
     data = file.find_section(SELF_TEST_SECTION)
     return None if data is None else decode_example(data)
 
 
 def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestReport | None:
-    """Check a bundle, compute its example and compare; None if it has none. Raises SelfTestFailed."""
+    """Check the file, run its example, and compare with the saved outputs; None without an example. Raises SelfTestFailed."""
     began, name = perf_counter(), os.fspath(file.path)
     try:
         file.check()

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from xrt.module.specialization import Specialization
 
 NO_MATCH: Final = object()
-"""What a prepared call returns for inputs of another signature."""
+"""Returned by a prepared call for inputs of another signature."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
-"""Repeats a call that raised on another plan, from its inputs and the exception."""
+"""Retries a failed call on another plan, given its inputs and the exception."""
 
 
 def reject_inputs(_: object) -> object:
@@ -50,7 +50,7 @@ class FastPath:
     named: Callable[[Mapping[str, Any]], Any] = reject_inputs
     fits: Callable[[tuple[Any, ...]], bool] = reject_match
     build: Specialization | None = None
-    """The specialization that it runs; None if nothing is prepared."""
+    """The specialization that the call runs; None if nothing is prepared."""
     program: Program | None = None
 
 
@@ -63,7 +63,7 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = make_signature_check(expected)
     texts = [place for place, value in enumerate(values) if value.dtype.hasobject]
-    if texts:  # the elements of object arrays may be other objects than texts
+    if texts:  # the elements of an object array may not be strings
         of_types = fits
         fits = lambda args: of_types(args) and all(type(text) is str for at in texts for text in args[at].flat)  # noqa: E731
     one = len(expected) == 1 and not texts
@@ -88,7 +88,7 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
 
 
 def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
-    """Return the fast path for one input. It is written out because this case is common and each line adds to a call's time."""
+    """Make the fast path for one input, written without loops: the case is common and each line adds to a call's time."""
     run, finish = _run_of(program), unpack_outputs(program.plan.function)
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -119,12 +119,12 @@ def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue
 
 
 def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
-    """The engine's own call if the program is one region; a program of several regions raises XRT's errors."""
+    """The executable's run method if the program is a single region, else the program's, which names the failing region."""
     return program.fast_call or (lambda *args: program.run(args))
 
 
 def unpack_outputs(function: Function) -> Callable[[Sequence[Any]], Any]:
-    """Make the function from results to the return value of a call: one output as it is, several as a tuple."""
+    """Make the function that converts results to a call's return value: a single output unwrapped, several as a tuple."""
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
@@ -145,7 +145,7 @@ def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Map
 
 
 def make_signature_key(values: Sequence[Any]) -> object:
-    """The types, dtypes and shapes of inputs, as a key; None if one is no array."""
+    """The types, dtypes and shapes of the inputs as a dict key; None if an input is not an array."""
     if any(type(value) is not np.ndarray for value in values):
         if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
             return None
@@ -157,7 +157,7 @@ class Dispatcher:
     """The prepared calls of a module, and the specialization of its last call."""
 
     positional: FastCall
-    """The prepared call for arguments by position; an attribute of its own, since each lookup adds to a call's time."""
+    """The prepared call for positional arguments; stored here because each attribute lookup adds to a call's time."""
     named: Callable[[Mapping[str, Any]], Any]
 
     def __init__(self, specializations: SpecializationCache) -> None:
@@ -178,7 +178,7 @@ class Dispatcher:
                 self._use(NOTHING)
 
     def call_prepared(self, args: tuple[Any, ...]) -> Any:
-        """Make the prepared call of another signature than the last one; `NO_MATCH` if there is none."""
+        """Run the prepared call of a signature other than the last one; `NO_MATCH` if there is none."""
         path = self._specializations.find_prepared(make_signature_key(args))
         if path is None:
             return NO_MATCH
@@ -194,9 +194,9 @@ class Dispatcher:
         values: Sequence[Any],
         wrap: Callable[[FastPath, Sequence[Any]], tuple[Sequence[Any], FastPath]],
     ) -> None:
-        """Prepare the call for further inputs of these types and shapes; lists and dicts are dispatched anew each time.
+        """Prepare the call for later inputs of these types and shapes. Inputs that are lists or dicts are never prepared.
 
-        ``wrap`` returns the inputs as the caller passes them, and the prepared call for these.
+        ``wrap`` maps (inputs, fast path) to the inputs as the caller passes them and the fast path for these.
         """
         if any(not hasattr(value, "dtype") for value in values):
             return
@@ -213,7 +213,7 @@ class Dispatcher:
         self._specializations.forget_calls()
 
     def close(self) -> None:
-        """Prepare no more calls."""
+        """Drop all prepared calls and prepare no more."""
         with self._lock:
             self._is_closed = True
             self.forget()
@@ -223,7 +223,7 @@ class Dispatcher:
 def _retry_on_failure(
     dispatcher: weakref.ref[Dispatcher], build: Specialization, program: Program, args: tuple[Any, ...], error: Exception
 ) -> Any:
-    """Repeat a prepared call that raised, on another plan. The reference is weak, so that no cycle keeps a module alive."""
+    """Retry a failed prepared call on another plan. The reference is weak, to avoid a cycle with the module."""
     launches, owner = program.plan.launches, dispatcher()
     failed = to_run_failed(launches[0], error) if len(launches) == 1 else error
     if owner is None or not isinstance(failed, RunFailed):
@@ -236,8 +236,8 @@ def _retry_on_failure(
 class IOBinding:
     """A module's call over fixed arrays: write to the inputs, call, read the outputs; nothing is allocated or checked.
 
-    One thread at a time, since all its calls share its arrays: bind once per thread. It works on when its module is closed or
-    called with other signatures; `close`, or the end of a ``with``, releases the arrays.
+    Calls share the arrays, so use it in one thread at a time: bind once per thread. It stays valid when the module is closed or
+    called with other signatures. `close`, or leaving its ``with`` block, releases the arrays.
     """
 
     def __init__(self, call: Callable[[], None], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
@@ -249,7 +249,7 @@ class IOBinding:
         self._returned = outputs[0] if len(outputs) == 1 else outputs
 
     def __call__(self) -> Any:
-        """Run on the current values of the inputs; returns the same arrays each time, one output as it is, several as a tuple."""
+        """Run on the current values of the inputs; returns the same arrays each time, a tuple if there are several."""
         self._call()
         return self._returned
 
@@ -270,7 +270,7 @@ def _closed() -> None:
 
 
 def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:
-    """Check that the values are the arguments themselves, neither converted nor copied; raises InputError for one that is not."""
+    """Raise InputError if an argument had to be converted or copied: a bound call must read the caller's array itself."""
     for declared, raw, value in zip(inputs, given, values, strict=True):
         if not hasattr(value, "flags"):
             continue
@@ -324,7 +324,7 @@ def _empty(value: Value, program: Program) -> Any:
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
         dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy
-        return program.buffer(type_.shape, dtype)  # type: ignore[arg-type]  # it is static
+        return program.buffer(type_.shape, dtype)  # type: ignore[arg-type]  # its shape is static
     if isinstance(type_, TensorType) or type_ is None:
         shown = "of unknown type" if type_ is None else str(type_)
         raise InputError(f"output {value.name!r} is {shown}, whose size is known only after a run; give a buffer for it in out=")
@@ -332,7 +332,7 @@ def _empty(value: Value, program: Program) -> Any:
 
 
 def _updates(function: Function) -> list[tuple[int, int]]:
-    """The indices (output, input) of the aliases."""
+    """Index pairs (output, input) of the aliases."""
     outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
     inputs = {value.name: i for i, value in enumerate(function.inputs)}
     return [(outputs[after], inputs[before]) for before, after in function.aliases]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 IMPLICIT = "toy"
-"""The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
+"""The reference engine, with native kernels; appended to every list unless ``strict``."""
 
 
 def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
     """Create the engines from a name, spec, instance or list of them, and append the reference engine.
 
-    The cache may know which engines are ready on this machine.
+    The cache may record which engines are ready on this machine.
 
     Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not implement an execution
     option; DeviceError if no engine of the list runs on the device.
@@ -45,7 +45,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(engine) else ())
     _check_devices(engines, context.device, devices, cuda_graph=settings.cuda_graph)
-    # With "auto", and in a bundle that was saved so, an engine may use the precision and need not.
+    # With "auto", and for a bundle saved in lower precision, engines may use the precision but need not.
     is_permission = is_auto(engine) or _is_from_bundle(cache, context)
     if note := _check_execution(engines, context, is_permission=is_permission):
         left_out = (*left_out, note)
@@ -63,7 +63,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
 def _create_engines(
     engine: Any, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Create the listed engines; for "auto" those of the lock, or all that are available, with a line for each that is not."""
+    """Create the listed engines; for "auto" those of the lock, or all available ones, with a line per unavailable one."""
     listed = list(engine) if isinstance(engine, list | tuple) else [engine]
     if not listed:
         raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
@@ -102,8 +102,8 @@ def _make_reference(engines: Sequence[GraphCompiler], context: CompileContext) -
 def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, *, is_permission: bool) -> str:
     """Raise OptionError for an engine that does not implement an option.
 
-    With ``is_permission`` a lower precision is allowed and not required: an engine in full precision is measured like the others.
-    Returns a remark if no engine computes in the lower one.
+    With ``is_permission`` a lower precision is optional: an engine in full precision is measured like the others.
+    Returns a remark if no engine computes in the lower precision.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
     full = context.in_full_precision()
@@ -131,7 +131,7 @@ def _is_lowered_by_spec(engine: GraphCompiler, context: CompileContext) -> bool:
 
 
 def _is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
-    """Whether a bundle in lower precision is being loaded; the saved engines are those that implement it."""
+    """Whether a bundle in lower precision is being loaded: its saved engines already implement the precision."""
     if context.options.precision == "fp32" or cache is None:
         return False
 
@@ -148,7 +148,7 @@ def parse_devices(
 ) -> Mapping[str, str]:
     """Map specs to devices from a mapping of names and specs; a spec overrides its name.
 
-    Leaves out engines that run on ``home``, and ``others``, which "auto" might have added to the list. Raises OptionError for an
+    Omits engines on the default device ``home``, and ``others``, which "auto" could have listed. Raises OptionError for an
     engine that is not in the list, DeviceError for one that does not support the device.
     """
     names = sorted({word for engine in engines for word in (engine.name, engine.spec)})
@@ -189,7 +189,7 @@ def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
 def _isolate(
     engines: Sequence[GraphCompiler], settings: ModuleOptions, device: str, devices: Mapping[str, str]
 ) -> list[GraphCompiler]:
-    """Put the engines that `isolate` names behind workers."""
+    """Replace the engines that `isolate` names by proxies that run them in worker processes."""
     isolation = settings.isolate
     check_isolated(isolation.engines, [engine.spec for engine in engines])
     if not isolation.engines:
@@ -213,7 +213,7 @@ def _isolate(
 def _check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: WorkerLimits) -> None:
     """Raise OptionError for an isolated engine that cannot work on its device.
 
-    It may compile in a worker but not run there: arrays in a device's memory belong to one process.
+    On a device an engine can compile in a worker but not run there: device arrays belong to one process.
     """
     device = homes.of(engine.spec)
     if device == "cpu":
@@ -234,7 +234,7 @@ def _check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: 
 
 
 def validate_budget(options: ExecutionOptions) -> int:
-    """The thread budget, limited to the cores with a warning: threads beyond the cores only wait for each other."""
+    """Check the thread budget; one above the number of cores is reduced to it, with a warning."""
     threads, budget = options.threads, resolve_thread_budget(options.threads)
     if threads is not None and threads > budget:
         warn(
@@ -245,7 +245,7 @@ def validate_budget(options: ExecutionOptions) -> int:
 
 
 def configure(*, threads: int | None = None) -> None:
-    """Set the thread budget of modules that name none, for this process; None is the number of cores that it may use.
+    """Set this process's default thread budget for modules without ``threads``; None: all cores that it may use.
 
     Existing modules are unchanged. Raises OptionError for an invalid number of threads.
     """

@@ -1,4 +1,4 @@
-"""What a Plan means for a person: regions in order, their boundaries, and why each node is where it is."""
+"""Explain a Plan in text: its regions in order, their inputs and outputs, and why each node is on its engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 SPECIAL = "deviates on special values:"
-"""How a remark about NaN, infinities and the like begins."""
+"""Prefix of remarks about NaN, infinities and similar values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,58 +32,58 @@ class RegionReport:
     engine: str
     nodes: int
     operators: tuple[tuple[str, int], ...]
-    """How many of each operator, most frequent first."""
+    """(operator, count) pairs, most frequent first."""
     inputs: tuple[str, ...]
-    """What crosses into the region: names with types. Constants are the region's own and do not cross."""
+    """Values that the region reads from other regions or the caller, as names with types; constants are not among them."""
     outputs: tuple[str, ...]
     weights: int
     """Bytes of the region's constants."""
     remarks: tuple[str, ...]
-    """What the engine says of its own work on the region, and what a bundle says of its compiled form."""
+    """Remarks of the engine about the region, and of a bundle about its compiled form."""
     device: str = ""
-    """Where it runs; empty for where values come in and go out."""
+    """Where it runs; empty for the device of the module's inputs and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A plan explained; prints as text, and `to_dict` gives the same as plain data."""
+    """The explanation of a plan. Prints as text; `to_dict` returns it as plain data."""
 
     engines: tuple[str, ...]
     implicit: str | None
     """The engine added at the end of the list because the list does not name it; None if there is none."""
     regions: tuple[RegionReport, ...]
     threads: int
-    """The thread budget: what all engines together may use."""
+    """Thread budget shared by all engines."""
     reasons: tuple[Reason, ...]
-    """Why each node that is not where the first engine would have had it is elsewhere."""
+    """For each node that is not on the first engine, the reason."""
     idle_pins: tuple[str, ...] = ()
-    """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
+    """Pins without effect: all their nodes were folded or are not needed by any output."""
     placement: tuple[str, ...] = ()
-    """How the plan was chosen, where it was by measurement."""
+    """How the plan was chosen; empty unless it was placed by measurement."""
     account: CostReport | None = None
-    """What the chosen plan costs, part by part, and what would unlock the graph; None where it was not measured."""
+    """Cost of each part of the plan, and missing operators that would save time; None if the plan was not measured."""
     device: str = "cpu"
-    """Where values come in and go out."""
+    """Device of the module's inputs and outputs."""
     copies: tuple[str, ...] = ()
-    """Values that cross from one device to another, each once per direction."""
+    """Values copied between devices, each once per direction."""
     bytes_copied: int = 0
-    """What these are together, as far as sizes are known."""
+    """Total bytes of ``copies`` whose sizes are known."""
     graph: str = ""
-    """What became of the wish for a graph of the device; empty where there was none, or before the compile."""
+    """Whether a requested device graph (CUDA graph) was captured; empty if not requested or not compiled yet."""
     checks: str = ""
-    """Which calls are compared with the reference, and how many have been; empty if none are."""
+    """Which calls are checked against the reference, and how many were; empty without checks."""
     updates: tuple[str, ...] = ()
-    """The inputs that a call updates, each with whether in place, or why by a copy; empty before the compile."""
+    """Inputs that a call updates, each with "in place" or why it is copied; empty before the compile."""
 
     precision: PrecisionRecord | None = None
-    """What the plan is computed in within an error budget, and by how much it differs; None where no budget was given."""
+    """Precision of the plan and its measured error; None without an error budget."""
     left_out: tuple[str, ...] = ()
-    """The engines that ``engine="auto"`` does not choose from here, each with the reason."""
+    """Engines that ``engine="auto"`` does not consider on this machine, each with the reason."""
     plan: Plan | None = field(default=None, compare=False, repr=False)
-    """What is explained, for its pictures; no part of the data or of the text."""
+    """The explained plan, for drawing; not part of the data or the text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the explanation as dictionaries, lists and strings."""
+        """The explanation as dicts, lists and strings."""
         own = {"account": self.account.to_dict() if self.account else None}
         own["precision"] = self.precision.to_dict() if self.precision else None
         data = asdict(replace(self, plan=None, account=None, precision=None)) | own
@@ -91,14 +91,14 @@ class Explanation:
         return data
 
     def _repr_html_(self) -> str:
-        """Return the explanation as pictures and tables for a notebook."""
+        """Charts and tables for a notebook."""
         return render_explanation(self)
 
     def __str__(self) -> str:
         return self.describe()
 
     def describe(self, *, deviations: bool = True, left_out: bool = False) -> str:
-        """Return the text: with what engines do on special values, and with the engines that ``"auto"`` left out, if asked."""
+        """Format as text; ``deviations`` includes remarks on special values, ``left_out`` the engines that "auto" omits."""
         if not deviations:
             plain = (replace(r, remarks=tuple(x for x in r.remarks if not x.startswith(SPECIAL))) for r in self.regions)
             return replace(self, regions=tuple(plain)).describe(left_out=left_out)
@@ -139,7 +139,7 @@ class Explanation:
 
 
 def _lines_of_nodes(groups: Sequence[ReasonGroup]) -> Iterator[str]:
-    """Yield why a node is not on an engine, or one line for all nodes that share the reason."""
+    """Yield one line per group of nodes that share the reason why they are not on an engine."""
     for one in groups:
         first = one.reasons[0]
         if len(one.reasons) > 1:
@@ -149,7 +149,7 @@ def _lines_of_nodes(groups: Sequence[ReasonGroup]) -> Iterator[str]:
 
 
 def _shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
-    """Return the remarks that several regions of an engine have in common, with the names of those regions."""
+    """Collect remarks shared by several regions of an engine: (engine, remark) to region names."""
     found: dict[tuple[str, str], list[str]] = {}
     for region in regions:
         for remark in region.remarks:
@@ -169,7 +169,7 @@ def _region_lines(region: RegionReport, shared: Container[tuple[str, str]]) -> l
 
 
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
-    """Explain a plan: with the remarks of ``engines``, more ``remarks`` by region, and other fields of the Explanation."""
+    """Explain a plan. ``remarks`` are added by region name; ``details`` are other fields of the Explanation."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
     return Explanation(
@@ -236,14 +236,14 @@ def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
 
 
 def render_explanation(found: Explanation) -> str:
-    """Return the cell of an Explanation."""
+    """Render an Explanation as HTML for a notebook cell."""
     from xrt.html.views import render_cell
 
     return render_cell("explanation.html", is_page=False, **_describe(found))
 
 
 def render_explanation_page(found: Explanation, model: str) -> str:
-    """Return the text of a page about the plan of a model, which is called so."""
+    """Render an Explanation as an HTML page; ``model`` is the model's name for the title."""
     from xrt.html.views import render_page
 
     return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe(found))

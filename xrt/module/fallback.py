@@ -39,11 +39,11 @@ class Call:
     options: RunOptions = DEFAULT
     inspection: OutputInspector | None = None
     before: tuple[tuple[Any, Any], ...] = ()
-    """Inputs that the model updates, each with a copy of its former values; only if a call is checked."""
+    """(input, copy of its values before the call) for inputs that the model updates; only if the call is checked."""
 
     @classmethod
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
-        """Create the call with the options of the caller; raises DeviceError for a stream, InputError for a buffer."""
+        """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
         options = options or DEFAULT
         on_host = device == "cpu"
         if options.stream is not None and on_host:
@@ -57,7 +57,7 @@ class Call:
         return cls(inputs, options)
 
     def keep_inputs(self, function: Function) -> Call:
-        """Copy the inputs that the call updates, so that it can be repeated in any case."""
+        """Copy the inputs that the call updates, so that it can always be repeated."""
         updated = {name for name, _ in function.aliases}
         named = zip(function.inputs, self.inputs, strict=True)
         return replace(self, before=tuple((given, _copied(given)) for value, given in named if value.name in updated))
@@ -70,7 +70,7 @@ class Call:
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def on(self, program: Program) -> list[Any]:
-        """Run it."""
+        """Run the call on a program."""
         return program.run(self.inputs, self.options, self.inspection)
 
     def restore(self, plan: Plan, error: RunFailed) -> None:
@@ -109,7 +109,7 @@ class FailedCall:
 
     @property
     def refusal(self) -> Refusal:
-        """The exclusion from the engine: the nodes of all regions that share the failed executable."""
+        """The nodes to exclude from the engine: those of all regions that share the failed executable."""
         from xrt.runtime import Refusal
 
         launches, executables = self.program.plan.launches, self.program.executables
@@ -118,7 +118,7 @@ class FailedCall:
         return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
 
     def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
-        """Restore the inputs; if that is impossible, return the failure with a call on copies, and the error to raise."""
+        """Restore the inputs. If impossible, return the failure with a call on copies of the inputs, and the error to raise."""
         try:
             self.call.restore(self.program.plan, self.error)
         except RunFailed as error:
@@ -127,16 +127,16 @@ class FailedCall:
 
 
 def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
-    """Return the partitioner's exclusions: node, engine and reason."""
+    """Make the partitioner's exclusions: node, engine and reason."""
     failures = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
     return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in failures for node in one.nodes)
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
-    """Return the warning about nodes on the implicit engine: their number, and the reason of one of them.
+    """Format the warning about nodes on the implicit engine: how many, and the reason for one of them.
 
-    Returns an empty string if every such node was already reported when its engine refused it, or updates state there because
-    another engine would copy it.
+    Empty if each such node was already reported when its engine refused it, or updates state there because another engine
+    would copy the state.
     """
     if all(launch.engine != implicit for launch in plan.launches):
         return ""
@@ -156,7 +156,7 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
 
 
 def warn_refusals(refused: Iterable[Refusal]) -> None:
-    """Warn, one line for each."""
+    """Issue a warning with one line per refusal."""
     for one in refused:
         some = f"{one.nodes[0]!r}" + (f" and {len(one.nodes) - 1} more" if len(one.nodes) > 1 else "")
         warn(f"{one.reason}; node {some} placed on another engine", FallbackWarning)
@@ -169,7 +169,7 @@ _STEPS = ("check_inputs", "specialize")  # of wrapped methods
 def shorten_tracebacks(cls: C) -> C:
     """Limit the traceback of an XRTError from a public method or property to two frames of XRT."""
     for name, member in list(vars(cls).items()):
-        # `__call__` is the fast path, and leaves what may fail to `run_call`.
+        # `__call__` is the fast path; code that may fail is in `run_call`.
         if (name.startswith("_") and name != "__init__") or name in _STEPS:
             continue
         if isinstance(member, FunctionType):
@@ -193,28 +193,28 @@ def _shorten(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 PATIENCE = 20.0
-"""Seconds that the first call of a plan waits for the reference, if a search had no time to compare it."""
+"""Seconds that a plan's first call waits for the reference, if the search had no time to compare the plan."""
 
 
 @dataclass(eq=False)
 class OutputChecks:
-    """The checks of one module."""
+    """Checks a module's outputs against the reference engine."""
 
     asked: Check
     threads: int
     count: int = 0
-    """Calls that have been checked, and served."""
+    """Number of calls that passed the check."""
     unchecked: dict[str, str] = field(default_factory=dict)
-    """Why a Function was not checked, by fingerprint."""
+    """Reasons why Functions cannot be checked, by fingerprint."""
     is_too_slow: bool = False
-    """Whether the reference took longer than `PATIENCE`. It is not asked again: other sizes would wait as long."""
+    """Whether the reference took longer than `PATIENCE`; it is not run again, as other sizes would take as long."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
 
     @property
     def sees_every_call(self) -> bool:
-        """Whether each call may be checked, so that none can be prepared."""
+        """Whether any call may be checked, so that no call can be prepared."""
         return self.asked not in (None, "first")
 
     def instrument(self, call: Call, build: Specialization) -> Call:
@@ -226,9 +226,9 @@ class OutputChecks:
         return replace(call, inspection=OutputInspector(looks, needs_inputs=True)).keep_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> bool:
-        """Count a call that has been checked, and is right.
+        """Count a checked call with correct outputs.
 
-        Return whether it is the first one that compares the plan of a search that had no time to.
+        True if this is the first comparison of a plan that its search had no time to compare.
         """
         if call.inspection is None or not call.inspection.needs_inputs or (self.asked is None and self.is_too_slow):
             return False
@@ -239,7 +239,7 @@ class OutputChecks:
         return not self.remarks({launch.name: launch.function for launch in build.plan.launches})
 
     def _is_due(self, *, first: bool) -> bool:
-        """Whether a call is to be checked; ``first`` says that none of its plan has been."""
+        """Whether to check a call; ``first``: no call of its plan has been checked yet."""
         if self.asked is None:
             return False
         rate = 0.0 if self.asked == "first" else 1.0 if self.asked == "nan" else float(self.asked)
@@ -247,7 +247,7 @@ class OutputChecks:
         return first or int(number * rate) > int((number - 1) * rate)
 
     def _wrong_type(self, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
-        """Find another type than the plan's, unless the reference gives it too: then it is the model that says it wrongly."""
+        """Describe a result whose type differs from the plan's, unless the reference returns that type, too (a wrong model)."""
         found = find_type_mismatch(launch, results)
         if found is None or (expected := self._expected(launch, given)) is None:
             return None
@@ -280,7 +280,7 @@ class OutputChecks:
         return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}{f'; {cause}' if cause else ''}"
 
     def _expected(self, launch: Launch, given: Sequence[Any]) -> list[Any] | None:
-        """Compute the region on the reference; None if the reference cannot run it, or is the engine."""
+        """Compute the region on the reference; None if the reference cannot run it or is the region's engine."""
         if launch.engine == REFERENCE:
             return None
         function = launch.function
@@ -294,7 +294,7 @@ class OutputChecks:
         return None
 
     def _evaluate(self, function: Function, given: Sequence[Any]) -> list[Any]:
-        """Run the reference, for at most `PATIENCE` if no check was requested."""
+        """Run the reference; without a requested check at most `PATIENCE` seconds, then raises TimeoutError."""
         if self.asked is not None:
             return self._run(function, given)
         from xrt.processes.background import OutOfTime, within
@@ -319,7 +319,7 @@ class OutputChecks:
         return f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
 
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
-        """Why Functions are not checked, by name."""
+        """Why Functions are not checked, by region name."""
         found = {name: self.unchecked.get(function.fingerprint) for name, function in functions.items()}
         return {name: f"not checked: {reason}" for name, reason in found.items() if reason}
 
@@ -351,7 +351,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _has_nan_beyond(mine: Any, theirs: Any) -> bool:
-    """Whether there is a NaN where the other has none; for other shapes or types, whether the other has none at all."""
+    """Whether ``mine`` has a NaN where ``theirs`` has none; if types or shapes differ, whether ``theirs`` has none at all."""
     if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape:
         return bool((np.isnan(mine) & ~np.isnan(theirs)).any())
     return not _has_nan(theirs)

@@ -1,4 +1,4 @@
-"""A module and its lock: the plan that a lock gives it, the lock that it gives, and the gate between the two."""
+"""Lockfiles of modules: load a plan from a lock, write the lock of a module, and check a lock for regressions."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ if TYPE_CHECKING:
     from xrt.precision import ErrorBudget
 
 SYMBOLIC = "symbolic"
-"""The fact of a lock's model that is the fingerprint of the model with its symbolic dims."""
+"""Key in a lock's model record: the fingerprint of the model before its symbolic dims are bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPlacement:
-    """A lock, and what to call it."""
+    """A lock with its name for messages and the caller's requirements."""
 
     lock: PlacementFile
     name: str
-    """Its file, quoted; for one that came as a value, a word."""
+    """Name for messages: the quoted path, or a phrase for a lock passed as an object."""
     budget: ErrorBudget | None = None
-    """The error that the caller allows; None where that is not said, and the lock's own counts."""
+    """The caller's error budget; None accepts the error recorded in the lock."""
     must_hold: bool = False
-    """Whether a lock that was made for something else is an error, and not measured again."""
+    """Whether a lock that does not match is an error instead of a reason to measure again."""
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """The engines that have a part of the plan."""
+        """Specs of the engines used in the plan, without duplicates."""
         return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
     def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Return the engines of the plan, so that no other is loaded; None if one is unavailable, or must be named and is not.
+        """Create only the plan's engines; None if one is unavailable, is not in ``named``, or must be named and is not.
 
-        An engine whose options may name files or code must be named: a file must not choose what code is run.
+        An engine whose options may name files or code must be named: a file must not choose the code that runs.
         """
         known = {one.spec if isinstance(one, GraphCompiler) else str(one): one for one in named}
         if known and not known.keys() >= set(self.specs):
@@ -87,9 +87,9 @@ class LockedPlacement:
         clustering: ClusteringOptions,
         strict: bool,
     ) -> SizedPlacement | None:
-        """Return the placement that the lock has for a Function; None, with a warning, where it was made for something else.
+        """Place a Function according to the lock; None, with a warning, if the lock does not match.
 
-        With a strict module that is a LockError. A lock of the same ``model`` with symbolic dims holds for all sizes.
+        With ``strict`` a mismatch raises LockError. A lock of the same ``model`` with symbolic dims is valid for all sizes.
         """
         at = sizes if model is None else self._find_sizes(model, sizes)
         whole = function if model is None or at == sizes else model.specialize(at)
@@ -108,14 +108,14 @@ class LockedPlacement:
         return None
 
     def _find_sizes(self, model: OpenModel, sizes: Sizes) -> Sizes:
-        """Return the sizes at which this model was locked; the given ones for a lock of another model, or of fixed sizes."""
+        """The sizes at which this model was locked; ``sizes`` if the lock is of another model or of fixed sizes."""
         declared = model.get_declared()
         locked = _read_locked_sizes(self.lock, declared)
         is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
         return locked if is_same and locked.keys() == {name for _, _, name in list_open_axes(declared.inputs)} else sizes
 
     def _list_excesses(self) -> Iterator[str]:
-        """Yield that the error of the lock is over a budget that the caller has given."""
+        """Yield a message if the lock's error exceeds the caller's budget or was measured in another metric."""
         budget, record = self.budget, self.lock.precision
         if budget is None or record is None or record.precision == "fp32":
             return
@@ -145,14 +145,14 @@ class LockedPlacement:
 
 
 def _read_locked_sizes(lock: PlacementFile, declared: Function) -> Sizes:
-    """Return the sizes of the symbolic dims that the plan of a lock is for, as far as the lock has them."""
+    """Read the sizes of symbolic dims at which the lock's plan was made; dims that the lock does not record are omitted."""
     shapes, axes = read_shapes(lock, declared), list_open_axes(declared.inputs)
     several = ((name, shapes.get(declared.inputs[at].name, ()), axis) for at, axis, name in axes)
     return FrozenDict({name: shape[axis] for name, shape, axis in several if axis < len(shape)})
 
 
 def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
-    """Return the lock for what a module was given: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
+    """Load a module's ``lock`` argument: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
     if asked is None or isinstance(asked, LockedPlacement):
         return asked
     if isinstance(asked, PlacementFile):
@@ -172,10 +172,10 @@ def lock_module(
     seconds: float,
     files: Mapping[str, str] = FrozenDict(),
 ) -> PlacementFile:
-    """Return the lock of a module that places by measurement, for such inputs; ``files`` says where which of them came from.
+    """Create the lock of a module that places by measurement, for these inputs; ``files`` maps inputs to their files.
 
-    The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
-    a later run against. Raises LockError where the plan was not measured, or does not run.
+    Also times the plan against the second-best one for up to ``seconds``, as the baseline for later runs of `xrt check`.
+    Raises LockError if the plan was not measured or does not run.
     """
     build = module.specialize(values)
     tuned = build.tuned
@@ -201,10 +201,10 @@ def check_module(
     seconds: float,
     validate: Sequence[Any] | None = None,
 ) -> tuple[RegressionResult, tuple[str, ...]]:
-    """Return what comes of holding a lock's plan against its gate here, and in which ways here is another place.
+    """Check a lock's plan for a regression on this machine; also return how this environment differs from the lock's.
 
-    ``validate`` has the examples on which the error of a plan of lower precision is measured again. Raises LockError where the
-    model is another, a plan cannot run here, or its error is over the budget.
+    ``validate`` has the examples on which the error of a lower-precision plan is measured again. Raises LockError if the model
+    differs, a plan cannot run here, or its error exceeds the budget.
     """
     setup = _make_setup(module, module.specialize(values).function, values, seconds)
     request = setup.request

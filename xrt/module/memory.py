@@ -1,4 +1,4 @@
-"""The memory of one signature: weights, values between regions, and the memory of each engine. Prints as a table."""
+"""Memory use of one signature: weights, values between regions, and the memory of each engine. Prints as a table."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory:
-    """One region."""
+    """Memory of one region."""
 
     name: str
     engine: str
     weights: int
-    """Bytes of the constants that it reads. They are held once, however many regions read them."""
+    """Bytes of the constants that it reads; a constant read by several regions is stored only once."""
     uses: tuple[MemoryUse, ...] | None
-    """The engine's own memory uses, weights excluded; None if the engine does not report them, or nothing is compiled yet."""
+    """Memory that the engine reports, without weights; None if it reports none, or nothing is compiled yet."""
     same_as: str = ""
-    """The earlier region with which it shares one executable, because the two are equal."""
+    """An earlier equal region whose executable it shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that one signature takes. Prints as a table; `to_dict` gives the same as plain data."""
+    """Memory of one signature in bytes. Prints as a table; `to_dict` returns plain data."""
 
     weights: int
-    """Constants that regions read, each counted once."""
+    """Bytes of constants that regions read, each counted once."""
     mapped: int
-    """Bytes of ``weights`` and ``unused`` in mapped files: the system loads these pages on first read and may release them."""
+    """Bytes of ``weights`` and ``unused`` in memory-mapped files, whose pages the OS loads on demand and may evict."""
     unused: int
-    """Constants of the model that no region reads any more, because what read them was folded. They are still held."""
+    """Bytes of model constants that no region reads after constant folding, but that are still in memory."""
     crossing: int
-    """Values that cross from one region to another, where their sizes are known before the run."""
+    """Bytes of the regions' outputs whose sizes are known at compile time."""
     unknown: int
-    """How many values cross whose sizes are known only at run time."""
+    """Number of region outputs whose sizes are known only at run time."""
     arena: int | None
-    """The planned block in which values cross, one for each call under way; None before the compile."""
+    """Bytes of the arena for values between regions, one per concurrent call; None before the compile."""
     regions: tuple[RegionMemory, ...]
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the engines have been asked."""
+        """Whether the signature is compiled, so that engines report their memory."""
         return self.arena is not None
 
     @property
     def held(self) -> int:
-        """Bytes held between calls, as far as engines tell."""
+        """Bytes in use between calls, as far as engines report them."""
         uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
         return self.weights + self.unused + sum(use.nbytes or 0 for use in uses if not use.per_call)
 
     @property
     def shared(self) -> int:
-        """Bytes of ``held`` in mapped files: all processes of the host have the same pages of them."""
+        """Bytes of ``held`` in memory-mapped files, whose pages all processes of the host share."""
         uses = (use for region in self.regions if not region.same_as for use in region.uses or ())
         return self.mapped + sum(use.nbytes or 0 for use in uses if use.shared)
 
     @property
     def private(self) -> int:
-        """Bytes of ``held`` that each process has of its own."""
+        """Bytes of ``held`` that are not shared between processes."""
         return self.held - self.shared
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures as dictionaries, lists and numbers."""
+        """The figures as dicts, lists and numbers."""
         return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        from xrt.html.views import render_cell  # for notebooks alone
+        """An HTML table for a notebook."""
+        from xrt.html.views import render_cell  # only for notebooks
 
         rows = [(name.strip(), "?" if nbytes is None else _size(nbytes), why) for name, nbytes, why in _rows(self)]
         table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
@@ -87,7 +87,7 @@ class Memory:
 
 
 def memory(plan: Plan, original: Function, program: Program | None) -> Memory:
-    """Return what a plan takes; ``original`` is the model that it was made from, ``program`` None where it is not compiled."""
+    """Compute the memory of a plan; ``original`` is the unoptimized model, ``program`` is None before the compile."""
     used = _held([plan.function, *(launch.function for launch in plan.launches)])
     everything = {**used, **_held([original])}
     sizes = [
@@ -120,7 +120,7 @@ def _regions(launches: Sequence[Launch], program: Program | None) -> Iterator[Re
 
 
 def _held(functions: Iterable[Function]) -> dict[object, Constant]:
-    """Return the constants by the place where they lie, bodies and attributes included."""
+    """Constants by memory address and size, including those in bodies and attributes."""
     return {_place(constant): constant for function in functions for constant in _constants(function)}
 
 
@@ -148,7 +148,7 @@ Row = tuple[str, int | None, str]
 
 
 def _rows(memory: Memory) -> Iterator[Row]:
-    """Yield what takes memory, the bytes, and a remark."""
+    """Yield table rows: a label, bytes (None if unknown), and a remark."""
     yield "weights", memory.weights, f"held once; {_size(memory.mapped)} of all constants in mapped files"
     if memory.unused:
         yield "  unused", memory.unused, "constants of the model that were folded into others"

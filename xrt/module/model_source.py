@@ -1,4 +1,4 @@
-"""Where a module's Function comes from: a fixed one, or an `xrt.Graph` traced for the inputs of a call."""
+"""Sources of a module's Function: a fixed Function, or an `xrt.Graph` that is traced for the inputs of a call."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 EXPORTING = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
-"""What to do with a model of PyTorch's."""
+"""Advice for PyTorch models in error messages."""
 OF_TORCH = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
-"""Suffixes of files that torch.save and its like write."""
+"""Suffixes of PyTorch model files."""
 
 
 class ModelSource(Protocol):
-    """A model before it is compiled."""
+    """A model before it is compiled. ``values`` are the inputs of a call, None if unknown."""
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The declared inputs; their types are None where only a call tells."""
+        """The declared inputs; a type is None if it is known only at call time."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """The declared outputs; empty where only a call tells."""
+        """The declared outputs; empty if known only at call time."""
 
     def key(self, values: Sequence[Any], dynamic: bool) -> object:
-        """Return what of the inputs the Function depends on; ``dynamic`` when symbolic extents may stay symbolic."""
+        """The properties of the inputs that the Function depends on, as a key; ``dynamic`` keeps symbolic extents symbolic."""
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        """Return the Function for such inputs."""
+        """The Function for inputs like these; ``dynamic`` as in `key`."""
 
     def get_declared_function(self) -> Function:
-        """Return the Function without inputs to look at; raises InputError where that cannot be."""
+        """The Function as declared, without inputs; raises InputError if it depends on inputs."""
 
     @property
     def is_traced(self) -> bool:
-        """Whether there is no model as such, only a Function for each kind of inputs."""
+        """Whether the Function is traced separately for each combination of input types."""
 
 
 def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
-    """Return the source for any kind of model that a module accepts; raises ModelError for what is none.
+    """Create the source of any model that a module accepts; raises ModelError for other objects.
 
-    The cache, if given, may know the hashes of a file's weights.
+    The cache may already have the hashes of a file's weights.
     """
     if is_graph(model):
         return TracedModel(model)
@@ -77,7 +77,7 @@ def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
 
 
 def is_graph(model: object, *, as_class: bool = False) -> bool:
-    """Whether it is an `xrt.Graph`, or a class of these. The builder is not imported to find out: who has one has imported it."""
+    """Whether this is an `xrt.Graph`, or with ``as_class`` also a subclass. Does not import the builder."""
     tracing = sys.modules.get("xrt.builder.tracing")
     if tracing is None:
         return False
@@ -85,7 +85,7 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
 
 
 def _checked(function: Function) -> Function:
-    """Return the function with its types inferred; raises ModelError where it is not valid, or the types do not fit."""
+    """Verify a Function and infer its types; raises ModelError if it is invalid or types contradict each other."""
     from xrt import passes
     from xrt.graph.state import STATE, declare_states, list_states
     from xrt.graph.verify import verify, verify_types
@@ -98,7 +98,7 @@ def _checked(function: Function) -> Function:
 
 
 def find_front_end(model: object) -> type | None:
-    """Return the class of modules for a model of another library; that library is not imported to find out."""
+    """The module class for a `torch.nn.Module`; None for other models. Does not import PyTorch."""
     kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
     if not isinstance(kind, type) or not isinstance(model, kind):
         return None
@@ -108,7 +108,7 @@ def find_front_end(model: object) -> type | None:
 
 
 def is_of_torch(model: object) -> bool:
-    """Whether it is a module or program of PyTorch's, or a class of these; PyTorch is not imported to find out."""
+    """Whether the object or class is defined by PyTorch or derives from a PyTorch class. Does not import PyTorch."""
     kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
@@ -135,15 +135,15 @@ def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:
 
 
 def check_not_torch(path: str | os.PathLike[str]) -> None:
-    """Raise ModelError for a file of PyTorch's, which says what to do with it."""
+    """Raise ModelError for a PyTorch file, with advice on how to export it."""
     if Path(path).suffix.lower() in OF_TORCH:
         raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORTING}")
 
 
 def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable[[], str]) -> None:
-    """Raise InputError where the declared types do not tell enough to compile by.
+    """Raise InputError if the declared types are insufficient to compile without example inputs.
 
-    ``why_sizes`` says why one program cannot serve all sizes; it is asked where engines and model would allow it.
+    ``why_sizes`` explains why one program cannot serve all sizes (empty if it can); called only if engines and model allow it.
     """
     if not source.inputs or source.key([None] * len(source.inputs), False) is None:
         return
@@ -158,19 +158,19 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
 
 
 class Shaped:
-    """Stands for a value of that shape where a model is specialized without values."""
+    """A placeholder with a shape, to specialize a model without values."""
 
     def __init__(self, shape: Any) -> None:
         self.shape = shape
 
 
 class StaticModel:
-    """A Function that is there already; symbolic extents are bound per call where engines want them fixed."""
+    """A fixed Function; symbolic extents are bound to the sizes of a call unless engines support dynamic shapes."""
 
     is_traced = False
 
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
-        """``locations`` are the files of external data that it was read from, as its own file names them."""
+        """``locations`` are the files of external data, as paths in the model file."""
         self._function = _checked(function)
         self._locations = locations
         self._set_ends(self._function.inputs, self._function.outputs)
@@ -230,7 +230,7 @@ class TracedModel:
 
 
 class DeferredModel(StaticModel):
-    """A model that is not read before it is needed: a plan in the cache, or the programs of a bundle, do without its nodes."""
+    """A model that is read on first use: plans in the cache and programs of a bundle do not need its nodes."""
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
         self._load = load
@@ -253,7 +253,7 @@ class BundledModel(DeferredModel):
 
 
 def load_unchanged(path: Path, cache: CompileCache, check: Callable[[], None]) -> StaticModel:
-    """Return the model in a file; ``check``, called before and after, raises ModelError if one of its files has changed."""
+    """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
     check()
     try:
         model = _from_file(path, cache)
@@ -265,13 +265,13 @@ def load_unchanged(path: Path, cache: CompileCache, check: Callable[[], None]) -
 
 
 class BundledTraces:
-    """The traces of an `xrt.Graph` in a bundle: it runs for the inputs that it was saved for, and for no others."""
+    """The traces of an `xrt.Graph` in a bundle; other input types than the saved ones raise InputError."""
 
     is_traced = True
     outputs: tuple[Value, ...] = ()
 
     def __init__(self, names: tuple[str, ...], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
-        """Each trace is under the tuple of its inputs' types."""
+        """``traces`` maps tuples of input types to functions that load the trace."""
         self.inputs = tuple(Value(name) for name in names)
         self._traces = traces
 

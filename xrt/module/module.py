@@ -53,18 +53,18 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
     spec (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or
-    by the ``lock`` that `xrt lock` has written. Without ``engine`` it is the first of ort, openvino, torch, xla and toy that is
-    installed and supports the whole model. Unless ``strict``, the reference engine is added at the end of the list. The nodes
-    that it gets in this way cause one FallbackWarning and are listed by `explain`.
+    by the ``lock`` that `xrt lock` has written. The default is the first of ort, openvino, torch, xla and toy that is installed
+    and supports the whole model. Unless ``strict``, the reference engine is appended to the list; nodes that are placed on it
+    cause one FallbackWarning and are listed by `explain`.
 
     Further keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
     (``precision``, ``threads``) and of `ModuleOptions`; docs/reference/options.md lists them. ``cache`` is a CompileCache, or its
     directory.
 
-    A single output is returned as an array, several as a tuple. A returned array shares memory with nothing else, unless an alias
-    of the model names an input for it. Threads may call at once.
+    A single output is returned as an array, several as a tuple. A returned array owns its memory, unless the model aliases the
+    output to an input. Calls from several threads are safe.
 
-    Raises ModelError for a model that breaks a rule, UnknownEngine or EngineUnavailable, OptionError for an unknown keyword,
+    Raises ModelError for an invalid model, UnknownEngine or EngineUnavailable, OptionError for an unknown keyword,
     DeviceError; a call raises InputError, PlanError, or an EngineError that names the region.
     """
 
@@ -100,11 +100,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """The bundle that the module was loaded from."""
         self.serving_record: ServingConfiguration | None = None
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """The inputs with their types; an `xrt.Graph` has names alone before its first call."""
+        """The inputs with their types; those of an `xrt.Graph` have no types before the first call."""
         last = self.dispatcher.last
         return last.function.inputs if self.source.is_traced and last else self.source.inputs
 
@@ -116,56 +116,56 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The specs of the engines, first choice first, the implicit reference engine included."""
+        """Specs of the engines in order of preference, including the implicit reference engine."""
         return self.programs.engines.specs
 
     @property
     def threads(self) -> int:
-        """The thread budget: what all engines together may use."""
+        """The thread budget, shared by all engines."""
         return self.programs.engines.context.threads
 
     @property
     def plan(self) -> Plan:
-        """The Plan of the last signature; before the first call that of the model as it is declared."""
+        """The Plan of the last signature; before the first call, that of the model with its declared types."""
         return self.specialization.plan
 
     def plan_for(self, *args: Any, **named: Any) -> Plan:
-        """Return the Plan for such inputs, without compiling."""
+        """Plan for these inputs without compiling; return the Plan."""
         return self.specialize(self.check_inputs(args, named)).plan
 
     def explain(self) -> Explanation:
-        """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
+        """Explain the last signature's plan: regions, their inputs and outputs, and each node's engine. Prints as text."""
         from xrt.module.explain import explain_module
 
         return explain_module(self)
 
     def profile(self) -> Profile:
-        """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
+        """Launch times of the last signature, over the calls made with ``options=RunOptions(profile=True)``."""
         return replace(self.specialization.program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
-        """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
+        """The cache keys of the last signature's plan, by region."""
         return {region.launch.name: region.signature for region in self.specialization.regions()}
 
     def memory(self) -> Memory:
-        """Return the memory of the last signature: weights, values between regions, each engine's own. Prints as a table.
+        """Memory use of the last signature: weights, values between regions, each engine. Prints as a table.
 
-        The engines' own memory is known only after the signature is compiled. This call does not compile.
+        Does not compile; engines report their memory only once the signature is compiled.
         """
         return self.specialization.memory()
 
     @property
     def specialization(self) -> Specialization:
-        """The specialization of the last call; before the first that of the model as it is declared."""
+        """The specialization of the last call; before the first call, that of the model with its declared types."""
         return self.dispatcher.last or self.specialize(None)
 
     # ------------------------------------------------------------------ compile and call
 
     def compile(self, *examples: Any, **named: Any) -> Plan:
-        """Compile for such inputs without running; without examples, for the model as it is declared.
+        """Compile without running: for inputs like these, or without examples for the declared types.
 
-        Raises InputError where the declared types do not tell enough: an `xrt.Graph`, or symbolic extents with an
-        engine that needs them fixed.
+        Raises InputError without examples if the declared types are insufficient: an `xrt.Graph`, or symbolic extents
+        with an engine that needs static shapes.
         """
         if not examples and not named:
             check_declared(self.source, self.programs.engines, partial(self.sizes.find_reason, None, self.programs))
@@ -183,8 +183,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> Any:
         """Run the model on arrays given by position or by input name.
 
-        With ``fetch`` a dict of those values, inner ones too, comes back instead. ``out`` is one caller-owned buffer
-        (or None) per output, written to and returned; a single output takes it without a list.
+        With ``fetch`` the call returns a dict of these values, which may be intermediate. ``out`` is one caller-owned
+        buffer (or None) per output, written to and returned; for a single output it may be passed without a list.
         """
         if fetch is None and out is None and options is None:
             if not named:
@@ -198,11 +198,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return self.run_call(args, named, fetch, out, options)
 
     def bind(self, *args: Any, out: Any = None, **named: Any) -> IOBinding:
-        """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on the values ``x`` has then.
+        """Bind the arrays of a serving loop: after ``b = m.bind(x)``, ``b()`` runs on the current values of ``x``.
 
-        Inputs are read in place, so each must be C-contiguous. An input that is not an array is kept as it is. ``out`` has one
-        buffer per output (None for a fresh one), on the module's device. Every call writes to the same buffers and returns them.
-        Compiles at once. Raises InputError as a call does, and for arrays that cannot be fixed.
+        Inputs are read in place, so arrays must be C-contiguous. Inputs other than arrays are stored as they are. ``out`` has one
+        buffer per output (None: allocate one), on the module's device. Every call writes to the same buffers and returns them.
+        Compiles immediately. Raises InputError like a call, and for arrays that cannot be bound.
         """
         from xrt.module.dispatch import bind_io, check_bindable
 
@@ -211,11 +211,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         check_bindable(self.source.inputs, given, values[: len(given)])
         build = self.specialize(values)
         bound = bind_io(self.programs.compile(build), build.function, values, out)
-        bound.inputs = bound.inputs[: len(given)]  # without the sizes that a padded model reads
+        bound.inputs = bound.inputs[: len(given)]  # without the size inputs of a padded model
         return bound
 
     def run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
-        """Make a call without a prepared one: another signature, fetches, buffers or options."""
+        """Run a call that no prepared call covers: a new signature, fetches, buffers or options."""
         is_plain = fetch is None and out is None and options is None
         if is_plain and not named and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
@@ -237,7 +237,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return {name: by_name[name] for name in list_value_names(fetch)}
 
     def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
-        """Make the call, again if a region fails; prepared calls of a plan that was given up are dropped."""
+        """Run the call, retrying if a region fails; prepared calls of an abandoned plan are dropped."""
         if program is None:
             program = self.programs.compile_for_call(build, call.inputs)
         results = build.run(call, program)
@@ -248,7 +248,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return results
 
     def check_inputs(self, args: Sequence[Any], named: Any, *, pads: bool = True) -> list[Any]:
-        """Bind, normalize, check and pad the inputs of a call; without ``pads`` their sizes are not changed."""
+        """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
         bound = inputs.bind(declared, args, named)
@@ -257,7 +257,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return self.sizes.pad(values, self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """The specialization for checked inputs, planned and perhaps not compiled: the last one from now on."""
+        """Find or plan the specialization for checked inputs, and make it the last one; it may not be compiled yet."""
         build = self.programs.find(values, fetch, place)
         if not fetch:
             self.dispatcher.select(build)
@@ -267,15 +267,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     @property
     def tuned(self) -> TuningResult | None:
-        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
+        """How the last signature was placed by measurement, with all candidates; None if it was not. Prints as text."""
         return self.specialization.tuned
 
     @property
     def serving(self) -> ServingConfiguration | None:
-        """How to serve the model, as it was tuned for throughput; None where it was not.
+        """The serving configuration from tuning for throughput; None if the model was not tuned.
 
-        By `tune` of this module, else by the bundle or the lock that it is of, else by an earlier process whose result the
-        cache keeps for this model, engines and thread budget.
+        From `tune` of this module, else from its bundle or lock, else from the cache, which stores the results of earlier
+        processes for the same model, engines and thread budget.
         """
         from xrt.module.tuning import find_serving_record
 
@@ -300,17 +300,16 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> Any:
         """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
 
-        ``objective="latency"`` looks for the plan whose call is fastest and returns a TuningResult. The module uses the plan from
-        now on, the cache keeps it, and later modules use it whatever their budget. ``progress`` is called with the state of the
-        search; True shows it, False does not. ``max_error``, ``calibrate`` and ``validate`` are as for `XRTModule`, and replace
-        the module's.
+        ``objective="latency"`` searches for the plan with the fastest call and returns a TuningResult. The module uses this plan
+        from now on, and so do later modules, through the cache, regardless of their budget. ``progress`` is called with the state
+        of the search; True shows it, False does not. ``max_error``, ``calibrate`` and ``validate`` override those of the module.
 
-        ``objective="throughput"`` looks for the configuration that serves most requests per second, each a row of the inputs,
-        while 99 of 100 have their result within ``p99`` seconds, and returns a ThroughputResult: how many requests are joined in
-        a call (of ``batches``), how many calls run at a time (of ``instances``, which divide the thread budget), and with
-        ``engine="auto"`` the plan for each batch size. `serving` is the chosen one; `save` and a lock keep it. ``batch_dim``
-        names the symbolic dim that counts requests, if it is not the first extent of all inputs and outputs. ``seed`` is that of
-        random inputs. With ``max_error`` plans are within the budget at the sizes where they were searched for.
+        ``objective="throughput"`` searches for the configuration with the most requests per second (a request is one row of the
+        inputs) whose 99th percentile latency is at most ``p99`` seconds, and returns a ThroughputResult: the batch size (one of
+        ``batches``), the number of concurrent calls (one of ``instances``, which divide the thread budget), and with
+        ``engine="auto"`` the plan per batch size. `serving` returns it; `save` and locks store it. ``batch_dim`` names the
+        symbolic dim of the batch, if it is not the first extent of all inputs and outputs. ``seed`` is for random inputs.
+        With ``max_error``, plans meet the error budget at the sizes at which they were searched.
         """
         from xrt.module.tuning import tune
 
@@ -321,17 +320,17 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     # ------------------------------------------------------------------ sessions
 
     def new_session(self, sizes: Mapping[str, int] | None = None) -> Session:
-        """Return a session: state of its own over this module's weights and executables.
+        """Create a session: separate state that shares this module's weights and executables.
 
-        ``sizes`` gives named extents of state that no other input has, such as the capacity of a cache. Raises InputError for a
-        model without state, DeviceError for a module on a device: state is in memory of the host.
+        ``sizes`` sets named extents of the state that no other input has, such as the capacity of a cache. Raises InputError for
+        a model without state, DeviceError for a module on a device, because state is in host memory.
         """
         return Session(self, sizes or {})
 
     # ------------------------------------------------------------------ verification
 
     def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
-        """Run the model on such inputs, and compare every region with the reference engine, with ``inner`` every value inside.
+        """Compare every region with the reference engine on these inputs; with ``inner`` also every value inside.
 
         Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
         InputError for inputs that do not fit, EngineError if the model or a region of it does not compile or run.
@@ -341,7 +340,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return verify(self, args, named, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
-        """Return the smallest part of a region that differs from the reference engine on such inputs; None if none does.
+        """Find the smallest part of a region that differs from the reference engine on these inputs; None if none does.
 
         ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
         `xrt.formats.onnx` writes the result to a file.
@@ -351,7 +350,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return bisect(self, args, named, progress=progress)
 
     def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
-        """Return the ranges of the values that quantization may need, over batches of inputs.
+        """Record the ranges of the values that quantization may need, over batches of inputs.
 
         A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
         ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
@@ -374,27 +373,27 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
 
-        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
+        Compiles for the examples first, if there are any; without examples like `compile`, if nothing is compiled yet.
 
-        The bundle has one example with its outputs, which `run_self_test` computes again: ``example``, the inputs by name or in
-        order, else the examples of the call, else those of the bundle that the module came from, else random inputs. Up to 16 MiB
-        are kept. A model whose outputs change from call to call has no random example; ``example=False`` saves none.
+        The bundle contains one example with its outputs, at most 16 MiB, which `run_self_test` recomputes: ``example`` (inputs by
+        name or in order), else the examples of the call, else that of the bundle that the module was loaded from, else random
+        inputs unless the model is nondeterministic. ``example=False`` saves none.
 
-        Raises BundleError if the file cannot be written; OptionError for an ``example`` that cannot be kept, and what `compile`
-        raises.
+        Raises BundleError if the file cannot be written, OptionError for an ``example`` that cannot be stored, and the errors of
+        `compile`.
         """
         from xrt.module.bundle import save
 
         save(self, path, examples, named, example)
 
     def run_self_test(self) -> SelfTestReport | None:
-        """Check the bundle that the module came from, compute its example, and compare with the outputs that were saved.
+        """Check the bundle that the module was loaded from, run its example, and compare with the saved outputs.
 
-        To be called before a service says that it is ready. None if the module came from no bundle, or from one without an
-        example, whose file is checked all the same.
+        Call it before a service reports that it is ready. None if the module was not loaded from a bundle, or the bundle has no
+        example (its file is checked anyway).
 
-        Raises SelfTestFailed, with the largest difference, where the file is damaged, the example cannot be computed, or an
-        output differs by more than the tolerance of a network.
+        Raises SelfTestFailed, with the largest difference, if the file is damaged, the example does not run, or an output differs
+        by more than the tolerance of a network.
         """
         from xrt.module.bundle import run_self_test
 
@@ -403,7 +402,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     # ------------------------------------------------------------------ copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make the module again; raises TypeError, with what to do instead, where that cannot be written down."""
+        """Support `pickle` by the constructor's arguments; raises TypeError, with advice, if one cannot be pickled."""
         return describe_construction(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -413,7 +412,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def __copy__(self) -> Self:
         return self.__deepcopy__({})
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ close
 
     def close(self) -> None:
         """Release the programs and close executables without other users. A call in progress ends normally."""
@@ -427,8 +426,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.close()
 
     def _repr_html_(self) -> str:
-        """Return the plan as a picture for a notebook; before the first call, inputs and engines: nothing is planned for it."""
-        from xrt.html.views import render_cell  # for notebooks alone
+        """A drawing of the plan for a notebook; before the first call, inputs and engines, without planning."""
+        from xrt.html.views import render_cell  # only for notebooks
 
         if self.dispatcher.last is not None:
             return self.explain()._repr_html_()
@@ -448,14 +447,14 @@ ADVICE = "Save a bundle with m.save(path), and xrt.load it where it is needed"
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """The arguments that a module was made with, but for the model's bytes: its Function has what was in them."""
+    """The arguments that a module was created with. A model passed as bytes is not stored, as its Function replaces it."""
 
     engine: Any
     device: str
     cache: CompileCache | str | os.PathLike[str] | None
     options: Mapping[str, Any]
     path: Path | None
-    """The model's file, absolute; None where it came otherwise."""
+    """Absolute path of the model's file; None for other kinds of models."""
 
     @classmethod
     def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Construction:
@@ -463,7 +462,7 @@ class Construction:
 
 
 def describe_construction(module: XRTModule) -> tuple[Any, ...]:
-    """Return how to make a module again, for `pickle`; raises TypeError where that cannot be written down."""
+    """The value of ``__reduce__`` for a module; raises TypeError if an argument cannot be pickled."""
     model, given = _find_model(module.source), module.construction
     if isinstance(given.cache, CompileCache):
         raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
@@ -475,23 +474,23 @@ def describe_construction(module: XRTModule) -> tuple[Any, ...]:
 
 
 def copy_module(module: XRTModule, memo: dict[int, Any]) -> Any:
-    """Make another module with the same arguments, over a copy of its graph."""
+    """Create another module with the same arguments and a copy of its graph."""
     model, given = _find_model(module.source), module.construction
-    function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
+    function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function is immutable
     return _make(type(module), function, given.engine, given.device, given.cache, given.options)
 
 
 def _find_model(source: ModelSource) -> Any:
-    """Return the Function, or the graph, that a module runs; raises TypeError for one from a bundle."""
+    """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
     if isinstance(source, BundledModel | BundledTraces):
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
     return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
 
 
 def _why_not_written(part: Any) -> str | None:
-    """Return why a part cannot be pickled; None where nothing is seen that speaks against it.
+    """Explain why an argument cannot be pickled, or return None if no obstacle is found.
 
-    A pickle has functions and classes by name, so they must be found by it; `copy.deepcopy` takes the rest apart as it does.
+    Pickle stores functions and classes by name, so they must be importable; `copy.deepcopy` visits the rest as pickle does.
     """
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:
@@ -503,7 +502,7 @@ def _why_not_written(part: Any) -> str | None:
             return f"{named.__module__}.{named.__qualname__} is not found by that name"
     try:
         copy.deepcopy(part)
-    except Exception as error:  # noqa: BLE001  # whatever a member says of itself
+    except Exception as error:  # noqa: BLE001  # a member's __reduce__ may raise anything
         return str(error)
     return None
 

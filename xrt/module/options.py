@@ -1,4 +1,4 @@
-"""The options of a module: one declaration each, and the way from keywords to their values."""
+"""The options of a module: their declarations, and parsing keywords into values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Engines that work in processes of their own, where a crash or a hang is one more failure: its region moves on."""
+    """Engines that run in worker processes: a crash or hang is a failure of the region, which is placed elsewhere."""
 
     engines: tuple[str, ...] = (ALL,)
     """Engines that compile in a worker process: names or specs, or ``"all"``."""
@@ -132,7 +132,7 @@ class ModuleOptions:
     def make_auto_placement(
         self, engines: EngineList, cache: CompileCache, everything: Callable[[], EngineList], lower: Lower | None = None
     ) -> AutoPlacement:
-        """Return what places the signatures of a module with these options; ``everything`` gives all engines asked for."""
+        """Create the placement by measurement for a module with these options; ``everything`` returns all requested engines."""
         from xrt.placement.auto import AutoPlacement, PlacementOptions
 
         load = None
@@ -151,7 +151,7 @@ _OTHER = ("engine", "device", "cache")
 
 
 def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
-    """The keywords of `XRTModule` by name, each with its field and the class that declares it."""
+    """The keywords of `XRTModule`: name to (field, class that declares it)."""
     parts = ("choice", "clustering", "execution")
     return {one.name: (one, owner) for owner in OWNERS for one in dataclasses.fields(owner) if one.name not in parts}
 
@@ -187,7 +187,7 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
 
 
 def _read_folder(value: Any) -> Path | None:
-    """Check now that the folder can be written to: it is used after the planning."""
+    """Check early that the folder is writable: it is used only after planning."""
     from xrt.formats.output import why_not_folder
 
     if value is None:
@@ -268,7 +268,7 @@ def _parse_precision(value: Any) -> PrecisionChoice:
 
 
 def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], PrecisionChoice]:
-    """Split off the precision that concerns the module: int8, lists, constraints and error budgets.
+    """Extract the precisions that the module handles: int8, lists, constraints and error budgets.
 
     A plain bf16 or fp16 stays an option of the compile. Raises OptionError for options that contradict each other.
     """
@@ -317,7 +317,7 @@ def _read_error_budget(value: Any) -> ErrorBudget | None:
 
 
 def _load_table(calibrate: Any) -> CalibrationTable | None:
-    """The calibration table that ``calibrate`` is, or is the path of; None for batches."""
+    """The calibration table if ``calibrate`` is a table or the path of one; None for batches."""
     if calibrate is None or isinstance(calibrate, list | tuple):
         return None
 
@@ -329,7 +329,7 @@ def _load_table(calibrate: Any) -> CalibrationTable | None:
 
 
 def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, ModuleOptions]:
-    """Add engines in bf16 or fp16, and pins that keep the nodes of constraints in float32."""
+    """Add bf16 or fp16 variants of engines, and pins that keep the nodes of constraints in float32."""
     choice = settings.choice
     if not choice.exact_nodes or choice.is_quantized or settings.max_error is not None:
         return engine, settings

@@ -1,4 +1,4 @@
-"""A module's part in lower precision: the examples that it is given, int8 without a budget, and engines that compute so."""
+"""Lower precision in a module: examples for an error budget, int8 without a budget, and lower-precision engines."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
-    """Return what finds plans within the module's error budget; None where it has none.
+    """Create the search for plans within the module's error budget; None without a budget.
 
-    Raises CalibrationError or InputError for examples that do not serve, OptionError where there are none.
+    Raises CalibrationError or InputError for unsuitable examples, OptionError without examples.
     """
     budget, inputs = settings.max_error, source.inputs
     if budget is None:
         return None
     if settings.lock is not None and settings.calibrate is None and settings.validate is None:
-        return None  # the lock has its own evidence; where it does not hold, nothing is lowered
+        return None  # the lock records the measured error; if it does not match, plans stay in full precision
     calibrate = read_examples(settings.calibrate, "calibrate", inputs, budget)
     validate = read_examples(settings.validate, "validate", inputs, budget)
     if not calibrate.items and not validate.items:
@@ -72,14 +72,14 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
 
 
 def lower_engines(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Return the engines as they compute a quantized model, those that do it in integers so."""
+    """Replace each engine by its int8 variant if it has one."""
     return [one.lower_precision("int8") or one for one in engines]
 
 
 def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCompiler], ModuleOptions]:
-    """Return the engines in bf16 or fp16, each before itself, and options that keep the nodes of constraints from the former.
+    """Insert the bf16 or fp16 variant before each engine, and pin the nodes of constraints away from these variants.
 
-    Raises OptionError where no engine of the list computes in the precision.
+    Raises OptionError if no listed engine computes in the precision.
     """
     if is_auto(engine):
         raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
@@ -106,11 +106,11 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
 def quantize_as_asked(
     function: Function, original: Function, settings: ModuleOptions, engines: Sequence[GraphCompiler]
 ) -> Function:
-    """Return the optimized Function in its quantized form, by the table of the settings, which may be of the original.
+    """Quantize the optimized Function with the calibration table of the settings, which may refer to ``original``.
 
-    Weights have 7 bits where one of the engines adds products of bytes in 16 bits on this processor.
+    Weights have 7 bits if an engine accumulates 8-bit products in 16 bits on this processor.
 
-    Raises CalibrationError for a table of another model, OptionError where nothing can be quantized.
+    Raises CalibrationError for a table of another model, OptionError if nothing can be quantized.
     """
     prepared = prepare_for_quantization(function)
     choice, names = settings.choice, list_quantizable_nodes(prepared)
@@ -121,13 +121,13 @@ def quantize_as_asked(
             if not names
             else f"nothing of model {function.name!r} is quantized: the constraints keep all {len(names)} nodes in float32"
         )
-    assert choice.table is not None  # the module has measured it, where none was given
+    assert choice.table is not None  # measured by the module if the caller passed no table
     table = fit_table(choice.table, prepared, original)
     return QuantizedForm(table, frozenset(kept), reduce_range=needs_reduced_range(engines)).apply(prepared)
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:
-    """Return the ranges of the values of an optimized model over the batches that the module was given."""
+    """Calibrate: run the model on the ``calibrate`` batches and record the ranges of its values."""
     from xrt.module.module import XRTModule
 
     prepared = prepare_for_quantization(declared)

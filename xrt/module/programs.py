@@ -1,4 +1,4 @@
-"""The programs of a module: found by the sizes of a call, planned, compiled, counted and dropped."""
+"""The programs of a module: look up by the sizes of a call, plan, compile, and evict."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from xrt.runtime import Program
 
 MOST_COMPILES = 3
-"""Calls that wait for a compile, the first one included, before a warning names what avoids it."""
+"""Number of calls that compiled, including the first, at which a warning recommends how to avoid recompiles."""
 
 
 class Programs:
     """The specializations of one module, each with its plan and program.
 
     ``list_all_engines`` lists all engines that the caller named, for a lock that restricts ``engines``. With ``is_default``
-    nobody named an engine, and the first trace of an `xrt.Graph` decides.
+    the caller named none, and the default engine is chosen at the first trace of an `xrt.Graph`.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Programs:
         """Finds plans within the module's error budget; None without one."""
         self.specializations = SpecializationCache(cache.max_bytes)
         self.planning = renew_after_fork(RLock())
-        """Held while a plan is made; calls of other signatures go on."""
+        """Held during planning; calls of other signatures do not wait."""
         self.is_closed = False
         self._list_all_engines = list_all_engines
         self._is_undecided = is_default and source.is_traced
         self._has_warned = False
-        self._compiles = 0  # calls that waited for a program of their sizes alone
+        self._compiles = 0  # calls that compiled a program for their sizes only
 
     def check_open(self) -> None:
         """Raise InputError if the module is closed."""
@@ -95,13 +95,13 @@ class Programs:
     # ------------------------------------------------------------------ from values to a specialization
 
     def find(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """The specialization for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
+        """Find or plan the specialization for these values (None: declared types); ``place`` forces a new one."""
         if place is not None and values is not None:
             self.sizes.set_exact(values)
         return self.find_or_plan((self.sizes.get_key(values, self), fetch), values, place)
 
     def find_or_plan(self, key: tuple[object, tuple[str, ...]], values: Any, place: Placer | None = None) -> Specialization:
-        """The specialization for a key, which values such as these have."""
+        """Find or plan the specialization for a key (of the sizes, fetched names); ``values`` are inputs with this key."""
         build = self.specializations.get(key) if place is None else None
         if build is not None:
             return build
@@ -111,7 +111,7 @@ class Programs:
             stored = self.stored.find(key[0]) if self.stored and place is None and not key[1] else None
             build = stored or self._plan(key, values, place)
             build.key = key
-            # Before its first call a model with symbolic dims is placed by the order of the list, only to show that plan.
+            # Before the first call a model with symbolic dims is placed in list order, only for display: do not store this plan.
             if values is not None or self.placer.model is None or self.placer.placed is not None:
                 self.specializations.put(key, build)
             return build
@@ -155,7 +155,7 @@ class Programs:
     # ------------------------------------------------------------------ compile
 
     def compile(self, build: Specialization) -> Program:
-        """The compiled program of a specialization. The cache keeps the plan, and what is on the implicit engine is a warning."""
+        """Compile a specialization. Stores its plan in the cache; warns once about nodes on the implicit engine."""
         self.check_open()
         program = build.program()
         if self.specializations.count(build, program):
@@ -168,7 +168,7 @@ class Programs:
         return program
 
     def compile_for_call(self, build: Specialization, values: Sequence[Any]) -> Program:
-        """`compile` for a call that waits for it: the third one for sizes of its own is a SignatureWarning."""
+        """`compile` during a call. The third one that serves a single set of sizes issues a SignatureWarning."""
         is_new, program = build.compiled is None and not build.is_stored, self.compile(build)
         sizes, fetch = build.key
         if not is_new or sizes is None or fetch or self.source.is_traced or self.sizes.shapes == "each":
@@ -200,7 +200,7 @@ class Programs:
         return placer
 
     def _specialize_at(self, sizes: Mapping[str, int]) -> Function:
-        """The optimized Function for inputs of those sizes."""
+        """The optimized Function for these sizes of symbolic dims."""
         served = self.sizes.served
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
         for place, axis, name in self.sizes.open_axes:
@@ -209,7 +209,7 @@ class Programs:
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
-        """Let a placement that was searched for at some sizes of symbolic dims serve all others."""
+        """Use a placement that was searched at some sizes of symbolic dims for all other sizes, too."""
         if self.placer.model is None or not build.sizes or build.tuned is None:
             return
         self.placer.record(build.sizes, build.tuned)
@@ -221,7 +221,7 @@ class Programs:
 
 
 def warn_of_signatures(limit: int) -> None:
-    """Issue the SignatureWarning of a module that drops what it has compiled."""
+    """Warn that a module evicts compiled programs."""
     warn(
         f"what this module has compiled for its signatures holds more than the cache's max_bytes={limit}, or {THREADS} "
         f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
@@ -231,9 +231,9 @@ def warn_of_signatures(limit: int) -> None:
 
 
 NO_LIMIT = 1 << 62
-"""The limit of a module that keeps all that it compiles, to save it."""
+"""The limit for a module that keeps all compiled programs, to save them."""
 MAX_READY = 1024
-"""Prepared calls that a module keeps; one more drops the least recently used. They are small: one program serves many."""
+"""Maximum number of prepared calls; beyond it the least recently used is dropped. They are small and share programs."""
 
 
 @dataclass(eq=False, slots=True)
@@ -242,20 +242,20 @@ class _Entry:
     program: Program | None = None
     """The program whose executables were counted."""
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """What its executables hold between calls, by identity: bytes and threads."""
+    """(bytes, threads) that its executables hold between calls, by ``id``."""
 
 
 class SpecializationCache:
-    """Specializations by what of the inputs they depend on, least recently used first. Lookups take constant time.
+    """An LRU cache of specializations, by the properties of the inputs that they depend on. Lookups take constant time.
 
-    Executables count once, however many specializations run them. A specialization that is dropped is closed in the background
-    when no call uses it any more.
+    An executable shared by several specializations counts once. An evicted specialization is closed in the background when no
+    call uses it any more.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.max_threads = THREADS
-        """Threads that executables may keep for themselves, all together."""
+        """Limit on the threads that all executables keep between calls."""
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
@@ -265,7 +265,7 @@ class SpecializationCache:
         return iter(self.to_dict().values())
 
     def get(self, key: object) -> Specialization | None:
-        """The specialization for a key, which is the most recently used then; None if there is none."""
+        """Look up a specialization and mark it as most recently used; None if there is none."""
         with self._lock:
             if (entry := self._entries.get(key)) is None:
                 return None
@@ -273,7 +273,7 @@ class SpecializationCache:
             return entry.build
 
     def put(self, key: object, build: Specialization) -> None:
-        """Store a specialization, in place of one for the same key."""
+        """Store a specialization, replacing one with the same key."""
         with self._lock:
             if key in self._entries:
                 self._drop(key)
@@ -295,9 +295,9 @@ class SpecializationCache:
             return {key: entry.build for key, entry in self._entries.items()}
 
     def count(self, build: Specialization, program: Program) -> bool:
-        """Count what a compiled program holds, and drop the least recently used beyond the limits; never this one.
+        """Count the memory and threads of a compiled program, and evict the least recently used others beyond the limits.
 
-        Return whether the program is new here.
+        Return whether the program was not counted before.
         """
         with self._lock:
             entry = self._entries.get(build.key)
@@ -312,12 +312,12 @@ class SpecializationCache:
         return True
 
     def _list_held(self) -> list[tuple[int, int]]:
-        """Bytes and threads of each executable."""
+        """(bytes, threads) of each executable of a program."""
         return list({number: held for entry in self._entries.values() for number, held in entry.held.items()}.values())
 
     @property
     def nbytes(self) -> int:
-        """What the executables hold between calls; each counts at least `LEAST_BYTES`."""
+        """Bytes that the executables hold between calls; each counts as at least `LEAST_BYTES`."""
         with self._lock:
             return sum(nbytes for nbytes, _ in self._list_held())
 
@@ -358,7 +358,7 @@ class SpecializationCache:
     # ------------------------------------------------------------------ prepared calls
 
     def prepare(self, types: object, call: FastPath) -> bool:
-        """Store a prepared call for inputs of these types and shapes; return False if its specialization is not stored."""
+        """Store a prepared call for inputs of these types and shapes; return False if its specialization was evicted."""
         with self._lock:
             entry = self._entries.get(call.build.key) if call.build is not None else None
             if entry is None or entry.build is not call.build:
@@ -373,7 +373,7 @@ class SpecializationCache:
         """The prepared call for inputs of these types and shapes. Takes no lock: other threads' calls do not delay it."""
         call = self._prepared.get(types)
         if call is not None and call.build is not None:
-            # Another thread may have dropped it just now; it is whole as long as it is in use.
+            # Another thread may have dropped it meanwhile; it stays valid while it is in use.
             with suppress(KeyError):
                 self._prepared.move_to_end(types)
                 self._entries.move_to_end(call.build.key)
@@ -388,13 +388,13 @@ class SpecializationCache:
 # ---------------------------------------------------------------------- the default engine
 
 DEFAULT_ENGINES = ("ort", "openvino", "torch", "xla", "toy")
-"""The engines that are tried, in this order, where none is named."""
+"""Default engines, in the order in which they are tried."""
 
 
 def open_model(
     model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache
 ) -> tuple[EngineList, StoredPlans | None, ModelSource]:
-    """Open a model on the engines that are named, or (None) on the default engine for it.
+    """Open a model on the named engines, or on its default engine (None).
 
     An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
     """
@@ -406,7 +406,7 @@ def open_model(
     sources: list[ModelSource] = []
 
     def why_not(engines: EngineList) -> str | None:
-        # Plans are stored only if no region is on the implicit engine: the model need not be read to know that it is supported.
+        # Plans are stored only without regions on the implicit engine, so the model is supported and need not be read.
         plans[engines.specs[0]] = stored = find_stored_plans(model, cache, settings, engines)
         if stored is not None and stored.source is not None:
             sources[:] = [stored.source]
@@ -420,7 +420,7 @@ def open_model(
 
 
 def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]) -> EngineList:
-    """Make the list of the first engine that is installed, honors the options and supports the model.
+    """Create the engine list with the first engine that is installed, honors the options and supports the model.
 
     If none supports all of it, the first installed engine gets the nodes that it supports. Libraries of engines behind the chosen
     one are not imported.
@@ -451,7 +451,7 @@ def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: 
 
 def _why_not(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
     """Explain why the first engine of a list does not support every node of a model, or return None."""
-    # Constants are folded only if need be: most models are supported as they are, and a module folds once more when it plans.
+    # Fold constants only if necessary: most models are supported without, and planning folds again.
     if _find_declined(function, engines) is None:
         return None
     return _find_declined(optimize(function, fold=settings.fold_constants, engines=engines), engines)

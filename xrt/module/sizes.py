@@ -1,4 +1,4 @@
-"""Sizes of symbolic dims: one program for all of them, a few padded programs, or a program for each set of sizes."""
+"""How sizes of symbolic dims are served: by one program for all, a few padded programs, or one program per set of sizes."""
 
 from __future__ import annotations
 
@@ -210,11 +210,11 @@ def _wrap(
 
 
 class SizePolicy:
-    """Decides by which program a call is served, from the sizes of its inputs.
+    """Chooses the program that serves a call, from the sizes of its inputs.
 
-    With ``"auto"`` the sizes of the first call have a program of their own, which may be faster. The second sizes decide for all
+    With ``"auto"`` the sizes of the first call get a static program, which may be faster. The second set of sizes decides for all
     others: one program if each engine of the plan supports that, else padding if it provably changes no result, else a program
-    for each set of sizes.
+    per set of sizes.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class SizePolicy:
         self._why_each: str | None = None
         """Why one program does not serve all sizes: None before the decision, empty if it does."""
         self.exact: frozenset[object] = frozenset()
-        """Sizes with a program of their own while others share one: those of the first call, and of searches."""
+        """Sizes with a static program while others share one: those of the first call, and of searches."""
         self.refusals: tuple[str, ...] = ()
         self._is_decided = self.pads_all
         self.padding: PaddedModel | None = None
@@ -237,7 +237,7 @@ class SizePolicy:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What `explain` prints."""
+        """Lines for `explain`."""
         lines = (*(self.padding.describe() if self.padding else ()), *self.refusals)
         kind = "set" if self.padding is None else "bucket"
         return (*lines, f"one program for each {kind} of sizes: {self._why_each}") if self._why_each else lines
@@ -245,13 +245,13 @@ class SizePolicy:
     # ------------------------------------------------------------------ from values to a key
 
     def get_source(self, values: Any) -> ModelSource:
-        """The model that such values are inputs of: the padded one for padded values."""
+        """The model for these values: the padded one for padded values."""
         if self.padding is not None and isinstance(values, PaddedValues):
             return self.padding.source
         return self.served if values is None else self.source
 
     def pad(self, values: list[Any], planner: Programs, *, pads: bool = True) -> list[Any]:
-        """Pad the inputs of a call if that is how their sizes are served; without ``pads``, sizes are not changed."""
+        """Pad the inputs of a call if their sizes are served by padding; ``pads=False`` leaves sizes unchanged."""
         if self.padding is not None and self.pads_all:
             return values if self.source.key(values, False) in self.exact else self.padding.pad(values, exact=not pads)
         if not pads or self.shapes != "auto" or not self.open_axes:
@@ -264,7 +264,7 @@ class SizePolicy:
         return values if (padding := self.find_padding(planner)) is None else padding.pad(values)
 
     def get_key(self, values: Any, planner: Programs) -> object:
-        """What of the inputs a program depends on: None for one program that serves all of them."""
+        """The properties of the inputs that a program depends on, as a key; None if one program serves all inputs."""
         if values is None and not self.source.is_traced:
             return None
         source, engines = self.get_source(values), planner.engines
@@ -280,12 +280,12 @@ class SizePolicy:
         return sizes if self.find_reason(values, planner) else source.key(values or [], True)
 
     def set_exact(self, values: Sequence[Any]) -> None:
-        """Let these sizes have a program of their own."""
+        """Give these sizes a static program."""
         if self.open_axes:
             self.exact |= {self.get_source(values).key(values, False)}
 
     def _is_first(self, sizes: object, planner: Programs) -> bool:
-        """Whether these sizes have a program of their own, as those of the first call do with ``"auto"``."""
+        """Whether these sizes get a static program, as those of the first call do with ``"auto"``."""
         engines, stored = planner.engines, self._stored
         if sizes in self.exact:
             return True
@@ -321,7 +321,7 @@ class SizePolicy:
             if self._why_each is None:
                 reason = self._find_reason(values, planner)
                 if reason and values is None:
-                    return reason  # with the sizes of a call, the answer may be another
+                    return reason  # at the sizes of a call the answer may differ
                 self._why_each = reason
         return self._why_each
 
@@ -360,7 +360,7 @@ class SizePolicy:
         return next((str(reason) for reason in plan.reasons if reason.node in moved), "")
 
     def reset(self) -> None:
-        """Decide again: the model was placed anew."""
+        """Discard the decision, because the placement of the model changed."""
         self._why_each = None
 
     # ------------------------------------------------------------------ padding
@@ -418,7 +418,7 @@ class SizePolicy:
         return list(self.padding.cut(results, values))
 
     def make_path(self, path: FastPath, values: Sequence[Any]) -> tuple[Sequence[Any], FastPath]:
-        """The inputs of a call before padding, and the prepared call for these, from that for the padded ones."""
+        """Convert a prepared call for padded inputs to (inputs before padding, prepared call for these)."""
         if self.padding is None or not isinstance(values, PaddedValues):
             return values, path
         return self.padding.make_path(path, values)
@@ -427,7 +427,7 @@ class SizePolicy:
 
     @property
     def saved(self) -> Shapes:
-        """The option that a bundle saves: buckets if calls were padded."""
+        """The option ``shapes`` for a bundle: buckets if calls were padded."""
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 
     def restore_key(self, types: Sequence[Any], engines: EngineList) -> tuple[object] | None:

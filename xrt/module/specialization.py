@@ -49,7 +49,7 @@ def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
 def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
     """Run the module's pipeline on a function with inferred types.
 
-    ``fold`` says whether constants are folded: on the engines' threads, and without the quantized ones that they want so.
+    ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
     """
     from xrt import passes
     from xrt.placement.reference import evaluate
@@ -66,7 +66,7 @@ WorkingPlan: TypeAlias = tuple[Program, tuple[Refusal, ...], list[Any]]
 
 
 def drop_unused_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
-    """Return the options without pins whose nodes were all folded or dropped; a pin of no node at all stays an error."""
+    """Remove pins whose nodes were all folded or dropped; a pin that matched no node to begin with is still an error."""
 
     def matches(pin: Pin, function: Function) -> bool:
         return any(pin.match({pin.subject(node) for node in function.nodes}))
@@ -81,14 +81,14 @@ class SavedSpecialization:
 
     plan: Plan
     whole: Callable[[], Function]
-    """Returns the planned Function; that of the specialization may be folded, with the same inputs and outputs."""
+    """Returns the planned Function; the specialization's may be folded, with the same inputs and outputs."""
     complete: Callable[[], Specialization] | None = None
-    """Returns the specialization made from the model that this one represents. If given, the plan's regions may lack nodes, and
-    the plan is not shown."""
+    """Creates the full specialization that this one stands in for, from the model. If set, the plan's regions may lack nodes,
+    and the plan is not shown."""
 
 
 class Specialization:
-    """A Function with the Plan made for it; `program` compiles on first use, and once however many threads ask."""
+    """A Function with its Plan; `program` compiles on first use, once even if several threads call it."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Specialization:
         self.key: Any = None
         """The key in its module's cache: sizes and fetched values."""
         self.sizes: Mapping[str, int] = {}
-        """Sizes of the model's symbolic dims, where it is placed by measurement."""
+        """Sizes of the model's symbolic dims, for placement by measurement."""
         self.remarks: Mapping[str, str] = {}
         """Remarks about compiled forms from a bundle, by region."""
         self._saved = saved
@@ -121,7 +121,7 @@ class Specialization:
         """The Program of the plan, once it is compiled."""
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
-        """Whether a call was checked without a finding."""
+        """Whether a call was checked and its outputs were correct."""
         self.tuned = place(function) if place else None
         """The result of placement by measurement, if there was one."""
         if self.tuned is not None and self.tuned.lowered:
@@ -130,7 +130,7 @@ class Specialization:
 
     @cached_property
     def _support(self) -> SupportMatrix:
-        """The engines' answers about the Function; they are asked once, however often it is planned."""
+        """The engines' support answers for the Function, cached over all plans."""
         from xrt.partition import SupportMatrix
         from xrt.placement.result import unwrap
 
@@ -139,17 +139,17 @@ class Specialization:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the program has, or will have."""
+        """The plan of the program, compiled or not."""
         complete = self._completed()
         return self._plan if complete is None else complete.plan
 
     def _completed(self) -> Specialization | None:
-        """Return the specialization made from the model if this one only represents it, else None."""
+        """The specialization made from the model if this one stands in for it, else None."""
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
     def program(self) -> Program:
-        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+        """Compile, or return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
         if self.compiled is not None:
             return self.compiled
         with self._lock:
@@ -167,15 +167,15 @@ class Specialization:
             return self._find_working_plan(self._plan, self.refused)
         except StaleFunction as error:
             _log.info("the plan of %s is made again: %s", self.function.name, error)
-            complete = self._completed()  # raises ModelError where the model's file has changed
+            complete = self._completed()  # raises ModelError if the model's file has changed
             if complete is not None:
                 self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                 self._saved = None
-        return self._find_working_plan(self._plan, self.refused)  # else another module has met it, for which this one has waited
+        return self._find_working_plan(self._plan, self.refused)  # else another module met it while this one waited
 
     def _take(self, program: Program, refused: tuple[Refusal, ...]) -> None:
         if refused != self.refused:
-            self.remarks = {}  # they are of regions that may be others by now
+            self.remarks = {}  # their regions may have changed
             self.checked = False
         self.compiled, self._plan, self.refused = program, program.plan, refused
         self._dump()
@@ -200,7 +200,7 @@ class Specialization:
                     if lost is not None:
                         first.error.updated = lost.updated
                     first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
-                    raise first.error  # noqa: B904  # that no engine is left is not the cause of it
+                    raise first.error  # noqa: B904  # the missing engine is not its cause
             made = self._attempt(plan)
             if not isinstance(made, Program):
                 new = made
@@ -306,7 +306,7 @@ class Specialization:
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:
-            from xrt.formats import dump  # for the few who ask
+            from xrt.formats import dump  # rarely needed
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
@@ -321,13 +321,13 @@ class Specialization:
         return self._saved is not None
 
     def regions(self) -> list[RegionToCompile]:
-        """The regions that are compiled for the plan, in its order."""
+        """The regions to compile, in plan order."""
         from xrt.runtime import list_regions
 
         return list_regions(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
-        """The memory of the plan, and of the engines once it is compiled."""
+        """Memory of the plan; includes that of the engines once compiled."""
         from xrt.module.memory import memory
 
         complete = self._completed()

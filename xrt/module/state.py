@@ -1,4 +1,4 @@
-"""Models with state: `stateful` recognizes the state of a model, and a module makes sessions of it."""
+"""Models with state: `stateful` declares the state of a model, and sessions run it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FIRST_CAPACITY = 16
-"""What a state that a session enlarges holds at first."""
+"""Initial capacity of a state that a session enlarges."""
 _log = logging.getLogger(__name__)
 _PAST, _PRESENT = re.compile(r"past(_key_values)?(?=[._])"), re.compile(r"present(_key_values)?(?=[._])")
-"""How names of state begin by convention: ``present.0.key`` is what ``past_key_values.0.key`` becomes, ``present_0`` that of
+"""Name prefixes of state by convention: ``present.0.key`` is the next value of ``past_key_values.0.key``, ``present_0`` that of
 ``past_0``."""
 
 
@@ -43,17 +43,17 @@ def stateful(
     *,
     capacity: int | Literal["double"] | None = None,
 ) -> Function:
-    """Return the model as a Function with state, for ``XRTModule(...).new_session()``.
+    """Convert a model to a Function with state, for ``XRTModule(...).new_session()``.
 
     ``pairs`` maps inputs to the outputs that are their next values. Without it, inputs and outputs are paired by the names that
-    exporters give them: ``past_key_values.*`` or ``past*`` with ``present*``. The pairs are logged, and ``xrt.graph.list_states``
-    gives them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
+    exporters use: ``past_key_values.*`` or ``past*`` with ``present*``. The pairs are logged; ``xrt.graph.list_states`` returns
+    them. The model is an `xrt.Graph` without inputs, a Function, or ONNX as a path, bytes or ModelProto.
 
-    With ``capacity``, caches that a Concat makes longer are kept in buffers of that size, in which a call writes what is new;
-    ``"double"`` lets a session enlarge them as they fill. What attention reads behind their length has no weight.
+    With ``capacity``, caches that grow by Concat become buffers of that many entries, and a call writes only the new entries;
+    with ``"double"`` a session enlarges the buffers as they fill. Attention masks entries beyond the current length.
 
-    Raises ModelError where a name has no partner, there is no state, two types differ, or with ``capacity`` where it cannot be
-    shown that results stay the same.
+    Raises ModelError if an input has no matching output, there is no state, two types differ, or with ``capacity`` if it cannot
+    be proved that results stay the same.
     """
     if capacity is not None and capacity != "double" and (type(capacity) is not int or capacity < 1):
         raise OptionError(f"capacity must be a positive integer, 'double' or None; got {capacity!r}")
@@ -97,23 +97,23 @@ class StatefulFunction:
 
     @cached_property
     def others(self) -> tuple[Value, ...]:
-        """The inputs that are no state."""
+        """The inputs that are not state."""
         return tuple(value for value in self.function.inputs if value.name not in self.states)
 
     @cached_property
     def next_values(self) -> dict[str, int]:
-        """The places of the outputs that are the next values of the states."""
+        """Output indices of the next values, by state name."""
         places = {value.name: place for place, value in reversed(list(enumerate(self.function.outputs)))}
         return {name: places[state.output] for name, state in self.states.items()}
 
     @cached_property
     def returned(self) -> tuple[int, ...]:
-        """The places of the other outputs."""
+        """Indices of the other outputs."""
         return tuple(place for place in range(len(self.function.outputs)) if place not in self.next_values.values())
 
     @cached_property
     def fixed(self) -> frozenset[str]:
-        """The states whose arrays are written in place."""
+        """Names of the states that are updated in place."""
         return frozenset(before for before, _ in self.function.aliases if before in self.states)
 
     @cached_property
@@ -122,7 +122,7 @@ class StatefulFunction:
         return find_capacity(self.function)
 
     def check_capacity(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> None:
-        """Raise InputError where the call would exceed the capacity of the state."""
+        """Raise InputError if the call would exceed the capacity of the state."""
         capacity = self.capacity
         if capacity is None or capacity.length not in arrays:
             return
@@ -134,7 +134,7 @@ class StatefulFunction:
             )
 
     def enlarge(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Larger arrays for the states that are too small for the call: twice as large, or more if needed."""
+        """Reallocate states that are too small for the call, at a power of two up to the capacity; return the new arrays."""
         capacity = self.capacity
         if capacity is None or not capacity.dim or capacity.length not in arrays:
             return {}
@@ -157,7 +157,7 @@ class StatefulFunction:
         return int(arrays[capacity.length].max(initial=0)) + (shape[capacity.axis] if capacity.axis < len(shape) else 0)
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise InputError for the size of an extent that no input has, or that is no size."""
+        """Raise InputError for a name that is no extent of an input, or an invalid size."""
         dims = {dim for value in self.function.inputs for dim in _dims(value)}
         for name, size in sizes.items():
             if name not in dims:
@@ -213,7 +213,7 @@ class StatefulFunction:
 
 
 def _dims(value: Value, *, every: bool = False) -> tuple[Any, ...]:
-    """Return the named extents of a tensor; ``every``: all of them."""
+    """The symbolic extents of a tensor; with ``every`` all extents."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return tuple(dim for dim in shape or () if every or isinstance(dim, str))
 
@@ -233,11 +233,11 @@ class StatefulFunctions:
 
     def __init__(self) -> None:
         self._by_types: dict[object, StatefulFunction] = {}
-        """By the types of the inputs that an `xrt.Graph` was traced for; None for a model that is not traced."""
+        """By input types for a traced `xrt.Graph`; under None for a model that is not traced."""
         self._lock = renew_after_fork(threading.RLock())
 
     def find_declared(self, module: XRTModule) -> StatefulFunction | None:
-        """The model with its state; None for a graph that is traced for the inputs of a call."""
+        """The model's Function with state; None for a graph that is traced for the inputs of a call."""
         if module.source.is_traced:
             return None
         with self._lock:
@@ -300,13 +300,13 @@ def _interrupted_afterwards() -> Iterator[None]:
 class Session:
     """One state over the weights and executables of a module: `XRTModule.new_session` makes it.
 
-    A call takes the inputs of the model that are no state and returns the outputs that are no state: one output as it is, several
-    as a tuple, and None where there is none. State is made by the first call, or when it is read. Its sizes are those of the
-    model, of the call's inputs, and ``sizes``; an extent that grows is 0 at first. Sessions of one module may be called at once
-    from several threads, one session may not.
+    A call takes the non-state inputs of the model and returns the non-state outputs: a single output unwrapped, several as a
+    tuple, None without any. State is created by the first call, or when it is read. Its sizes come from the model, the call's
+    inputs, and ``sizes``; a growing extent starts at 0. Different sessions of a module may be called from several threads at
+    once, but a single session may not.
 
     Ctrl-C in a call that writes the state in place takes effect when the call ends. A second one interrupts the call; its state
-    is then lost, and the next use says so.
+    is then lost, and the next use raises InputError.
     """
 
     def __init__(self, module: XRTModule, sizes: Mapping[str, int]) -> None:
@@ -319,9 +319,9 @@ class Session:
         self._stateful: StatefulFunction | None = module.stateful_functions.find_declared(module)
         self._arrays: dict[str, Array] = {}
         self._lost: frozenset[str] = frozenset()
-        """The states that a call may have written in part, since it failed or was interrupted."""
+        """Names of states that a failed or interrupted call may have partly written."""
         self._generation = get_generation()
-        """That of the last call: a child of a fork does not see the end of a call that was under way in another thread."""
+        """Fork generation of the last call: in a forked child, a call that another thread was making never ends."""
         self._compiled: StatefulFunction | None = None
         self._busy = renew_after_fork(threading.Lock())
         if self._stateful is not None:
@@ -332,9 +332,9 @@ class Session:
     def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
         """Make one step: read the state, compute, keep the next state.
 
-        ``options`` are those of a call of the module, without buffers. Raises what a call of the module does, and InputError for
-        a call while another one is under way, or where the state is lost because an earlier call failed, or was interrupted,
-        while the state was written in place.
+        ``options`` are as in a call of the module, without buffers. Raises the errors of such a call, and InputError if another
+        call of this session is running, or if the state is lost because an earlier call failed or was interrupted while it
+        updated the state in place.
         """
         if options is not None and options.out is not None:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
@@ -355,8 +355,8 @@ class Session:
             self._compiled = of
 
         with _interrupted_afterwards() if of.fixed else nullcontext():
-            # Whatever leaves the call may leave some of the arrays written and others not. Until the next state is complete,
-            # all that is written in place counts as lost.
+            # Any exception may leave some arrays written and others not. Until the next state is complete, all states that are
+            # updated in place count as lost.
             self._lost, self._generation = of.fixed, get_generation()
             try:
                 results = of.module(*values) if options is None else of.module(*values, options=options)
@@ -369,9 +369,9 @@ class Session:
         return returned[0] if len(returned) == 1 else returned or None
 
     def _turn(self, what: str) -> threading.Lock:
-        """Return the lock to hold for one use; raises InputError if the session is in use.
+        """The lock to hold during one use; raises InputError if the session is in use.
 
-        The lock is to be entered by a ``with`` statement, which an interrupt cannot leave locked.
+        Acquire it by a ``with`` statement, which releases it even after an interrupt.
         """
         if self._busy.locked():
             raise InputError(
@@ -392,12 +392,12 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """The values that stay, by the names of the inputs: read and set them like the entries of a dict."""
+        """The state by input name, as a mapping: reads return copies, writes copy the value."""
         return SessionState(self)
 
     @contextmanager
     def borrow(self) -> Iterator[Mapping[str, Array]]:
-        """Give the arrays of the state themselves, to be read: until the block ends no call can write to them."""
+        """Lend the state's arrays for reading, without a copy; calls raise InputError until the block ends."""
         with self._turn("read"):
             of = self._require_stateful()
             self._check_kept("there is nothing to read")
@@ -405,16 +405,16 @@ class Session:
 
     @property
     def lost(self) -> frozenset[str]:
-        """Names of the states that a failed call may have written in part. Set, restore or reset them before the next call."""
+        """Names of the states that a failed call may have partly written. Set, restore or reset them before the next call."""
         return self._lost
 
     def reset(self) -> None:
-        """Forget the state; the next call begins with a new one."""
+        """Discard the state; the next call starts with a new one."""
         with self._turn("reset"):
             self._arrays, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
-        """Return a session that goes on from this state on its own. Arrays that a call writes in place are copied."""
+        """Create an independent session that continues from this state. Arrays that are updated in place are copied."""
         with self._turn("forked"):
             fixed = self._stateful.fixed if self._stateful is not None else frozenset()
             arrays = {name: array.copy() if name in fixed else array for name, array in self._arrays.items()}
@@ -423,7 +423,7 @@ class Session:
             return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file, for `restore`; raises InputError where that cannot be."""
+        """Write the state to a file, for `restore`; raises InputError if it is lost or cannot be created before a call."""
         from xrt.formats.arrays import write_session
 
         with self._turn("saved"):
@@ -432,7 +432,7 @@ class Session:
             write_session(path, of.function.fingerprint, {name: self._make(of, name) for name in of.states})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Take the state of a file that `save` wrote; raises InputError for another file, and for a state of another model."""
+        """Load the state from a file of `save`; raises InputError for another file or the state of another model."""
         from xrt.formats.arrays import read_session
 
         with self._turn("restored"):
@@ -458,7 +458,7 @@ class Session:
 
 
 class SessionState(MutableMapping[str, Any]):
-    """The state of a session by name. Reading gives a copy, setting takes one; an entry cannot be removed."""
+    """The state of a session by name. Reads return copies, writes copy the value; entries cannot be removed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -484,7 +484,7 @@ class SessionState(MutableMapping[str, Any]):
         return name in self._session._require_stateful().states
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a copy of the state of that name; ``default`` where the model has none."""
+        """A copy of the state with this name; ``default`` if the model has none."""
         if name not in self:
             return default
         return self[name]

@@ -1,8 +1,8 @@
-"""Start from a program record, of the cache or of a bundle: no model is read, and no engine is queried about a node.
+"""Start from stored programs, in the cache or in a bundle, without reading the model or querying engines about nodes.
 
-`restore` makes a specialization from a stored program: it has a plan and loads what it needs from the compiled forms. Other
-requests to it (its nodes, its reasons, another plan) go to the specialization that it represents, which its origin then makes:
-from the model file (`StoredPlans`) or from the Plan in a bundle (`xrt.module.bundle`).
+`restore` creates a specialization from a stored program: it has a plan whose executables are loaded from compiled forms. If
+more is needed (nodes, reasons, another plan), the complete specialization is made from the origin: the model file
+(`StoredPlans`) or the Plan in a bundle (`xrt.module.bundle`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
 
 SMALL = 1024
-"""Bytes of a constant from which a compiled form may refer to it."""
+"""Minimum bytes of a constant that a compiled form may reference instead of containing it."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,21 +65,21 @@ _log = logging.getLogger(__name__)
 
 
 def list_large_constants(function: Function) -> dict[str, Constant]:
-    """The constants, by name, to which a compiled form may refer."""
+    """The constants, by name, that a compiled form may reference."""
     return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
 
 
 def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredProgram:
     """Describe a plan without its nodes; ``list_weights`` locates the large constants of a region.
 
-    A plan that needs its nodes has no launches in the record.
+    If the plan cannot run without its nodes, the record has no launches.
     """
     launches = tuple(_store_launch(launch, list_weights) for launch in plan.launches) if _is_deferrable(plan) else ()
     return StoredProgram(plan.function.inputs, plan.function.outputs, launches, tuple(plan.engines), plan.implicit)
 
 
 def _is_deferrable(plan: Plan) -> bool:
-    """Whether the plan can do without its nodes: its ends are tensors of known rank on the host, without aliases."""
+    """Whether the plan runs without its nodes: inputs and outputs are host tensors of known rank, without aliases."""
     function = plan.function
     if function.constants or function.aliases or not plan.launches:
         return False
@@ -101,7 +101,7 @@ def _store_launch(launch: Launch, list_weights: Callable[[Function], Iterable[St
 
 
 class BuildContext(NamedTuple):
-    """What a specialization is made with, besides its Function."""
+    """Arguments of a Specialization other than its Function."""
 
     engines: EngineList
     settings: ModuleOptions
@@ -109,17 +109,17 @@ class BuildContext(NamedTuple):
 
 
 class ProgramOrigin(Protocol):
-    """The file behind a stored program. Has no reference to the module, so that there is no cycle."""
+    """The file behind a stored program. Must not reference the module, to avoid a cycle."""
 
     def read_weight(self, weight: StoredWeight) -> Any:
         """The bytes of a large constant. Raises StaleFunction or BundleError."""
 
     def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        """Make the specialization with its nodes and reasons. Raises ModelError or BundleError."""
+        """Create the full specialization, with nodes and reasons. Raises ModelError or BundleError."""
 
 
 def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext) -> tuple[Plan, Specialization]:
-    """Make the specialization of a stored program, and its plan, whose nodes are not read."""
+    """Create the plan and the specialization of a stored program, without reading the nodes."""
     complete = cache(partial(origin.complete, program, context))
     nodes = tuple(
         _defer_launch(launch, origin, partial(_get_region, complete, number)) for number, launch in enumerate(program.launches)
@@ -131,7 +131,7 @@ def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext
 
 
 def _defer_launch(launch: StoredLaunch, origin: ProgramOrigin, read: Callable[[], Function]) -> Node:
-    """The launch node; ``read`` returns the whole Function of the region."""
+    """Create the launch node of a region; ``read`` returns the region's Function with its nodes."""
     function = DeferredFunction(
         launch.inputs,
         launch.outputs,
@@ -152,15 +152,15 @@ def _get_region(complete: Callable[[], Specialization], number: int) -> Function
 
 PLANS: Schema[ProgramRecord] = Schema("plans", "program record", write_record, read_record, suffix=".xrt", is_stale=is_stale)
 FOLDING = "toy"
-"""The engine that constants are folded with; its code decides what a region's weights are."""
+"""The engine that folds constants; its code is in the signature, as it determines the regions' weights."""
 
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
-    """Return what is kept of a module's plans, even if that is none yet; None where they cannot be kept."""
+    """Open the stored plans of a module, possibly empty; None if its plans cannot be stored."""
     if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not _may_be_stored(settings, engines):
         return None
     if not hasattr(os, "preadv"):
-        return None  # the system cannot read at an offset, which is what threads and forked processes need
+        return None  # no reads at an offset, which threads and forked processes need
     path = Path(model).absolute()
     stamp = identify_file(path)
     if stamp is None:
@@ -177,9 +177,9 @@ def _may_be_stored(settings: ModuleOptions, engines: EngineList) -> bool:
 
 
 def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) -> Signature | None:
-    """Return the signature of everything that determines a plan, except the model's content.
+    """Make the signature of everything that determines a plan, except the model's content.
 
-    Returns None if an engine's code is in no file, or if a path or an option is not text that a file can hold.
+    None if an engine's source files are unknown, or if a path or an option is not valid text.
     """
     ingredients = [
         ("model", os.fspath(path)),
@@ -193,7 +193,7 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
     if not isinstance(settings.shapes, str):
         ingredients.append(("shapes", repr(settings.shapes)))
     for engine in engines.engines:
-        if engine.spec == engines.implicit:  # which need not be imported: no region of a kept plan is its own
+        if engine.spec == engines.implicit:  # not imported: stored plans have no regions on it
             ingredients.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
         else:
             key = make_engine_key(engine, engines.context).ingredients
@@ -215,7 +215,7 @@ class StoredPlans:
     def __init__(
         self, path: Path, stamp: Stamp, signature: Signature, cache: CompileCache, settings: ModuleOptions, engines: EngineList
     ) -> None:
-        """``stamp`` is the file's from before the model is read."""
+        """``stamp`` identifies the file's state before the model is read."""
         self._path, self._stamp, self._key = path, stamp, signature.key
         self._context = BuildContext(engines, settings, cache)
         assert isinstance(cache.disk, DiskTier)
@@ -226,10 +226,10 @@ class StoredPlans:
         self._tried: set[Any] = {program.key for program in self._record.programs} if self._record else set()
         """Keys of programs that are stored, or cannot be."""
         self.padded: ModelSource | None = None
-        """The padded form of the model, if programs are of that: it is made from the model, which is read then."""
+        """The padded form of the model, if the programs are padded; creating it reads the model."""
 
     def _open_files(self) -> OpenFiles | None:
-        """Open the files of the record; if one has changed, nothing of the record is used."""
+        """Open the files of the record; if one has changed, discard the whole record."""
         record = self._record
         try:
             if record is not None and not is_stale(record) and record.files[0] == (os.fspath(self._path), self._stamp):
@@ -240,13 +240,13 @@ class StoredPlans:
         return None
 
     def close(self) -> None:
-        """Close the files; what is not read by then is read by a new module alone."""
+        """Close the files; weights that were not read yet become unavailable to this module."""
         if self._files is not None:
             self._files.close()
 
     @cached_property
     def source(self) -> DeferredModel | None:
-        """The model, which is not read before it is needed; None if nothing is stored."""
+        """The model, read on first use; None if nothing is stored."""
         record = self._record
         if record is None:
             return None
@@ -256,14 +256,14 @@ class StoredPlans:
     # ------------------------------------------------------------------ reading
 
     def has(self, key: Any) -> bool:
-        """Whether a program is stored for what of the inputs it depends on."""
+        """Whether a program is stored under this key."""
         return self._find_program(key) is not None
 
     def _find_program(self, key: Any) -> StoredProgram | None:
         return next((program for program in self._record.programs if program.key == key), None) if self._record else None
 
     def find(self, key: Any) -> Specialization | None:
-        """The specialization for what of the inputs it depends on; None if none is stored."""
+        """Restore the specialization stored under this key; None if there is none, or it does not fit."""
         program, model = self._find_program(key), self._model
         if program is None or model is None or len(program.inputs) != len(model.inputs):
             return None
@@ -281,7 +281,7 @@ class StoredPlans:
 
     def read_weight(self, weight: StoredWeight) -> Any:
         """See `ProgramOrigin`."""
-        assert self._files is not None  # a program of them asks
+        assert self._files is not None  # only programs of an open record call this
         assert self._record is not None
         if weight.file != OWN:
             return self._files.read(weight.file, weight.offset, weight.size)
@@ -304,7 +304,7 @@ class StoredPlans:
     # ------------------------------------------------------------------ writing
 
     def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Store compiled programs if the cache has all that they need, up to the limit."""
+        """Store compiled programs whose executables are all in the cache, up to `MOST_PROGRAMS`."""
         if len(self._tried) >= MOST_PROGRAMS:
             return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.compiled}
@@ -314,13 +314,13 @@ class StoredPlans:
             return
         try:
             self._write(new, source)
-        except (FileNotFoundError, ModelError) as error:  # the model's file is gone, or another one by now
+        except (FileNotFoundError, ModelError) as error:  # the model's file was removed or replaced
             _log.info("the plans of %s are not kept: %s", self._path, error)
         except (OSError, ValueError, CacheError, BundleError) as error:
             self._store.trouble(str(error))
 
     def _is_complete(self, build: Specialization, source: ModelSource) -> bool:
-        """Whether a later process can do with the plan and the cache: nothing was refused, and all is tensors on the host."""
+        """Whether plan and cache suffice for a later process: no refusals, only host tensors, all executables cached."""
         if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
             return False
         plan = build.program().plan
@@ -344,15 +344,15 @@ class StoredPlans:
         record = ProgramRecord(source.inputs, source.outputs, programs, files, sections=sections)
         before = None
         with suppress(CacheError):  # a damaged record is replaced
-            before = self._records.read(self._key)  # other processes may have stored some meanwhile
+            before = self._records.read(self._key)  # other processes may have stored programs
         merged = merge(before, record)
         if merged is not None:
             self._records.keep(self._key, merged)
 
     def _identify(self, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
-        """Return the model's files as they are now, empty unless they are those that the model was read from.
+        """The current stamps of the model's files; empty if a file has changed since the model was read.
 
-        A file of external data is listed by the path in the model, which may be a link, and by the path that the link leads to.
+        A file of external data is listed by the path in the model, which may be a symlink, and by the resolved path.
         """
         if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()
@@ -372,7 +372,7 @@ class StoredPlans:
 def _list_weights(
     function: Function, *, path: Path, stamp: Stamp, files: list[str], sections: dict[str, Any]
 ) -> Iterator[StoredWeight]:
-    """Locate the large constants of a region in the model's files; the content of others is added to the sections."""
+    """Locate the large constants of a region in the model's files; those that are in no file are added to ``sections``."""
     constants = list_large_constants(function)
     places = find_places(path, stamp, constants)
     for name, constant in constants.items():

@@ -1,9 +1,9 @@
 """Tuning a module: the fastest plan for a call, or the configuration that serves most requests per second.
 
-Throughput is measured in a closed loop over instances of the module, each with a plan per batch size. An instance is a thread of
-this process that calls a module: engines compute outside of the interpreter lock. Instances of several threads are modules of
-their own, whose executables have threads of their own. So are those whose calls would wait for each other: without streams a
-compiled model of OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT 2.38 ms, one alone 1.20).
+Throughput is measured in a closed loop over instances of the module, each with a plan per batch size. An instance is a thread
+that calls a module; engines release the GIL while they compute. Instances with several threads each have a separate module, whose
+executables have their own threads. So do instances whose calls would otherwise be serialized: without streams a compiled model of
+OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT take 2.38 ms, one alone 1.20).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
-"""Keywords of `XRTModule.tune` for throughput alone."""
+"""Keywords of `XRTModule.tune` that are only for throughput."""
 SEARCHING = 0.5
-"""Share of the budget for searches of plans."""
+"""Fraction of the budget for plan searches."""
 THROUGHPUT_BUDGET = 60.0
-"""Seconds of a search for throughput where the caller names none."""
+"""Default budget of a search for throughput, in seconds."""
 
 
 def tune(
@@ -60,7 +60,7 @@ def tune(
 ) -> TuningResult | ThroughputResult:
     """Search for a placement: see `XRTModule.tune`.
 
-    ``lowered`` is the error budget and its examples, which replace the module's; ``terms`` are the keywords for throughput.
+    ``lowered`` is (max_error, calibrate, validate), which override the module's; ``terms`` are the throughput keywords.
     """
     terms = {name: value for name, value in terms.items() if value is not None}
     if objective not in ("latency", "throughput"):
@@ -78,12 +78,12 @@ def tune(
     placer = programs.placer.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
     build = module.specialize(values, place=placer)
     programs.adopt_decision(build)
-    assert build.tuned is not None  # it was placed just now
+    assert build.tuned is not None  # the placer has set it
     return build.tuned
 
 
 def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
-    """The serving configuration of a module: tuned by itself, or of its lock, its bundle, or the cache; None without one."""
+    """The serving configuration of a module, from its own tuning, its lock, its bundle, or the cache; None without one."""
     if module.serving_record is None and module.programs.settings.lock is not None:
         module.serving_record = module.programs.settings.lock.lock.serving
     if module.serving_record is None:
@@ -92,9 +92,9 @@ def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
 
 
 def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[CostStore, Signature] | None:
-    """Return the store, and the name in it; None where nothing can be kept.
+    """The cost store and the key for the serving configuration; None if it cannot be stored.
 
-    An error budget has names of its own, unless it is in a metric whose code is unknown: then nothing can.
+    An error budget is part of the key. If the code of its metric is unknown, there is no key.
     """
     from xrt.cache import DiskTier, Signature
     from xrt.cache.cost_store import CostStore
@@ -113,17 +113,17 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
 
 
 def load_serving(module: XRTModule) -> ServingConfiguration | None:
-    """Return what an earlier search has chosen; None where none is known."""
+    """Load the configuration that an earlier search stored; None if there is none."""
     try:
         place = _find_place(module, module.programs.lowering)
     except XRTError:
-        return None  # the model cannot be read, which a call says better
+        return None  # the model cannot be read: a call reports that better
     document = place[0].decision(place[1]) if place else None
     return None if document is None else document.serving
 
 
 def store_serving(module: XRTModule, record: ServingConfiguration, lower: LoweringWithinBudget | None = None) -> None:
-    """Keep a choice for modules with these engines, this thread budget and this error budget."""
+    """Store a configuration for modules with the same engines, thread budget and error budget."""
     from xrt.formats.placement_file import PlacementFile
 
     if place := _find_place(module, lower):
@@ -131,7 +131,7 @@ def store_serving(module: XRTModule, record: ServingConfiguration, lower: Loweri
 
 
 def read_serving(file: BundleFile) -> ServingConfiguration | None:
-    """Return what a bundle holds; None where its module was not tuned. Raises BundleError where it is damaged."""
+    """Read the serving configuration of a bundle; None if its module was not tuned. Raises BundleError if damaged."""
     from xrt.formats.placement_file import parse_serving
 
     try:
@@ -156,11 +156,11 @@ def tune_throughput(
     use: Callable[[XRTModule, Sequence[Any]], object] | None = None,
     lower: LoweringWithinBudget | None = None,
 ) -> ThroughputResult:
-    """Return the result of a search for throughput, as `XRTModule.tune` describes; the module and its cache keep the choice.
+    """Search for throughput as `XRTModule.tune` describes, and store the result in the module and its cache.
 
-    ``tell`` takes the state of the search as text. ``use`` is called with an instance of the chosen threads and the inputs of a
-    full batch, before the instances are closed. ``lower`` finds plans within an error budget, in place of the module's own.
-    Raises OptionError for a budget where the engines are not placed by measurement.
+    ``tell`` is called with the state of the search as text. ``use`` is called with an instance of the chosen configuration and
+    the inputs of a full batch, before the instances are closed. ``lower`` replaces the module's search for plans within an error
+    budget. Raises OptionError for an error budget without placement by measurement.
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
@@ -177,7 +177,7 @@ def tune_throughput(
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
     reason = "" if pool.dim else pool.reason
     if pool.dim and sizes[-1] > 1:
-        with _open_exact_module(module, lower) as exact:  # whether requests are independent is a question of the exact model
+        with _open_exact_module(module, lower) as exact:  # test independence in float32
             reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
     sizes, notes = ((1,), (f"requests are not joined: {reason}",)) if reason else (sizes, ())
     with (
@@ -193,7 +193,7 @@ def tune_throughput(
 
 
 def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
-    """Return what takes the state of the search: the caller's function, which takes a `Progress`, or the line on the screen."""
+    """The callback for the state of the search: wraps the caller's function of a `Progress`, else the progress line."""
     if not callable(progress):
         return show
     from xrt.placement.result import Progress
@@ -203,7 +203,7 @@ def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
 
 
 def _adopt(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None) -> None:
-    """Store the chosen configuration in the module and its cache; warn without one."""
+    """Store the chosen configuration in the module and its cache; warn if none was found."""
     record = tuned.to_record()
     if record is None:
         warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
@@ -218,10 +218,10 @@ def _adopt(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower
 
 
 def count_modules(module: XRTModule, calls: int) -> int:
-    """Return how many modules that many calls need to compute at the same time, by what the module has compiled.
+    """The number of modules that ``calls`` concurrent calls need, given the executables compiled so far.
 
-    With several threads each call has a module: callers of one executable would share its threads. With one thread a call
-    computes in the thread that makes it, and one module serves all, unless an executable bounds how many run.
+    With several threads each call needs a module, because calls of one executable share its threads. With one thread a call
+    computes in the calling thread, and one module suffices unless an executable limits its concurrent runs.
     """
     if module.threads > 1:
         return calls
@@ -231,20 +231,20 @@ def count_modules(module: XRTModule, calls: int) -> int:
 
 
 POOL = 32
-"""Different requests that a load repeats."""
+"""Number of distinct requests, which the load repeats."""
 CHECKED = 4
-"""Requests that are computed together and alone, to see that they are independent."""
+"""Maximum number of requests in the test for independence."""
 LOWERING = ("max_error", "calibrate", "validate", "precision")
-"""Options of a module that say which plans of lower precision there are."""
+"""Module options that allow lower precision."""
 LEAST_SEARCH = 6.0
-"""Seconds below which a search for a plan finds little: fewer are made then."""
+"""Minimum seconds per plan search; a small budget makes fewer searches."""
 
 
 class RequestPool:
-    """Requests of one row each, and calls of several of them."""
+    """Single-row requests, and their concatenation into calls."""
 
     def __init__(self, module: XRTModule, values: Sequence[Any] | None, batch_dim: str | None, seed: int) -> None:
-        """``values`` are those of a call; None is random ones. Raises InputError where these cannot be made."""
+        """``values`` are the inputs of a call; None draws random ones. Raises InputError if that fails."""
         source = module.source
         traced = source.is_traced
         self.inputs = source.inputs
@@ -261,14 +261,14 @@ class RequestPool:
         self._rows = self._cut() if self.dim else []
 
     def _cut(self) -> list[dict[int, Any]]:
-        """Return the rows of each request, by the place of the input."""
+        """Cut the inputs into requests: for each, its row by input index."""
         count = max(POOL, CHECKED)
         sizes = {name: self._values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
         several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
         return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
 
     def join(self, first: int, count: int) -> list[Any]:
-        """Return the inputs of a call for that many requests, from the ``first`` on."""
+        """Concatenate ``count`` requests, starting with number ``first``, to the inputs of a call."""
         if not self.dim:
             return self._values
         rows, values = self._rows, list(self._values)
@@ -278,12 +278,12 @@ class RequestPool:
         return values
 
     def split(self, results: Any, count: int) -> list[Any]:
-        """Return the results of each request."""
+        """Split the results of a call of ``count`` requests by request."""
         outputs = results if isinstance(results, tuple) else (results,)
         return [[one[row : row + 1] for one in outputs] for row in range(count)] if self.dim else [outputs]
 
     def check_independent(self, module: XRTModule, count: int) -> str:
-        """Return why requests cannot be joined: empty where each has the results that it has alone."""
+        """Explain why requests cannot be batched; empty if each has the same results in a batch as alone."""
         several = module(*self.join(0, count))
         names = [value.name for value in module.outputs]
         for name, one in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
@@ -299,7 +299,7 @@ class RequestPool:
 
 @contextmanager
 def _open_exact_module(module: XRTModule, lower: LoweringWithinBudget | None) -> Iterator[XRTModule]:
-    """Yield a module that computes in float32, by the order of its engines; the module itself where nothing lowers its plans."""
+    """Yield a float32 module that places by list order; the module itself if it does not lower precision."""
     if lower is None:
         yield module
         return
@@ -319,7 +319,7 @@ def _get_model(module: XRTModule) -> Any:
 
 
 class ModuleBench:
-    """Measures instances of a module; `ThroughputSweep` decides what. Close it to release them."""
+    """Measures instances of a module, as directed by a `ThroughputSweep`. Close it to release them."""
 
     def __init__(
         self,
@@ -330,14 +330,14 @@ class ModuleBench:
         budget: float,
         lower: LoweringWithinBudget | None = None,
     ) -> None:
-        """``budget`` is the seconds that searches for plans may take; ``lower`` finds plans within an error budget."""
+        """``budget`` is in seconds, for all plan searches; ``lower`` searches for plans within an error budget."""
         self._lower = lower
         self.dim, self._pool, self._module = pool.dim, pool, module
         self._sizes = tuple(sizes)
         self._is_placed = module.programs.engines.is_auto
         searches = dict.fromkeys((one.threads, size) for size in (sizes[-1], sizes[0]) for one in splits)
         self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
-        """Thread budgets and sizes at which plans are searched for: the largest size first."""
+        """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = {}
         self._found: dict[tuple[int, int], TuningResult] = {}
@@ -345,10 +345,10 @@ class ModuleBench:
         self._adopted: set[tuple[int, int]] = set()
         self.is_exact = bool(pool.dim) and self._needs_sizes(module)
         self.progress: Any = False
-        """What a search for a plan reports to."""
+        """The ``progress`` argument of plan searches."""
 
     def _needs_sizes(self, module: XRTModule) -> bool:
-        """Whether a number of requests that is not tuned would need a program of its own."""
+        """Whether a batch size that was not tuned would need another program."""
         values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
         is_placed, reason = module.programs.engines.is_auto, module.sizes.find_reason(values, module.programs)
         padding = module.sizes.find_padding(module.programs) if reason else None
@@ -363,7 +363,7 @@ class ModuleBench:
     # ------------------------------------------------------------------ instances
 
     def find_module(self, threads: int) -> XRTModule:
-        """Return the first instance with that many threads."""
+        """The first module with this thread budget, created if necessary."""
         return self._get_modules(threads, 1)[0]
 
     def _get_modules(self, threads: int, count: int) -> list[XRTModule]:
@@ -373,18 +373,18 @@ class ModuleBench:
         return made[:count]
 
     def _make_module(self, threads: int) -> XRTModule:
-        """Return another module of the same model and options; executables in memory are not shared between instances."""
+        """Create another module of the same model and options. It shares only the cache on disk."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
         given, model = self._module.construction, _get_model(self._module)
         own = {"threads": threads, "lock": None, "progress": False}
         options = {**given.options, **own}
-        if self._lower is not None:  # which has them all
+        if self._lower is not None:  # it has these options already
             options = {name: value for name, value in options.items() if name not in LOWERING}
         return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module.programs.cache.disk), **options)
 
     def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:
-        """Return the instances, ready for calls of these sizes: placed alike, compiled and called once."""
+        """Make the instances of a split, placed alike, compiled and warmed up for calls of these sizes."""
         modules = self._get_modules(split.threads, self._count_modules(split, sizes))
         for number in range(len(modules)):
             self._make_ready(split.threads, number, sizes)
@@ -399,7 +399,7 @@ class ModuleBench:
                 self._is_ready.add(key)
 
     def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
-        """Return how many modules the instances are, as `count_modules` says."""
+        """The number of modules that the instances of a split need."""
         if split.threads == 1:
             self._make_ready(1, 0, sizes)
         return count_modules(self.find_module(split.threads), split.instances)
@@ -418,13 +418,13 @@ class ModuleBench:
         if (key := (id(module), size)) not in self._adopted:
             tuned = self._found[threads, size]
             build = module.specialize(values, place=lambda function: tuned)
-            module.programs.compile(build)  # what is not compiled is not kept when a decision is adopted
+            module.programs.compile(build)  # adopting a decision drops uncompiled specializations
             module.programs.adopt_decision(build)
             self._adopted.add(key)
         return module.specialize(values)
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
-        """The placement for a size: searched for at the largest and the smallest one; others use that of the largest."""
+        """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
         largest = self._sizes[-1]
         if (threads, size) in self._searches:
             placer = module.programs.placer.make_placer(values, budget=self._seconds, progress=self.progress, lower=self._lower)
@@ -435,21 +435,21 @@ class ModuleBench:
             note = f"for calls of {size} the plan that was found for calls of {largest}"
             placer = partial(module.programs.placer.like, base, note=note)
         tuned = module.specialize(values, place=placer).tuned
-        assert tuned is not None  # it has just been placed
+        assert tuned is not None  # the placer has set it
         return tuned
 
     # ------------------------------------------------------------------ the interface for a sweep
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with that many requests in flight."""
+        """Measure throughput and latency with ``concurrency`` requests in flight."""
         return run_closed_loop(self._prepare(split, (batch,)), batch, concurrency, seconds)
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Return the engines of the plan for so many requests."""
+        """Describe the engines of the plan for this batch size."""
         return describe_plan(self._specialize(self.find_module(split.threads), split.threads, size).plan)
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """Return the bytes that all instances hold for calls of these sizes: weights once, what engines add in each."""
+        """Bytes held by all instances for these batch sizes: weights once, other memory of engines per module."""
         module, own, weights = self.find_module(split.threads), 0, 0
         builds = {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}
         for build in builds.values():
@@ -459,13 +459,13 @@ class ModuleBench:
         return weights + self._count_modules(split, sizes) * own
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
-        """Return the first instance with that many threads, and the inputs of a call of so many requests."""
+        """The first module with this thread budget, and checked inputs of ``size`` requests."""
         module = self.find_module(threads)
         self._specialize(module, threads, size)
         return module, module.check_inputs(self._pool.join(0, size), {})
 
     def hand_over(self, threads: int) -> None:
-        """Let the module that is tuned use the plans, where it has that many threads."""
+        """Transfer the plans to the tuned module, if it has this thread budget."""
         if self._is_placed and threads == self._module.threads:
             for number, size in list(self._found):
                 if number == threads:

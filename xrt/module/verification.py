@@ -1,4 +1,4 @@
-"""Comparison of a module's regions with the reference engine, and calibration: the ranges of its values."""
+"""Compare a module's regions with the reference engine, and calibrate: record the ranges of its values."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def bisect(
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """What is observed in calls of one signature."""
+    """The values to observe in calls of one signature."""
 
     function: Function
     keys: Mapping[str, str]
-    """By name of an observed value."""
+    """Calibration keys by name of the observed value."""
     groups: tuple[tuple[str, ...], ...]
-    """Names that are fetched by one run."""
+    """Names of values, grouped by the run that fetches them."""
 
     @classmethod
     def of(cls, function: Function) -> _Site:
@@ -101,7 +101,7 @@ class _Site:
 
 
 def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
-    """Observe the module's values over batches: see `XRTModule.calibrate`."""
+    """Record the ranges of a module's values over batches: see `XRTModule.calibrate`."""
     if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
         raise CalibrationError(
             f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
@@ -123,14 +123,14 @@ def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, par
 def calibrate(
     model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = None, **parameters: Any
 ) -> CalibrationTable:
-    """Return a calibration table of a model over batches: the range of each value that quantization may need.
+    """Calibrate a model over batches: record the range of each value that quantization may need.
 
     ``model`` is anything that `XRTModule` takes, and ``engine`` what runs it. A batch is an array, a list of arrays in the order
     of the inputs, or a dict of arrays by name; batches may come from a generator. ``method`` is ``"minmax"``,
     ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``.
 
-    Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter; and what a
-    call raises. Warns of one batch where the method needs several.
+    Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter; and the
+    errors of a call. Warns about a single batch if the method needs several.
     """
     from xrt.module.module import XRTModule
 

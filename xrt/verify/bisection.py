@@ -36,7 +36,7 @@ class FailingSubgraph:
     """A minimal Function on which an engine differs."""
 
     engine: str
-    """The engine's spec, or the name of whatever else was tried."""
+    """The engine's spec, or the name of another tested implementation."""
     function: Function
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
@@ -100,7 +100,7 @@ def bisect_difference(
 ) -> FailingSubgraph | None:
     """Find the smallest part of the Function for which ``differ`` returns a message, as `bisect` does for an engine.
 
-    ``name`` says what was tried in place of an engine's spec.
+    ``name`` describes the tested implementation, in place of an engine's spec.
     """
     plain = function.replace(aliases=())
     everything = expose_all_values(plain)

@@ -206,7 +206,7 @@ _BY_SPEC: tuple[Precision, ...] = ("bf16", "fp16")
 
 
 def is_lowered(precision: str) -> bool:
-    """Whether results of this precision have a tolerance of their own."""
+    """Whether results of this precision have a separate tolerance."""
     return precision in _LOWERED
 
 

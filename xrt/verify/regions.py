@@ -167,7 +167,7 @@ def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An engine under test and what its results are compared with."""
+    """An engine under test, with the reference that its results are compared with."""
 
     engine: GraphCompiler
     context: CompileContext

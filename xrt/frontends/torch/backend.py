@@ -144,7 +144,7 @@ class _Outputs:
 
 
 def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...], Callable[..., Any] | None, tuple[Leaf, ...]]:
-    """Which outputs are views, the function that makes them, and its inputs. A sole contiguous view is a plain output."""
+    """Find views among outputs: indices, function that computes them, its inputs. A sole contiguous view is a plain output."""
     used = Counter(map(_get_storage, dict.fromkeys(calls)))
     sources: dict[int, Call] = {}
     for index, call in enumerate(calls):
@@ -162,7 +162,7 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
 
 
 def _find_base(call: Call) -> Call:
-    """The call that allocated the memory of a call's tensor."""
+    """Find the call that allocated the memory of this call's tensor."""
     while (parent := _find_parent(call, _get_storage(call))) is not None:
         call = parent
     return call
@@ -222,7 +222,7 @@ def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[Gra
 
 
 _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# ---------------------------------------------------------------------- graphs of which parameters are constants
+# ---------------------------------------------------------------------- graphs with constant parameters
 
 
 MOST_VARIANTS = 64

@@ -1,7 +1,7 @@
 """Decompositions of operators without a lowering rule, traced call by call.
 
-They are PyTorch's own, and a few of XRT's for what PyTorch does not decompose. A random operator is never decomposed: it draws
-from PyTorch's generator.
+Most are PyTorch's; a few are XRT's, for operators that PyTorch does not decompose. Random operators are never decomposed, as they
+draw from PyTorch's generator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
     """Trace the decomposition of a captured call on its nodes as inputs; None if there is none.
 
-    Of several results only those in ``read`` are computed.
+    For an operator with several results, only those in ``read`` are computed.
     """
     decompose = _find_decomposition(call.target)
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))

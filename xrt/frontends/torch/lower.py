@@ -104,7 +104,7 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
 
 
 def _inline(lowering: Lowering, *args: Any) -> Any:
-    """Lower a wrapper of a subgraph that has no effect in a Function."""
+    """Lower a higher-order operator that only wraps a subgraph, by inlining the subgraph."""
     index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
     part, operands = args[index], list(args[index + 1 :])
     count = sum(call.op == "placeholder" for call in part.graph.nodes)
@@ -178,7 +178,7 @@ def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> 
 
 
 def _merge(results: Any, part: GraphModule) -> list[Any]:
-    """Insert the results that are None in the subgraph, and so have no output in a body."""
+    """Insert None for results that are None in the subgraph, which have no output in the body."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
     values = iter(_several(results))
     return [None if one is None else next(values) for one in output.args[0]]
@@ -196,7 +196,7 @@ def _as_condition(value: Any) -> Tensor:
     return tensor if tensor.shape == () else emit("Squeeze", tensor)
 
 
-# ---------------------------------------------------------------------- the walk
+# ---------------------------------------------------------------------- lowering
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -225,7 +225,7 @@ class Lowering:
         self._parts: dict[object, GraphModule | None] = {}
         """Traced decompositions, by operator and arguments: the layers of a model repeat them."""
 
-    # ------------------------------------------------------------------ ends of the graph
+    # ------------------------------------------------------------------ inputs and constants
 
     def add_input(self, name: str, fake: Any) -> Tensor:
         """Add an input for a captured tensor or symbolic number."""
@@ -254,7 +254,7 @@ class Lowering:
             raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
 
-    # ------------------------------------------------------------------ the walk
+    # ------------------------------------------------------------------ calls and arguments
 
     def run(self, graph: Graph, owner: GraphModule) -> Any:
         """Lower all calls of a graph with assigned placeholders; return the outputs."""
@@ -355,7 +355,7 @@ class Lowering:
                     self._attribute(call, part)
 
     def take_result(self, value: Any, fake: Any) -> Any:
-        """Record the sizes that a captured tensor or number implies; return its value."""
+        """Record the symbolic sizes that a captured tensor or number defines; return its value."""
         if isinstance(fake, _SYMBOLIC):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
                 self.symbols.know_value(fake.node.expr, value)
@@ -479,7 +479,7 @@ _PYTHON = frozenset({"getitem"})
 
 
 def _list_read(call: Call, fake: Any) -> tuple[int, ...]:
-    """Indices of the results of a call with several that other calls read."""
+    """For a call with several results, the indices of those that other calls read."""
     if not isinstance(fake, list | tuple):
         return ()
     if any(getattr(user.target, "__name__", "") != "getitem" for user in call.users):

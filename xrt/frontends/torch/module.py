@@ -85,7 +85,7 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
 
 
 def gives_arrays(given: list[Any]) -> bool:
-    """Whether all inputs are arrays, so that arrays are returned."""
+    """Whether all inputs are arrays, so that the call returns arrays."""
     return any(isinstance(leaf, np.ndarray) for leaf in given) and not any(isinstance(leaf, torch.Tensor) for leaf in given)
 
 
@@ -295,7 +295,7 @@ MOST_SIZES = 1024
 
 
 def _read_last(name: str, doc: str) -> Any:
-    """A property: an attribute or method of the XRTModule that the last call ran."""
+    """Make a property that forwards to the XRTModule of the last call."""
     return property(lambda self: getattr(self._require().module, name), doc=doc)
 
 

@@ -38,7 +38,7 @@ def gather(result: TensorType, x: Tensor, dim: int, index: Tensor, sparse_grad: 
 
 @rule("index.Tensor")
 def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
-    """NumPy's indexing by arrays and masks. One mask alone needs no positions of its own."""
+    """Index by arrays and masks as in NumPy. A single mask becomes Compress or GatherND."""
     masks = [index is not None and index.dtype in (DType.BOOL, DType.UINT8) for index in indices]
     indices = [cast(index, DType.BOOL) if is_mask else index for index, is_mask in zip(indices, masks, strict=True)]
     if masks != [True]:

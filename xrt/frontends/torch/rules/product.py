@@ -55,7 +55,7 @@ def _combined(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any
 
 
 def _find_turned(x: Tensor) -> tuple[Tensor, int]:
-    """Look through a recent Transpose: the untransposed matrix and 1, else the matrix and 0."""
+    """Look through a recent Transpose: return (untransposed matrix, 1), or (matrix, 0) if there is none."""
     builder = current("a product")
     for node in builder.nodes[-_NEAR:]:
         if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:

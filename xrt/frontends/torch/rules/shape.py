@@ -259,7 +259,7 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
     return picked if order == sorted(order) else emit("Transpose", picked, perm=order)
 
 
-# ---------------------------------------------------------------------- tensors of numbers
+# ---------------------------------------------------------------------- creation
 
 
 def _filled(value: Any, sizes: Any, dtype: DType) -> Tensor:
