@@ -20,6 +20,7 @@ from xrt.cache import CompileCache
 from xrt.engines.toy.device_executor import find_shape_values
 from xrt.engines.toy.kernels import ops
 from xrt.errors import PlanError
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
 from xrt.testing.running import make_module
@@ -80,6 +81,16 @@ def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
     """What the source does not show, arrays of the device do: NumPy's functions refuse them."""
     with simulate_devices(), pytest.raises(TypeError):
         np.exp(device("cuda").upload(numbers(3)))
+
+
+def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
+    kind = TensorType(DType.FLOAT32, (3,))
+    nodes = (Node("SequenceAt", ("s", "first"), ("y",)),)
+    first = {"first": Constant(np.array(0))}
+    function = Function((Value("s", SequenceType(kind)),), (Value("y", kind),), nodes, first, {"": 18})
+    with world("late") as found:
+        element = found.up(numbers(3))
+        assert found.module(function)([element]) is not element
 
 
 @pytest.mark.full

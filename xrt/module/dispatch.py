@@ -137,9 +137,10 @@ def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Map
         if len(named) != count:
             return NO_MATCH
         try:
-            return positional(pick(named))
+            inputs = pick(named)
         except KeyError:
             return NO_MATCH
+        return positional(inputs)
 
     return call
 

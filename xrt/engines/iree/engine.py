@@ -12,6 +12,7 @@ from xrt.engines.contract.options import check_options, option
 from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module, dump_phases, why_not_dumped
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
 from xrt.engines.iree.export import export_module
+from xrt.engines.iree.known_issues import list_fused_topk
 from xrt.engines.iree.lowering import preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
 from xrt.errors import CompileRefused, OptionError
@@ -66,6 +67,8 @@ class Iree(GraphCompiler):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
         if reason := why_not_sized(ready):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
+        if names := list_fused_topk(function):
+            raise CompileRefused("IREE fuses TopK over equal inputs, and the indices of the later ones are wrong", names)
         with dump_phases(ready, text, self.dump_dir) as dump:
             code = compile_module(text, self._settings(context, dump), context.workdir)
         return IreeExecutable(code, ready, self._device(ready, context))

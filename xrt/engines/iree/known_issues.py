@@ -274,3 +274,11 @@ ISSUES: tuple[KnownIssue, ...] = (
         ("large_unsigned_numbers of the corpus",),
     ),
 )
+
+
+def list_fused_topk(function: Function) -> list[str]:
+    """The TopK nodes over the axis of an earlier one of the same input type: IREE fuses the two (two_topk of the corpus)."""
+    first: dict[tuple[str, int], str] = {}
+    nodes = [node for node in function.nodes if node.op == "TopK" and len(node.outputs) > 1]
+    keys = ((str(function.get_type(node.inputs[0])), node.attr("axis", -1)) for node in nodes)
+    return [node.name for node, key in zip(nodes, keys, strict=True) if first.setdefault(key, node.name) != node.name]

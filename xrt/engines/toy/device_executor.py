@@ -251,7 +251,7 @@ def _on_device(value: Any, accelerator: Accelerator) -> Any:
 
 def _fresh(results: Sequence[Any], others: Iterable[Any]) -> list[Any]:
     """Copy each result that is, or may be a view of, an input, a constant or an earlier result."""
-    taken = {id(value) for value in others}
+    taken = {id(array) for value in others for array in (value if isinstance(value, list) else [value])}
     return [_own(value, taken) for value in results]
 
 

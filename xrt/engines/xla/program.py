@@ -149,7 +149,8 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
     devices = xla_client.DeviceList((device,))
     with client.fork_guard.hold():
         code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
-    return XlaProgram(_call(code, function.inputs, device), device, Arguments.of(function, device), code, bool(function.aliases))
+    call, donates = _call(code, function.inputs, device), bool(_donated(function))
+    return XlaProgram(call, device, Arguments.of(function, device), code, donates)
 
 
 def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
