@@ -2,7 +2,7 @@
 
 A search has three stages: whole models race on single engines, regions are profiled on the leading ones, and the mixtures that
 are proposed from the measured costs race against the leader. The fastest plan that computes what the reference computes wins.
-Names load on first use: a call that places nothing by measurement pays for none of it.
+Names are imported on first use, so that placement by priority does not pay for the search.
 """
 
 from __future__ import annotations

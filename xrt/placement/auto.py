@@ -1,4 +1,4 @@
-"""``engine="auto"``: the placement by measurement of each signature."""
+"""``engine="auto"``: choose the placement of each input signature by measurement."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ if TYPE_CHECKING:
 
 
 Placer: TypeAlias = Callable[[Function], TuningResult]
-"""Places a Function."""
+"""Chooses a placement for a Function."""
 
 
 class Lower(Protocol):
-    """Finds a plan of lower precision within an error budget."""
+    """Searches for a plan of lower precision within an error budget."""
 
     def find_stored(self, request: PlacementRequest, store: CostStore | None) -> TuningResult | None:
-        """Return what an earlier search has decided; None where there was none."""
+        """Look up the decision of an earlier search, or return None."""
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
-        """Return the fastest plan within the budget, which may be the exact one."""
+        """Find the fastest plan within the error budget, which may be the exact plan."""
 
     def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
-        """Store a decision."""
+        """Store a decision for later processes."""
 
 
 FETCHED = "placed as it is without the values that are fetched"
 
 
-# ------------------------------------------------------------------ where nodes go
+# ------------------------------------------------------------------ placement of nodes
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """What a caller asks of a placement by measurement."""
+    """Options of a placement by measurement."""
 
     clustering: ClusteringOptions = ClusteringOptions()
     budget: float = 20.0
-    """Seconds for a signature."""
+    """Seconds to search per signature."""
     memory_limit: int | None = None
-    """Bytes of address space that a worker may have; None is no limit."""
+    """Limit on a worker's address space, in bytes; None for no limit."""
     cuda_graph: bool = False
-    """Whether calls on a device are captured and replayed."""
+    """Whether to capture device calls and replay them."""
     shows_progress: bool = True
-    """Whether a long search shows how far it is, on a terminal or in a notebook."""
+    """Whether to show the progress of a long search, on a terminal or in a notebook."""
     lower: Lower | None = None
-    """What finds plans of lower precision; None where no error is allowed."""
+    """The search for plans of lower precision; None if no error is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class OpenModel:
     """A model with symbolic dims."""
 
     get_declared: Callable[[], Function]
-    """Gives the model with its symbolic dims."""
+    """Build the model with its symbolic dims."""
     specialize: Callable[[Sizes], Function]
-    """Gives the Function that is planned for inputs of these sizes."""
+    """Build the Function to plan for inputs of these sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPlacement:
-    """The placement of a model with symbolic dims, and the sizes that it was measured at."""
+    """The placement of a model with symbolic dims, and the sizes at which it was measured."""
 
     sizes: Sizes
     tuned: TuningResult
@@ -98,21 +98,21 @@ class SizedPlacement:
 
 @dataclass(eq=False, slots=True)
 class AutoPlacement:
-    """Places signatures of one module. A model with symbolic dims is placed once, for all sizes."""
+    """Places the signatures of one module. A model with symbolic dims is placed once, for all sizes."""
 
     engines: EngineList
-    """With a lock those alone that its plan needs, as long as it holds."""
+    """With a lock that applies, only the engines that its plan uses."""
     options: PlacementOptions
     cache: CompileCache
     everything: Callable[[], EngineList]
-    """Gives all engines that were asked for."""
+    """Load all requested engines."""
     load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None = None
-    """Gives the placement that a lock has for a Function, None where it does not hold; None without a lock."""
+    """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
     clock: Clock = time.perf_counter
     model: OpenModel | None = None
-    """The model of the module if it has symbolic dims."""
+    """The module's model if it has symbolic dims."""
     placed: SizedPlacement | None = None
-    """The placement of that model, once there is one."""
+    """The placement of `model`, once it has been chosen."""
     _is_whole: bool = False
 
     def choose(
@@ -124,10 +124,10 @@ class AutoPlacement:
         began: float,
         sizes: Sizes = FrozenDict(),
     ) -> tuple[EngineList, Placer | None]:
-        """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
+        """Choose the engines of a signature and the placer: ``place`` if given, else the lock, else a search.
 
-        Nothing places it where nodes go by the order of the list. The budget counts from ``began`` on. ``sizes`` are those of
-        symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
+        If nodes are placed by priority, ``place`` is returned unchanged. The time budget starts at ``began``. ``sizes`` are those
+        of the symbolic dims. Raises LockError as `LockedPlacement.load_result` does.
         """
         if not self.engines.is_auto:
             return self.engines, place
@@ -146,7 +146,7 @@ class AutoPlacement:
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
     ) -> TuningResult:
-        """Place a model with symbolic dims: as it was placed before, else by a search at the sizes of this call."""
+        """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call."""
         if self.placed is None:
             whole = function if _open_input(function) is None else model.specialize(sizes)
             self.placed = self._recall(model, whole, sizes)
@@ -156,9 +156,9 @@ class AutoPlacement:
         return self.adapt(self.placed, sizes, function)
 
     def adapt(self, placed: SizedPlacement, sizes: Sizes, function: Function) -> TuningResult:
-        """Return a placement for a Function of other sizes, or of all sizes.
+        """Adapt a placement to a Function of other sizes, or with symbolic dims.
 
-        For all sizes it is the fastest plan that was measured on engines that have one executable for them all.
+        For symbolic dims, use the fastest measured plan whose engines compile one executable for all sizes.
         """
         if placed.sizes == sizes:
             return placed.tuned
@@ -171,7 +171,7 @@ class AutoPlacement:
         return next(filter(self._is_dynamic, found), first)
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
-        """Whether a plan with symbolic dims keeps the placement, and each region compiles for all sizes."""
+        """Whether a plan with symbolic dims keeps the measured placement and each region compiles for all sizes."""
         engines = self.engines.by_spec
         launches = ((engines.get(launch.engine), launch.function) for launch in tuned.plan.launches)
         return tuned.how != "priority" and all(
@@ -179,7 +179,7 @@ class AutoPlacement:
         )
 
     def record(self, sizes: Sizes, tuned: TuningResult) -> None:
-        """Let all sizes be placed by a search at these; later processes too."""
+        """Use the placement found at these sizes for all sizes, in later processes too."""
         self.placed = SizedPlacement(sizes, tuned)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
@@ -188,7 +188,7 @@ class AutoPlacement:
                 store.store_decision(key, PlacementFile(sizes=dict(sizes)))
 
     def mark_checked(self, function: Function) -> None:
-        """Record that a call of the chosen plan agreed with the reference, for other sizes and later processes."""
+        """Record, also for other sizes and later processes, that a call of the chosen plan agreed with the reference."""
         if self.placed is not None and self.model is not None:
             self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
             function = self.model.specialize(self.placed.sizes)
@@ -199,7 +199,7 @@ class AutoPlacement:
             store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
 
     def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
-        """Return the stored decision of these sizes, else that of the latest search; None where there is none."""
+        """Load the stored decision for these sizes, else for the sizes of the latest search; None if there is none."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
         known = self._find_stored(function, store)
@@ -229,10 +229,10 @@ class AutoPlacement:
         began: float | None = None,
         lower: Lower | None = None,
     ) -> Placer:
-        """Return the function that places a signature: by measurement on ``values``, or like ``base`` if that is given.
+        """Make the function that places a signature: like ``base`` if given, else by measurement on ``values``.
 
-        ``lower`` replaces that of the options. ``progress`` is called with the state of a search; None shows it as the options
-        say, True shows it, False does not.
+        ``lower`` replaces `PlacementOptions.lower`. ``progress`` is called with the state of the search; True shows the state,
+        False hides it, and None follows the options.
         """
         if base is not None:
             return partial(self.like, base)
@@ -251,10 +251,10 @@ class AutoPlacement:
         began: float | None,
         lower: Lower | None = None,
     ) -> TuningResult:
-        """Return the placement that a search of ``budget`` seconds finds, or an earlier search found; ``retune`` forces a search.
+        """Search for a placement for ``budget`` seconds, or load an earlier decision; ``retune`` forces a search.
 
-        The budget starts at ``began`` on the clock, if the call has already spent time before. With an error budget half of it is
-        for the exact plan, and the rest for plans of lower precision.
+        The budget starts at ``began`` on the clock. With an error budget, half of it is for the exact plan, and the rest for
+        plans of lower precision.
         """
         lower, store = lower or self.options.lower, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
@@ -288,7 +288,7 @@ class AutoPlacement:
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
-        """Yield the progress function: the caller's own, or one that shows the state of the search where that is enabled."""
+        """Yield the progress callback: the caller's, or one that shows the state of the search if enabled."""
         if callable(progress):
             yield progress
             return
@@ -297,9 +297,9 @@ class AutoPlacement:
             yield lambda how_far: tell(how_far.text)
 
     def like(self, base: TuningResult, function: Function, note: str = FETCHED) -> TuningResult:
-        """Return the placement of the same model with further outputs or other sizes: as it was placed, where that can be.
+        """Reuse a placement for the same model with more outputs or other sizes; place by priority if that fails.
 
-        A node that the placed model lacks goes to the engine of most others. There are no candidates: theirs are other Functions.
+        A node that ``base`` lacks runs on the engine with the most nodes. The result has no candidates of ``base``.
         """
         function = make_planned_function(function, base.precision)
         request, _ = self._make_request(function, self.options.budget)
@@ -310,7 +310,7 @@ class AutoPlacement:
             usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
         engines, implicit = _drop_twins(request.engines), request.implicit
-        if note != FETCHED:  # the answers for the other sizes are enough: no library is imported to ask again
+        if note != FETCHED:  # reuse the support recorded for the other sizes, so that no library is imported
             asked = base.asked if base.asked and not base.lowered else engines
             engines = tuple(one for one in asked if one.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
@@ -321,18 +321,18 @@ class AutoPlacement:
         return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
     def _make_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
-        """Return what is to be placed; and a line for each engine that takes nothing on its device, and is not among them."""
+        """Make the placement request, and a message for each engine left out because it supports no node on its device."""
         engines, implicit, left_out = self._taking(function)
         terms = {"clustering": self.options.clustering, "cuda_graph": self.options.cuda_graph, "budget": budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **terms), left_out
 
     def make_request(self, function: Function) -> PlacementRequest:
-        """Return the request to place a Function, in the context of the module's device."""
+        """Make the request to place a Function in the context of the module's device."""
         request, _ = self._make_request(function, self.options.budget)
         return replace(request, context=on_device(request.context.device, request.context))
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
-        """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""
+        """Report the cost of the chosen plan from all known measurements; None if it was not chosen by measurement."""
         if tuned is None:
             return None
         engines, store, homes = unwrap(self.engines.engines), CostStore.for_cache(self.cache), self.engines.homes
@@ -343,10 +343,10 @@ class AutoPlacement:
         return make_report(plan, tuned, function, known, table, homes)
 
     def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
-        """Return the engines to query, the implicit engine's spec, and a line for each engine that is left out.
+        """Select the engines to query and the implicit engine's spec, with a message for each engine that is left out.
 
-        Off the cpu, the implicit engine is included only if the others leave a node. There, an engine that supports no node on
-        its device is left out.
+        Off the CPU, the implicit engine is included only if the others do not support every node, and an engine that supports no
+        node on its device is left out.
         """
         implicit, homes = self.engines.implicit, self.engines.homes
         named = [engine for engine in self.engines.engines if engine.spec != implicit]
@@ -365,25 +365,25 @@ def _return_result(tuned: TuningResult, _: Function) -> TuningResult:
 
 
 def _drop_twins(engines: Sequence[GraphCompiler]) -> tuple[GraphCompiler, ...]:
-    """Return the engines, each spec once."""
+    """Keep one engine per spec: the first one, at the position of the last."""
     return tuple({engine.spec: engine for engine in reversed(engines)}.values())[::-1]
 
 
 def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:
-    """Return what to say of an engine that takes no node on a device; nothing where it takes one, or is on the cpu."""
+    """Explain that an engine supports no node on its device; empty if it supports one, or runs on the CPU."""
     if homes.of(engine.spec) == "cpu" or any(at in willing for willing in answers.supporting_engines()) or not function.nodes:
         return ""
     return f"engine {engine.spec!r} takes nothing on {homes.of(engine.spec)}: {answers.reason(0, at)}"
 
 
 def _open_input(function: Function) -> str | None:
-    """Return the first input whose extents are not all known."""
+    """The name of the first input whose shape is not static, or None."""
     types = ((value.name, value.type) for value in function.inputs)
     return next((name for name, type_ in types if not isinstance(type_, TensorType) or not type_.is_static), None)
 
 
 def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:
-    """Return the best contender that puts no node where it was refused; None where there is none."""
+    """The best candidate that avoids the refused (node, engine) pairs, or None."""
     gone = {(node, engine) for node, engine, _ in refused}
     return next((plan for plan in _sound(tuned) if gone.isdisjoint(map_nodes_to_engines(plan).items())), None)
 

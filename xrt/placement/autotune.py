@@ -1,7 +1,7 @@
 """Placement by measurement in three stages: whole models, regions, mixtures.
 
-`tune` returns the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
-when nothing left can win; the budget is only its limit.
+`tune` loads the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
+early once no remaining plan can win.
 """
 
 from __future__ import annotations
@@ -83,42 +83,42 @@ def ignore_progress(progress: Progress) -> None:
 
 
 LEAST = 0.1
-"""Seconds that a necessary step may take even when the budget is spent."""
+"""Minimum seconds for a necessary step, even if the budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningBudget:
-    """The shares of a search's budget, and what ends the search before."""
+    """How a search divides its budget, and its other limits."""
 
     wholes: float = 0.5
-    """Share of the budget for whole models, the start of the engines included. SqueezeNet on six engines and two busy cores: 5 s
-    until all had started, 14 s for the trials of four of them."""
+    """Share of the budget for whole models, including engine startup. SqueezeNet on six engines and two busy cores: 5 s until all
+    had started, 14 s for the trials of four of them."""
     regions: float = 0.2
     """Share for the parts of the model. SqueezeNet on three engines and two busy cores: 10 parts in 8 s."""
     race: float = 0.25
-    """Share for mixtures: their last regions, their compiles, and the fewest rounds of a slow model (4 plans of 0.4 s: 22 s)."""
+    """Share for mixtures: the last regions, compiles, and the minimum rounds of a slow model (4 plans of 0.4 s: 22 s)."""
     reserve: float = 0.05
-    """Share for the end of the workers, which are waited for 0.2 s each, and for one call that takes longer than expected."""
+    """Share for the shutdown of workers, 0.2 s each, and for one call that takes longer than expected."""
     limit: float = 0.2
-    """Share that one compile or measurement may take: two engines that hang leave time for a third."""
+    """Share for a single compile or measurement: two engines that hang leave time for a third."""
     slow: float = 2.0
-    """A plan this many times as slow as the leader is not raced. Rounds of one plan spread by 28 % at worst."""
+    """A plan this many times slower than the leader is not raced. Rounds of one plan vary by up to 28 %."""
     leaders: int = 3
-    """Engines that mixtures are made of. All mixtures faster than each engine had two; a third forgives a wrong order."""
+    """Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
     memory: int | None = None
-    """Bytes of address space for each worker; None is no limit."""
+    """Limit on each worker's address space, in bytes; None for no limit."""
     apart: bool = True
-    """Whether engines are measured in worker processes, where a hang or a crash is harmless. In this process a search may take a
-    fraction of a second: only for engines that are trusted with the model."""
+    """Whether to measure engines in worker processes, where a hang or a crash is harmless. In this process a search may take a
+    fraction of a second, but the engines must be trusted with the model."""
     samples: float = 0.3
-    """Seconds after which the samples of one region end: on an idle machine seven of 2 ms suffice."""
+    """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
     rules: StoppingRule = field(default_factory=StoppingRule)
-    """How plans race."""
+    """When a race ends."""
 
 
 BOUNDS = TuningBudget()
 REQUESTS = 6
-"""Parts that are requested at a time: their costs decide which to request next."""
+"""Parts to measure per batch; their costs decide which parts to measure next."""
 
 
 def tune(
@@ -132,19 +132,19 @@ def tune(
     bounds: TuningBudget | None = None,
     clock: Clock = time.perf_counter,
 ) -> TuningResult:
-    """Return the fastest plan that a search within the request's budget finds, or the one that an earlier search found.
+    """Find the fastest plan within the request's time budget, or load the decision of an earlier search.
 
-    ``reference`` computes the expected results. ``inputs`` are values of a call, which are not changed; None uses random values.
-    Earlier measurements come from the ``store``, and new ones are added to it. A decision of the store is used unless its search
-    had a smaller budget and was not explicit, or the request is for a new one.
+    ``reference`` computes the expected results. ``inputs`` are the values of a call, which are not modified; None uses random
+    values. Measurements are read from ``store`` and added to it. A stored decision is used unless its search had a smaller budget
+    and was not explicit, or the request has ``retune``.
 
     Models and regions are first measured in workers, where a hang or a crash costs `TuningBudget.limit` once. Engines are
-    imported and queried in threads, which are abandoned if they take too long. Plans run interleaved in this process, as they are
-    deployed, once their engines have passed in a worker. The search exceeds its budget by at most one call. Only if no engine has
-    answered yet, it waits for one. On a device, timed calls use arrays that are already there, and wait for the device. Ctrl-C
-    ends the search and returns the best plan so far.
+    imported and queried in threads, which are abandoned if they take too long. Once the engines of a plan have passed in a
+    worker, plans run interleaved in this process, as deployed. The search exceeds its budget by at most one call, except that it
+    waits for the first engine to answer. On a device, timed calls use arrays on the device and synchronize. Ctrl-C ends the
+    search and returns the best plan so far.
 
-    Raises OptionError for a budget that is no positive number, DeviceError if a device is unavailable, and PlanError if no engine
+    Raises OptionError if the budget is not a positive number, DeviceError if a device is unavailable, and PlanError if no engine
     supports a node.
     """
     check_budget(request.budget)
@@ -168,20 +168,20 @@ def tune(
 
 
 def check_budget(budget: object) -> None:
-    """Raise OptionError for a budget that is no positive number of seconds."""
+    """Raise OptionError unless the budget is a positive, finite number of seconds."""
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < float("inf"):
         raise OptionError(f"budget must be a positive number of seconds; got {budget!r}")
 
 
 def plan_by_priority(request: PlacementRequest, reason: str) -> TuningResult:
-    """Return the plan by the order of the list, for a reason."""
+    """Plan by the order of the engine list; ``reason`` becomes a note of the result."""
     function, implicit, device = request.function, request.implicit, request.context.device
     plan = partition(function, request.engines, request.clustering, implicit=implicit, device=device, devices=request.devices)
     return TuningResult(plan, how="priority", notes=(reason,))
 
 
 def _make_values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any] | None, str]:
-    """Return the values to measure with, or None and why there are none."""
+    """Make the host values to measure with; None and the reason if they cannot be generated."""
     if inputs is not None:
         return [to_host(value) for value in inputs], ""
     try:
@@ -204,7 +204,7 @@ def _run(search: Search) -> TuningResult:
 
 
 def _run_stages(search: Search) -> None:
-    """Run the stages; each ends the search where nothing that is left can win."""
+    """Run the stages in order, until no remaining plan can win."""
     search.report_stage("asking the engines")
     search.inquiry.start()
     try:
@@ -222,15 +222,15 @@ def _run_stages(search: Search) -> None:
 
 
 def race_whole_models(search: Search) -> None:
-    """Stage 1: measure the model on each engine that supports all of it, and race those that may be the fastest.
+    """Stage 1: measure the model on each engine that supports all of it, and race the fastest ones.
 
-    Engines that are `TuningBudget.slow` times as slow as the leader leave before the race. Where no engine runs the whole model,
-    the plan by priority is the leader.
+    Engines that are `TuningBudget.slow` times slower than the leader are dropped before the race. If no engine supports the whole
+    model, the plan by priority is the leader.
     """
     until = search.began + search.bounds.wholes * search.request.budget
     if search.truth.reference is not None:
         search.report_stage("starting the engines")
-        # While libraries are imported nothing is measured well, so that those that start soon are waited for.
+        # Library imports disturb measurements, so wait for the engines that start soon.
         search.inquiry.wait(lambda: not search.inquiry.pending, (until - search.clock()) / 2)
         while search.measure(search.list_fresh_wholes(), until) and search.inquiry.pending and search.clock() < until:
             search.inquiry.wait(lambda: bool(search.list_fresh_wholes()) or not search.inquiry.pending, until - search.clock())
@@ -250,14 +250,14 @@ def race_whole_models(search: Search) -> None:
 
 
 def _race_unproved(search: Search) -> None:
-    """Run plans in this process until one has run: workers took too long to start, and a plan must be chosen."""
+    """Run plans in this process until one succeeds: workers took too long to start, and a plan must be chosen."""
     candidates = search.get_candidates()
     plans = {make_partition_key(one): one for one in (candidates.priority, *candidates.wholes)}
     has_tried = False
     for key, plan in plans.items():
         if is_refuted(plan, search.table) or (has_tried and search.left <= 0):
             continue
-        has_tried = True  # one plan runs in any case
+        has_tried = True  # run at least one plan
         search.excluded = [one for one in search.excluded if make_partition_key(one.plan) != key]
         search.report_stage(f"running {describe_plan(plan)}")
         search.baselines = {key}
@@ -265,7 +265,7 @@ def _race_unproved(search: Search) -> None:
         search.race()
         for entrant in search.entrants:
             if not entrant.rounds and not entrant.failure:
-                entrant.rounds, search.rounds = [entrant.first_call], 1  # no time for a round: the first call is one
+                entrant.rounds, search.rounds = [entrant.first_call], 1  # no time for a round: use the first call
         if search.has_measured:
             return
 
@@ -273,7 +273,7 @@ def _race_unproved(search: Search) -> None:
 def profile_regions(search: Search) -> Sequence[Plan]:
     """Stage 2: measure parts of the model on the leading engines, and propose the mixtures that may beat the best plan so far.
 
-    Ends when no part that was not measured may save enough. Most models end here, without a proposal.
+    Ends when no unmeasured part can save enough. Most models end here, without a proposal.
     """
     best, engines = search.find_best_plan(), search.list_leaders()
     if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
@@ -301,7 +301,7 @@ def profile_regions(search: Search) -> Sequence[Plan]:
 
 
 def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
-    """Stage 3: race proposed mixtures against the leader. One wins only if the whole interval of its ratio is below `WIN`."""
+    """Stage 3: race the proposed mixtures. One wins only if the whole interval of its ratio to the leader is below `WIN`."""
     search.settle()
     until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
     leader = search.find_best_plan()
@@ -317,7 +317,7 @@ def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
 
 @dataclass(eq=False)
 class Search:
-    """One search: its request and everything it has measured. Its result can be made at any time."""
+    """One search: its request and all measurements. `make_result` works at any time."""
 
     request: PlacementRequest
     inputs: Sequence[Any]
@@ -330,12 +330,12 @@ class Search:
     entrants: list[Entrant] = field(default_factory=list)
     """The plans of the current race."""
     excluded: list[CandidateResult] = field(default_factory=list)
-    """Plans that are not in the current race, each with its verdict."""
+    """Plans outside the current race, with their verdicts."""
     baselines: set[Any] = field(default_factory=set)
     """Partition keys of the plans that mixtures must beat."""
     rounds: int = 0
     settled: CandidateComparison | None = None
-    """The result of the race before the current one."""
+    """The result of the previous race."""
 
     def __post_init__(self) -> None:
         self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
@@ -345,7 +345,7 @@ class Search:
         def open_runner(engine: GraphCompiler) -> Runner:
             return choose_runner(engine, limits) if self.bounds.apart else LocalRunner.of(engine)
 
-        # Raises DeviceError where a device is unavailable, before anything is started.
+        # Raises DeviceError before anything is started if a device is unavailable.
         self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner)
         budget, bounds = self.request.budget, self.bounds
         limit = budget * bounds.limit
@@ -366,32 +366,32 @@ class Search:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget, less the reserve."""
+        """Seconds left of the budget, without the reserve."""
         return self.end - self.clock()
 
     def report_stage(self, stage: str, best: tuple[str, float] | None = None) -> None:
-        """Report a stage with the best plan so far."""
+        """Report the stage and the best plan so far."""
         fastest = self.get_candidates().best_alone(self.table) if best is None and self._candidates else None
         title, seconds = best or ((describe_plan(fastest[0]), fastest[1].seconds) if fastest else ("", None))
         self.report(Progress(stage, title, seconds, self.clock() - self.began, self.request.budget))
 
     def close(self) -> None:
-        """End the workers and release the programs."""
+        """Stop the workers and release the programs."""
         self.inquiry.close()
         for entrant in self.entrants:
             entrant.close()
 
-    # ------------------------------------------------------------------ what the engines answered
+    # ------------------------------------------------------------------ candidates
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
-        """The plans that need no measurement, by what engines have answered so far, or only those that have ``started``."""
+        """The plans known without measuring, from the engines that have answered, or only from those that have ``started``."""
         key = started, self.inquiry.list_ready() if started else self.inquiry.list_answered()
         if key not in self._candidates:
             self._candidates[key] = Candidates.of(self.request, self.inquiry.engines(started=started))
         return self._candidates[key]
 
     def wait_for_plan(self) -> None:
-        """Wait until the engines that have answered support all nodes, however long that takes; raises PlanError if none do."""
+        """Wait, without a limit, until the answers cover all nodes; raises PlanError if no engine supports a node."""
 
         def is_enough() -> bool:
             try:
@@ -403,7 +403,7 @@ class Search:
         _ = self.get_candidates().priority
 
     def compute_truth(self) -> None:
-        """Compute the expected values by the reference or, if that fails, by the plan of the list."""
+        """Compute the expected values on the reference, or with the plan by priority if that fails."""
         candidates = self.get_candidates()
         stand_in = make_stand_in(candidates, {engine.spec: engine for engine in self.request.engines}, self.request.context)
         seconds = max(self.bounds.wholes * self.left, LEAST)
@@ -414,7 +414,7 @@ class Search:
     # ------------------------------------------------------------------ measured costs
 
     def measure(self, regions: Sequence[ProfilingRequest], until: float) -> bool:
-        """Measure regions in workers, in order; return whether all costs are known."""
+        """Measure regions in workers, in order; return False if time ran out."""
         self.profiler.runners = self.inquiry.runners
 
         def report(region: ProfilingRequest) -> None:
@@ -423,13 +423,13 @@ class Search:
         return self.profiler.measure(regions, until, report)
 
     def list_fresh_wholes(self) -> list[ProfilingRequest]:
-        """The whole model on each engine that is ready and was not measured on it."""
+        """The whole model on each ready engine that has not been measured on it."""
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
         regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
         return [one for one in regions if one.spec in self.inquiry.runners and not self.profiler.is_known(one)]
 
     def list_leading_wholes(self) -> list[Plan]:
-        """The plans of one engine that may be the fastest, by their measurements, the fastest first; others are excluded."""
+        """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
         costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
         measured = sorted(((plan, one) for plan, one in costs if isinstance(one, MeasuredCost)), key=lambda pair: pair[1].seconds)
         self.excluded += [_refuse(plan, one) for plan, one in costs if isinstance(one, str)]
@@ -441,7 +441,7 @@ class Search:
         return [plan for plan, cost in measured if cost.low <= limit]
 
     def list_leaders(self) -> Sequence[GraphCompiler]:
-        """The engines that mixtures are made of: the fastest on the whole, and the one that supports most of it but not all."""
+        """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
         candidates = self.get_candidates(started=True)
         costs = {plan.launches[0].engine: alone(plan, self.table) for plan in candidates.wholes if plan.launches}
         known = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
@@ -453,26 +453,24 @@ class Search:
         count = self.bounds.leaders
         order = dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_])
         chosen = list(order)[:count]
-        # Without an engine that supports the whole model, all are needed to support each node.
+        # If no engine supports the whole model, use all of them to cover every node.
         return [one for one in candidates.engines if one.spec in chosen or (not known and counts[one.spec])]
 
     # ------------------------------------------------------------------ plans
 
     @property
     def has_measured(self) -> bool:
-        """Whether a plan was measured as a whole."""
+        """Whether a complete plan was measured."""
         return any(one.has_run for one in self.entrants) or self.get_candidates().best_alone(self.table) is not None
 
     def find_best_plan(self) -> Plan | None:
-        """The winner of the race so far, else the plan of one engine that was measured to be the fastest."""
+        """The current winner of the race, else the single-engine plan with the lowest measured time."""
         winner = (self.settled or select_winner(self.entrants, (), self.rounds, self.bounds.rules.least)).winner
         best = self.get_candidates().best_alone(self.table)
         return winner.plan if winner is not None else best[0] if best is not None else None
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
-        """Let a plan race once its regions were right in a worker and take no longer than ``limit``, and it is compiled and right
-        here; else exclude it.
-        """
+        """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
         needed = self.bounds.rules.seconds(self._predict(one) for one in (plan, *(x.plan for x in self.entrants)))
         if self.entrants and self.clock() >= min(until, self.end - needed):
             self.exclude_late(plan)
@@ -492,7 +490,7 @@ class Search:
             self.compile(plan, max(self.left, LEAST))
 
     def exclude_late(self, plan: Plan) -> None:
-        """Exclude a plan for which no time was left, with what it was measured to take alone."""
+        """Exclude a plan because time ran out, with its measured time if it is a single region."""
         note = "the budget ended before it was made ready"
         if isinstance(cost := alone(plan, self.table), MeasuredCost):
             result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=f"measured alone; {note}")
@@ -505,7 +503,7 @@ class Search:
         return seconds if math.isfinite(seconds) else best[1].seconds if best is not None else 0.0
 
     def compile(self, plan: Plan, seconds: float) -> None:
-        """Compile a plan in this process and compare its results; a plan that takes longer than ``seconds`` is late."""
+        """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
         runners, used = self.inquiry.runners, {launch.engine for launch in plan.launches}
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
@@ -536,7 +534,7 @@ class Search:
         self.entrants.append(made)
 
     def race(self) -> None:
-        """Let the plans that are ready take turns, until nothing left can win or the budget ends."""
+        """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""
         with self.inquiry.quiet():
             self.rounds = 0
             self.rounds = run_interleaved(
@@ -552,7 +550,7 @@ class Search:
         self.report_stage(stage, (describe_plan(best.plan), best.median))
 
     def settle(self) -> None:
-        """End a race: its winner and its baseline stay for the next one, and the others leave with their verdicts."""
+        """End a race: keep its winner and baseline for the next one, and exclude the others with their verdicts."""
         self.settled = found = select_winner(self.entrants, self.excluded, self.rounds, self.bounds.rules.least)
         baseline = found.contenders[found.baseline].plan if found.baseline is not None else None
         plans = [baseline, found.winner and found.winner.plan]
@@ -568,7 +566,7 @@ class Search:
     # ------------------------------------------------------------------ the result
 
     def make_result(self, how: Origin) -> TuningResult:
-        """The best by what is known now: the winner, else the engine that was fastest alone, else the order of the list."""
+        """Choose the best plan known now: the winner, else the fastest single engine, else the plan by priority."""
         least = self.bounds.rules.least
         race = select_winner(self.entrants, self.excluded, self.rounds, least)
         if self.settled is not None and (race.winner is None or race.rounds < least):  # the last race has hardly begun
@@ -599,7 +597,7 @@ class Search:
         )
 
     def _find_participants(self, race: CandidateComparison) -> Candidates:
-        """The current candidates, with the implicit engine if a contender needs it."""
+        """The current candidates, plus the implicit engine if a contender uses it."""
         candidates, implicit = self.get_candidates(), self.request.implicit
         used = {launch.engine for one in race.contenders for launch in one.plan.launches}
         if implicit in used and candidates.implicit is None:
@@ -609,7 +607,7 @@ class Search:
     def _renew_reasons(
         self, contender: CandidateResult, candidates: Candidates, unmeasured: Mapping[str, str]
     ) -> CandidateResult:
-        """The contender with the reasons that hold now: its plan may have been made before all engines had answered."""
+        """Update the reasons of a contender, whose plan may have been made before all engines had answered."""
         plan = contender.plan
         homes, groups = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
         device, implicit = self.request.device_map, candidates.implicit
@@ -617,7 +615,7 @@ class Search:
         return replace(contender, plan=with_reasons(plan, unmeasured))
 
     def _list_unmeasured(self, race: CandidateComparison) -> dict[str, str]:
-        """By spec why the whole model was not measured on an engine."""
+        """Why the whole model was not measured on an engine, by spec."""
         shown = {one.plan.launches[0].engine for one in race.contenders if one.is_single and one.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
@@ -652,11 +650,11 @@ def _refuse(plan: Plan, reason: str) -> CandidateResult:
     return CandidateResult(plan, "wrong" if reason.startswith("wrong") else "failed", note=reason)
 
 
-# ---------------------------------------------------------------------- what is stored
+# ---------------------------------------------------------------------- stored decisions and costs
 
 
 def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult | None:
-    """Return what an earlier search with at least that budget, or an explicit one, has decided; None where there was none."""
+    """Load the decision of an earlier search with at least this budget, or an explicit one; None if there is none."""
     key = records.make_decision_key(request)
     document = store.decision(key) if key is not None else None
     if document is None:
@@ -670,7 +668,7 @@ def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult |
 
 
 def _store(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:
-    """Keep all costs, and the decision if there is a winner and the search was not interrupted."""
+    """Store all costs, and the decision if a plan won and the search was not interrupted."""
     homes = request.device_map
     for engine in unwrap(request.engines):
         store.keep(tuned.table, [engine], on_device(homes.of(engine.spec), request.context))
@@ -683,7 +681,7 @@ def _store(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> 
 def load_cost_table(
     store: CostStore, engines: Sequence[GraphCompiler], context: CompileContext, devices: Mapping[str, str] = FrozenDict()
 ) -> CostTable:
-    """Return the store's costs of these engines, each on its device. Raises DeviceError if a device is unavailable."""
+    """Load the stored costs of these engines, each on its device. Raises DeviceError if a device is unavailable."""
     homes, table = DeviceMap(context.device, devices), CostTable()
     for engine in unwrap(engines):
         table = table.merge(store.table([engine], on_device(homes.of(engine.spec), context)))
@@ -691,7 +689,7 @@ def load_cost_table(
 
 
 def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
-    """Issue a PlacementWarning where nothing could be measured."""
+    """Issue a PlacementWarning if nothing could be measured."""
     if tuned.how != "priority":
         return
     failed = {one.title: one.note for one in tuned.race.contenders}

@@ -1,6 +1,6 @@
-"""The cost model of the planner: which parts of a model are worth measuring, and what a region costs by those that were.
+"""The planner's cost model: which parts of a model to measure, and region costs measured or estimated from those parts.
 
-Sets of nodes and of values are bits of integers.
+Sets of nodes and of values are integer bit masks.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 
 Region: TypeAlias = tuple[int, int]
-"""An engine, by its position in the list, and a set of nodes."""
+"""Engine index and node mask."""
 Partitioning: TypeAlias = tuple[Region, ...]
-"""Regions in an order in which they can run; every node is in one."""
+"""Regions in topological order; every node is in one."""
 _KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
-"""Shape keys of parts by Function, as long as it lives: a search calls the planner many times for one Function."""
+"""Shape keys by Function and node mask: a search calls the planner many times for one Function."""
 UNKNOWN_DIM = 32
 """Assumed extent of a symbolic dim."""
 UNKNOWN_BYTES = 4096
 """Assumed size of a value of unknown rank, if the size of no other value is known."""
 MOST_PARTS = 256
-"""Limit on the parts of one sort, the longest first."""
+"""Maximum number of parts of one kind; the longest are kept."""
 
 
 def to_mask(positions: Iterable[int]) -> int:
-    """The set of these positions."""
+    """The mask of these positions."""
     return union(1 << position for position in positions)
 
 
 def union(masks: Iterable[int]) -> int:
-    """The union of these sets."""
+    """The union of these masks."""
     return reduce(or_, masks, 0)
 
 
 def iter_bits(mask: int) -> Iterator[int]:
-    """Yield the positions in a set, ascending."""
+    """Yield the positions of the set bits, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -65,17 +65,17 @@ def iter_bits(mask: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class PlanningGraph:
-    """What does not depend on costs: dependencies, support, sizes of values, and keys of parts."""
+    """The cost-independent part of planning: dependencies, engine support, value sizes and shape keys."""
 
     function: Function
     engines: tuple[str, ...]
-    """Specs, by priority."""
+    """Engine specs by priority."""
     supported: tuple[int, ...]
-    """Per engine the nodes that it supports."""
+    """Per engine, the mask of the nodes it supports."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | DeviceMap = "cpu") -> PlanningGraph:
-        """Query the engines about the nodes."""
+        """Build the graph by querying which nodes each engine supports."""
         homes = DeviceMap.at(device)
         eligible = EligibleEngines.of(function, engines, (), (), [homes.of(engine.spec) for engine in engines])
         supported = [0] * len(engines)
@@ -97,13 +97,13 @@ class PlanningGraph:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """Per device that nodes name the set of those nodes; a region may contain nodes of one."""
+        """Per device that nodes name, the mask of those nodes; a region must not mix devices."""
         nodes = self.function.nodes
         names = sorted({node.device for node in nodes} - {""})
         return tuple(to_mask(at for at, node in enumerate(nodes) if node.device == name) for name in names)
 
     def supports(self, region: Region) -> bool:
-        """Whether the engine supports all nodes, and they are of one device."""
+        """Whether the engine supports all nodes of the region, and they name at most one device."""
         engine, mask = region
         return not mask & ~self.supported[engine] and sum(1 for device in self.devices if device & mask) < 2
 
@@ -111,23 +111,23 @@ class PlanningGraph:
 
     @cached_property
     def _values(self) -> dict[str, int]:
-        """The values that nodes define, numbered."""
+        """The index of each value that a node defines."""
         return {name: number for number, name in enumerate(n for node in self.function.nodes for n in node.defines)}
 
     @cached_property
     def defines(self) -> tuple[int, ...]:
-        """Per node the values that it defines."""
+        """Per node, the mask of the values it defines."""
         return tuple(to_mask(self._values[name] for name in node.defines) for node in self.function.nodes)
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
-        """Per node the values that it reads from other nodes."""
+        """Per node, the mask of the values it reads from other nodes."""
         values = self._values
         return tuple(to_mask({values[name] for name in node.uses if name in values}) for node in self.function.nodes)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Per value its bytes, with an assumption for those that are unknown."""
+        """Bytes of each value; unknown sizes are estimated."""
         types = {name: self.function.get_type(name) for name in self._values}
         sizes = [type_.nbytes for type_ in types.values() if isinstance(type_, TensorType) and type_.nbytes is not None]
         usual = int(median(sizes)) if sizes else UNKNOWN_BYTES
@@ -143,14 +143,14 @@ class PlanningGraph:
         return seconds * values.bit_count() + per_byte * sum(self._bytes[value] for value in iter_bits(values))
 
     def inputs(self, mask: int) -> int:
-        """The values that a set of nodes reads from others."""
+        """The mask of the values that a set of nodes reads from outside."""
         nodes = list(iter_bits(mask))
         return union(self.reads[at] for at in nodes) & ~union(self.defines[at] for at in nodes)
 
     # ------------------------------------------------------------------ parts
 
     def make_subgraph(self, mask: int) -> Function:
-        """These nodes as a Function."""
+        """Extract these nodes as a Function."""
         return extract_subgraph(self.function, tuple(iter_bits(mask)), "part")
 
     def key(self, mask: int) -> str:
@@ -162,12 +162,12 @@ class PlanningGraph:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Per node its shape key: equal for nodes that cost the same."""
+        """Per node, its shape key; nodes with equal keys cost the same."""
         return tuple(self.key(1 << at) for at in range(len(self)))
 
     @cached_property
     def cut_points(self) -> list[int]:
-        """Positions, both ends included, at which at most one value is alive."""
+        """Positions, both ends included, at which at most one value is live."""
         last = list(range(len(self)))
         for later, predecessors in enumerate(self.dependencies.predecessors):
             for earlier in predecessors:
@@ -182,24 +182,24 @@ class PlanningGraph:
 
     @cached_property
     def _runs(self) -> list[int]:
-        """Positions, both ends included, at which the sort of work changes."""
+        """Positions, both ends included, at which the operator family changes."""
         families = [classify_operator(node) for node in self.function.nodes]
         return [0, *(at for at in range(1, len(self)) if families[at] != families[at - 1]), len(self)]
 
     @cached_property
     def within_runs(self) -> int:
-        """The nodes in runs of three or more of their family."""
+        """The mask of the nodes in runs of three or more of one family."""
         return union((1 << end) - (1 << first) for first, end in pairwise(self._runs) if end - first > 2)
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
-        """Parts worth measuring: the whole, what partial engines support, stretches between narrow places, runs, single nodes."""
+        """Parts worth measuring: the whole model, supported stretches, spans between cut points, runs, and single nodes."""
         ops = ["", *(node.op for node in self.function.nodes), ""]
         nodes = self.function.nodes
         products = [0, *(at for at in range(1, len(self)) if classify_operator(nodes[at]) == "product"), len(self)]
         parts = [self.whole]
         for mask in dict.fromkeys(self.supported):
-            # The longest stretches that an engine supports, where it does not support everything.
+            # The longest supported stretches of an engine with partial support.
             edges = [at for at in range(1, len(self)) if (mask >> at ^ mask >> at - 1) & 1]
             stretches = [pair for pair in pairwise([0, *edges, len(self)]) if mask >> pair[0] & 1]
             parts += _longest(stretches, least=1)
@@ -236,7 +236,7 @@ _FAMILIES = {
 
 
 def classify_operator(node: Node) -> str:
-    """The sort of work of a node: a product, a reduction, movement, control, or elementwise and everything else."""
+    """The operator family of a node: its custom domain, or control, product, reduction, movement, else elementwise."""
     if node.domain:
         return node.domain
     if node.bodies:
@@ -246,14 +246,14 @@ def classify_operator(node: Node) -> str:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What regions cost: as measured, or estimated by shares of the nodes in the parts that were measured."""
+    """Region costs: measured, or estimated from per-node costs that are fitted to the measured parts."""
 
     graph: PlanningGraph
     table: CostTable
     keys: Mapping[int, str]
-    """The sets of nodes that are looked up in the table, with their keys."""
+    """Shape keys of the node masks to look up in the table."""
     node_seconds: tuple[np.ndarray, ...] = field(repr=False)
-    """Per engine the estimated seconds of each node."""
+    """Per engine, the estimated seconds of each node."""
 
     @classmethod
     def of(cls, graph: PlanningGraph, table: CostTable, keys: Mapping[int, str] | None = None) -> CostModel:
@@ -261,13 +261,13 @@ class CostModel:
         return cls(graph, table, keys, fit_node_seconds(graph, table, keys))
 
     def find(self, region: Region) -> MeasuredCost | str | None:
-        """The cost of a region in the table, or why it has none; None if unknown."""
+        """The measured cost of a region, the reason why it fails, or None if it was not measured."""
         engine, mask = region
         key = self.keys.get(mask)
         return None if key is None else self.table.region(key, self.graph.engines[engine])
 
     def seconds(self, region: Region, estimate: float | None = None) -> float:
-        """The cost of a region; infinite if it is impossible. ``estimate`` is used if it was not measured."""
+        """The seconds of a region: measured, else ``estimate`` or the model's estimate; infinite if it is impossible."""
         if not self.graph.supports(region):
             return math.inf
         cost = self.find(region)
@@ -278,33 +278,32 @@ class CostModel:
         return self.estimate(region) if estimate is None else estimate
 
     def estimate(self, region: Region) -> float:
-        """The cost of a region by the shares of its nodes."""
+        """Estimate the seconds of a region: the launch plus the sum over its nodes."""
         engine, mask = region
         return LAUNCH + float(self.node_seconds[engine][list(iter_bits(mask))].sum())
 
     def total(self, partitioning: Partitioning) -> float:
-        """The cost of all regions and of the values between them."""
+        """The seconds of all regions and of the transfers between them."""
         return sum(self.seconds(region) + self.graph.transfer(self.graph.inputs(region[1])) for region in partitioning)
 
 
 # ---------------------------------------------------------------------- shares of nodes
 
 SWEEPS = 25
-"""How often all measurements are applied to the shares. With 8 a mixture of four benchmark models was not found; 50 changed
-nothing."""
+"""Iterations of the fit over all measurements. With 8 a mixture of four benchmark models was not found; 50 changed nothing."""
 PER_UNIT = 2e-10
-"""Seconds per byte or multiplication if no engine was measured at all."""
+"""Seconds per byte or multiplication if no engine was measured."""
 PER_PRODUCT = 0.02
-"""A multiplication of a product, relative to a byte that is moved: arithmetic binds products, memory everything else.
+"""Cost of a multiplication in a product, relative to moving a byte: products are compute bound, other operators memory bound.
 Eleven models took 122 measurements with 0.02, 193 with 0.1 and 200 with 0, for the same mixtures."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, str]) -> tuple[np.ndarray, ...]:
-    """Estimate the seconds of each node on each engine, so that the parts that were measured cost what the table says.
+    """Fit the seconds of each node on each engine, so that measured parts add up to their measured cost.
 
-    Nodes of one kind cost the same, and those of one operator about the same per unit of work. Costs are scaled, never shifted:
-    of all solutions this is the one nearest to the work of the nodes, and no node becomes free.
+    Nodes with equal shape keys cost the same, and nodes of one operator about the same per unit of work. Costs are scaled, not
+    shifted: the fit stays close to the estimated work, and no node becomes free.
     """
     number = {kind: at for at, kind in enumerate(dict.fromkeys(graph.kinds))}
     kinds = np.array([number[kind] for kind in graph.kinds], np.intp)
@@ -332,7 +331,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
 
 
 def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list[tuple[int, float]]:
-    """The parts that were measured on an engine, the largest first, one of each key, with their seconds without the launch."""
+    """The measured parts of an engine, largest first, one per key: node mask, and seconds without the launch."""
     parts: dict[str, tuple[int, float]] = {}
     for mask, key in keys.items():
         if isinstance(cost := table.region(key, spec), MeasuredCost):
@@ -341,7 +340,7 @@ def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list
 
 
 def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[float]) -> None:
-    """Scale values, row by row, until each weighted sum is its seconds."""
+    """Scale ``values`` in place, row by row, so that each weighted sum approaches its ``seconds``."""
     used = [np.flatnonzero(row) for row in rows]
     weights = [row[at] for row, at in zip(rows, used, strict=True)]
     for _ in range(SWEEPS):
@@ -350,7 +349,7 @@ def _scale(values: np.ndarray, rows: Sequence[np.ndarray], seconds: Sequence[flo
 
 
 def _estimate_work(node: Node, graph: PlanningGraph) -> float:
-    """The bytes that a node moves, plus its multiplications: a first guess of how costs divide."""
+    """Estimate a node's work: bytes moved plus weighted multiplications."""
     types = graph.function.get_type
     moved = 64.0 + sum(
         graph.sizes.get(name) or getattr(types(name), "nbytes", None) or 64 for name in {*node.uses, *node.defines}

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
-"""The word for placement by measurement in a list of engines."""
+"""The name that requests placement by measurement in a list of engines."""
 
 
 def is_auto(asked: Any) -> bool:
-    """Whether a module's ``engine`` asks for placement by measurement."""
+    """Whether a module's ``engine`` requests placement by measurement."""
     return asked == AUTO or (isinstance(asked, list | tuple) and AUTO in [one for one in asked if isinstance(one, str)])
 
 
@@ -39,22 +39,22 @@ class EngineList:
 
     engines: tuple[GraphCompiler, ...]
     implicit: str | None
-    """The spec of the engine that was appended without being named."""
+    """The spec of the engine that was appended implicitly, or None."""
     context: CompileContext
     is_auto: bool = False
     """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
-    """A line for each engine that could not be among them."""
+    """A message for each engine that was left out."""
     devices: Mapping[str, str] = FrozenDict()
-    """Spec of each engine that runs elsewhere than the module, with its device."""
+    """Devices by spec, for engines on another device than the module's."""
     lowered: tuple[GraphCompiler, ...] = ()
-    """Engines of lower precision, which only plans within an error budget have."""
+    """Engines of lower precision, used only by plans within an error budget."""
     streams: Streams = field(default_factory=Streams, compare=False)
     """The module's streams."""
 
     @property
     def homes(self) -> DeviceMap:
-        """Where engines run."""
+        """The device of each engine."""
         from xrt.partition.device_map import DeviceMap
 
         return DeviceMap(self.context.device, self.devices)
@@ -68,22 +68,22 @@ class EngineList:
         return {engine.spec: engine for engine in (*self.engines, *self.lowered)}
 
     def make_request(self, function: Function, **terms: Any) -> PlacementRequest:
-        """Return the request to place a Function on these engines; ``terms`` are other fields, or these."""
+        """Make the request to place a Function on these engines; ``terms`` set or override its fields."""
         from xrt.placement.result import PlacementRequest
 
         own = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
         return PlacementRequest(function, context=self.context, **{**own, **terms})
 
     def on_host(self, launch: Launch) -> GraphCompiler | None:
-        """Return the engine of a launch; None where it runs on a device, or is not among these."""
+        """The engine of a launch, or None if it runs on a device or is not in the list."""
         return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
     def fuse_dequantization(self, node: Node, function: Function) -> bool:
-        """Whether an engine that was named wants a DequantizeLinear of constants as it is."""
+        """Whether a named engine needs a DequantizeLinear of constants to be kept as a node."""
         return any(one.fuses_dequantization(node, function) for one in self.engines if one.spec != self.implicit)
 
     def close(self) -> None:
-        """End the workers of those that have one."""
+        """Stop the workers of isolated engines."""
         from xrt.worker.isolated_engine import IsolatedEngine
 
         for engine in self.engines:
@@ -92,20 +92,20 @@ class EngineList:
 
     @property
     def can_be_dynamic(self) -> bool:
-        """Whether a plan can have symbolic dims: all engines support them, or one where nodes are placed by measurement."""
+        """Whether a plan can keep symbolic dims: all engines support them, or with placement by measurement at least one."""
         if self.is_auto:
             return any(engine.supports_dynamic_shapes for engine in self.engines if engine.spec != self.implicit)
         return all(engine.supports_dynamic_shapes for engine in self.engines)
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether one executable of any of them serves every size, whatever the Function."""
+        """Whether every engine compiles any Function once for all sizes."""
         always = (engine.spec == self.implicit or is_always_dynamic(engine) for engine in self.engines)
         return not self.is_auto and self.can_be_dynamic and all(always)
 
 
 def is_always_dynamic(engine: GraphCompiler) -> bool:
-    """Whether an engine has no Function that is better compiled for each set of sizes."""
+    """Whether an engine compiles every Function once for all sizes."""
     return engine.supports_dynamic_shapes and engine.implementation.why_not_dynamic is GraphCompiler.why_not_dynamic
 
 
@@ -117,12 +117,12 @@ def list_available_engines(
     strict: bool,
     devices: Mapping[str, str] = FrozenDict(),
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
-    """Return the engines that replace "auto" in a list, and one line for each engine that is left out.
+    """Expand ``"auto"`` in a list: the engines to use, and a message for each engine that is left out.
 
-    These are the other engines of the list if it names any, else all registered engines; where bf16 or fp16 is allowed, one that
-    can compute in it is there in float32 too. A named engine that is missing or broken
-    is a PlacementWarning; with ``strict`` it raises EngineUnavailable. Raises EngineUnavailable too if no engine is left.
-    ``devices`` maps engines, by name or spec, to the devices requested for them.
+    These are the other engines of the list if it names any, else all registered engines. If bf16 or fp16 is allowed, an engine
+    that can compute in it is included in float32 too. A named engine that is missing or broken causes a PlacementWarning, or
+    raises EngineUnavailable with ``strict``. Raises EngineUnavailable or OptionError if no engine is left. ``devices`` maps
+    engines, by name or spec, to their requested devices.
     """
     named = [one for one in asked if one != AUTO]
     if named:
@@ -130,16 +130,16 @@ def list_available_engines(
     else:
         found, left_out = _all_of(context, store, devices, strict=strict)
     if not found and named:
-        registry.create(named[0])  # raises what it lacks
+        registry.create(named[0])  # raises EngineUnavailable if it is missing
     if not found:
         raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
     return _add_precisions(found, context), tuple(left_out)
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
-    """Return the engines, each in the lower precision that is allowed and in float32, as far as it can be had so.
+    """Expand each engine to the allowed lower precision and float32, where it supports them.
 
-    The precision of options is what an engine may use: one that honors it uses it wherever it can.
+    An engine that honors the precision option uses that precision wherever it can.
     """
     precision = context.options.precision
     if precision not in ("bf16", "fp16"):
@@ -176,13 +176,13 @@ def _those_of(
 
 
 def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
-    """Return what an earlier process has found of engines that were ready: their libraries need not be imported to know."""
+    """Load the statuses of engines that an earlier process found ready, so that their libraries need not be imported."""
     known = store.statuses() if store is not None else {}
     return {name: status for name, status in known.items() if status.state == "ready"}
 
 
 def _remember(names: Sequence[str], store: CostStore | None) -> None:
-    """Store the status of engines that were created just now, and keep the known statuses of others."""
+    """Store the statuses of newly created engines, and keep the known statuses of others."""
     registered = [name for name in names if name in registry.names()]
     if store is not None and registered:
         store.keep_statuses(list({**store.statuses(), **{name: registry.probe(name) for name in registered}}.values()))
@@ -191,7 +191,7 @@ def _remember(names: Sequence[str], store: CostStore | None) -> None:
 def _all_of(
     context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
 ) -> tuple[list[GraphCompiler], list[str]]:
-    """Return all ready engines, and one line for each other one; an engine that is not installed causes no error or warning."""
+    """List all ready engines, and a message for each other one; an engine that is not installed causes no error or warning."""
     found: list[GraphCompiler] = []
     left_out = []
     for status in _statuses(store):
@@ -210,19 +210,19 @@ def _all_of(
 
 
 def _statuses(store: CostStore | None) -> list[EngineStatus]:
-    """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
+    """Statuses of all registered engines: the stored ones if they are complete, else probe the engines."""
     names = registry.list_by_rank()
     known = store.statuses() if store is not None else {}
     if set(names) <= set(known):
         return [known[name] for name in names]
     found = [registry.probe(name) for name in names]
-    if store is not None and all(status.state != "broken" for status in found):  # what is broken may be mended in any way
+    if store is not None and all(status.state != "broken" for status in found):  # a broken engine may be repaired at any time
         store.keep_statuses(found)
     return found
 
 
 def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
-    """Return why an engine cannot serve where it was asked for; what was asked of no such engine is its list's mistake."""
+    """Explain why an engine does not support its requested device; None if it does."""
     device = devices.get(engine.spec, devices.get(engine.name, context.device))
     if parse_device_kind(device) not in engine.devices:
         return f"it runs on {', '.join(engine.devices)}, and not on {device}"

@@ -1,4 +1,4 @@
-"""The survey: what pieces of a model cost on engines, measured one after the other into a cost table."""
+"""The profiler: measure parts of a model on engines, one after the other, into a cost table."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def check_against_reference(
     options: ExecutionOptions,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[str, str]:
-    """What is wrong with results, and a remark on correct ones; both empty if they agree.
+    """Compare results with the expected ones; return an error and a remark, both empty if they agree.
 
-    If the caller allows a lower precision, its tolerance applies, and the error is the remark. Raises Stopped if it
-    ``is_stopped`` before there is a verdict.
+    If the options allow a lower precision, its tolerance applies, and the remark has the error. Raises Stopped if
+    ``is_stopped()`` becomes true before there is a verdict.
     """
     if is_lowered(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
@@ -55,11 +55,11 @@ def check_against_reference(
 
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
-"""Computes a Function's outputs, rightly."""
+"""Computes the correct outputs of a Function."""
 STRETCH = 32
-"""Nodes that the reference computes at a time where it may be stopped."""
+"""Nodes per run of the reference, which may be stopped between runs."""
 MOST_BYTES = 1 << 30
-"""What captured values may take of memory; beyond it, those of later nodes are left out, and what needs them is not measured."""
+"""Limit on the bytes of captured values; later inner values are dropped, and regions that need them are not measured."""
 
 
 def capture_activations(
@@ -71,10 +71,10 @@ def capture_activations(
     stretch: int = STRETCH,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Inputs, constants and what the nodes compute, by name, from one run of the reference.
+    """Capture inputs, constants and node outputs, by name, from one run of the reference.
 
-    Outputs are always included, inner values in their order as long as they take no more than ``most`` bytes. The reference runs
-    in stretches of so many nodes; Stopped is raised between two of them once it ``is_stopped``.
+    Outputs are always captured, inner values in node order up to ``most`` bytes. The reference runs ``stretch`` nodes at a time;
+    Stopped is raised between two runs once ``is_stopped()`` is true.
     """
     whole, count = function.replace(aliases=()), len(function.nodes)
     names = {value.name for value in function.outputs}
@@ -102,49 +102,49 @@ def capture_activations(
 
 
 def select_values(names: Sequence[str], values: Mapping[str, Any]) -> list[Any] | None:
-    """Return those values in that order; None where one was not captured."""
+    """Look up values in order; None if one was not captured."""
     return [values[name] for name in names] if all(name in values for name in names) else None
 
 
 def find_first_random_node(function: Function) -> str:
-    """Return the first node that does not give the same twice, described; empty where there is none."""
+    """Describe the first nondeterministic node; empty if there is none."""
     drawn = next((node for node in function.nodes if not is_deterministic(node, function)), None)
     return f"node {drawn.name!r} ({drawn.op}) does not give the same twice" if drawn is not None else ""
 
 
 _log = logging.getLogger(__name__)
 MOST_HANGS = 2
-"""Times that an engine may use up its limit; after that, it is asked no more in this search."""
+"""Number of timeouts after which an engine is not measured again in this search."""
 FAR = 10.0
-"""A run of a piece is cut off that takes so many times what the quickest engine by now takes of it, a few calls in all..."""
+"""A region's runs are cut off after this many times the seconds of the fastest engine so far ..."""
 GRACE = 2.0
-"""... and so many seconds more: a first call may have something to make ready."""
+"""... plus this many seconds, since a first call may have to initialize."""
 LEAST = 0.05
-"""Seconds of the budget with which nothing more is begun."""
+"""No measurement starts with fewer seconds of the budget left."""
 LONGER = 8.0
-"""A compile that did not end in time is tried again by a search that gives it so many times as long."""
+"""A compile that timed out is retried by a search whose limit is this many times as long."""
 _TIMED_OUT = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The expected values by name, and what computes more of them."""
+    """The expected values by name, and the function that computes more of them."""
 
     values: dict[str, Any] = field(default_factory=dict)
     reference: Reference | None = None
-    """None if the expected results could not be computed: then results are not compared."""
+    """None if the expected results could not be computed; results are then not compared."""
     remark: str = ""
-    """What to tell where results are not checked against the reference."""
+    """A remark if results are not checked against the reference."""
 
 
 @dataclass(eq=False)
 class RegionProfiler:
     """Measures parts of the model, once each.
 
-    Each compile and each measurement may take ``limit`` seconds, the samples of one about ``sampling``. Results are compared with
-    the reference's until the clock shows ``end``, and for ``limit`` seconds where another engine has been right: what was not
-    compared does not count. What makes an output of the request's Function makes memory for it; what makes none computes into
-    memory that is there.
+    Each compile and each measurement may take ``limit`` seconds, and sampling about ``sampling``. Results are compared with the
+    reference until the clock shows ``end``, and for at most ``limit`` seconds if another engine has been measured; a cost without
+    a comparison is dropped. A region that computes an output of the model allocates it; an inner region writes into existing
+    memory.
     """
 
     request: PlacementRequest
@@ -155,26 +155,26 @@ class RegionProfiler:
     table: CostTable = CostTable()
     truth: Truth = Truth()
     runners: Mapping[str, Runner] = field(default_factory=dict)
-    """By spec, of the engines that are ready."""
+    """Runners of the ready engines, by spec."""
     count: int = 0
-    """How many measurements were made."""
+    """Number of measurements."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By piece and engine why this search has no cost of it, though another may."""
+    """Why this search has no cost of a part, by shape key and engine; another search may."""
     _tried: set[tuple[str, str]] = field(default_factory=set)
     _hung: dict[str, list[int]] = field(default_factory=dict)
-    """By engine the sizes, in nodes, of what it did not end in time."""
+    """Node counts of the parts that timed out, by engine."""
 
     def is_known(self, subject: ProfilingRequest) -> bool:
-        """Whether there is nothing more to be learnt about a piece."""
+        """Whether a part needs no further measurement."""
         piece = subject.key, subject.spec
         cost = self.table.region(*piece)
         match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._tried else None
         return piece in self.skipped or (cost is not None and not (match and self.limit >= LONGER * float(match[1])))
 
     def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
-        """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
+        """Measure the parts without a cost, in order, until the clock shows ``until``; return False if time ran out.
 
-        ``report`` is called with each subject before it is measured.
+        ``report`` is called with each part before it is measured.
         """
         for subject in subjects:
             if self.is_known(subject):
@@ -193,7 +193,7 @@ class RegionProfiler:
         return True
 
     def _measure(self, subject: ProfilingRequest, until: float) -> RegionCost:
-        """The cost of a piece whose results agree with the reference; raises _NotMeasured if another search may have it."""
+        """Measure a part and check its results; raises _NotMeasured if another search may succeed."""
         function = subject.function  # with its updates in place, as in a plan
         inputs = select_values([value.name for value in function.inputs], self.truth.values)
         expected = select_values([value.name for value in function.outputs], self.truth.values)
@@ -207,7 +207,7 @@ class RegionProfiler:
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
         left = until - self.clock()
         limit = max(min(self.limit, left), LEAST)
-        # An engine that is far slower than another has lost.
+        # Stop runs of an engine that is far slower than another.
         running = limit if best is None else min(limit, GRACE + FAR * best)
         returned = {value.name for value in self.request.function.outputs}
         inner = returned.isdisjoint(value.name for value in function.outputs)
@@ -216,7 +216,7 @@ class RegionProfiler:
             limits = TrialLimits(min(self.sampling, limit / 4), limit, running, left, inner=inner)
             trial = self.runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
-            raise _NotMeasured(str(error)) from error  # with less in the device memory, another search may succeed
+            raise _NotMeasured(str(error)) from error  # another search may have more free device memory
         except (EngineError, InputError) as error:
             text = " ".join(str(error).split())
             if isinstance(error.__cause__, TimeoutError):
@@ -242,11 +242,11 @@ class RegionProfiler:
 
 
 class _NotMeasured(Exception):
-    """Why a piece has no cost in this search."""
+    """Explains why a part has no cost in this search."""
 
 
 def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
-    """Return the first plan of which no region is known to fail or to be wrong; the first of all where there is none."""
+    """The first plan without a region known to fail or to be wrong; the first plan if there is none."""
     return next((plan for plan in plans if not is_refuted(plan, table)), plans[0])
 
 
@@ -257,11 +257,11 @@ def is_refuted(plan: Plan, table: CostTable) -> bool:
 
 
 SHARE = 0.7
-"""Part of the time that the reference may take; the rest is the stand-in's."""
+"""Share of the time for the reference; the rest is for the stand-in."""
 
 
 def make_stand_in(candidates: Candidates, engines: Mapping[str, GraphCompiler], context: CompileContext) -> Reference:
-    """Return the substitute for the reference: the plan by the order of the list, compiled in this process."""
+    """Make the substitute for the reference: the plan by priority, compiled in this process."""
 
     def run(function: Function, inputs: Sequence[Any]) -> list[Any]:
         where = candidates.homes
@@ -286,7 +286,7 @@ def make_stand_in(candidates: Candidates, engines: Mapping[str, GraphCompiler], 
 def compute_truth(
     function: Function, inputs: Sequence[Any], reference: Reference, stand_in: Reference, name: str, seconds: float
 ) -> Truth:
-    """Return the truth, within about so many seconds; the stand-in, of that name, is asked where the reference fails."""
+    """Compute the expected values in about ``seconds``; if the reference fails, use the stand-in called ``name``."""
     try:
         given = function, inputs, reference
         values = within_or_stopped(seconds * SHARE, lambda is_stopped: capture_activations(*given, is_stopped=is_stopped))
@@ -302,7 +302,7 @@ def compute_truth(
 
 
 def _stood_in(function: Function, inputs: Sequence[Any], stand_in: Reference, seconds: float) -> dict[str, Any]:
-    """Return the stand-in's values: of all nodes, or of the outputs alone; none where it fails as well."""
+    """Compute values with the stand-in: of all nodes, else of the outputs only; empty if both fail."""
     for most in (MOST_BYTES, 0):
         with suppress(Exception):  # then with fewer values, or none
             return within(

@@ -1,4 +1,4 @@
-"""The race: plans are compiled, take turns in one process, and one of them wins."""
+"""The race: compile plans, time them in interleaved rounds in one process, and select a winner."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """How long a race lasts."""
+    """When a race ends."""
 
     turn: float = 0.03
-    """Seconds of a turn; a slower call is made once, after the one that is not counted."""
+    """Target seconds of a turn; a slower call is timed once, after an untimed call."""
     least: int = 6
-    """Rounds before which nothing is decided."""
+    """Minimum rounds before a decision."""
     most: int = 60
-    """Rounds after which it ends: what is not decided then is a tie."""
+    """Maximum rounds; undecided plans are then ties."""
     slack: float = 0.3
-    """Seconds by which a turn may be expected to end too late."""
+    """Seconds by which a turn may be expected to overrun the deadline."""
 
     def seconds(self, calls: Iterable[float]) -> float:
-        """The time of the fewest rounds, and of the turns before them, for calls of so many seconds."""
+        """Estimate the seconds of the minimum number of rounds, with warm-up, for calls of these durations."""
         return (self.least + 1) * sum(call + max(call, self.turn) for call in calls)
 
 
 PROFILED = 5
-"""Calls over which the launches of a plan are timed one by one."""
+"""Calls over which each launch of a plan is timed."""
 
 
 @dataclass(slots=True, eq=False)
 class Entrant:
-    """A compiled plan that takes turns with others."""
+    """A compiled plan that is timed in turn with others."""
 
     plan: Plan
     call: Callable[[], object] = tuple
     is_simple: bool = True
-    """Whether it may be the baseline, as a placement without mixing. Others are compared with the fastest of these."""
+    """Whether it is a placement without mixing and may be the baseline. Others are compared with the fastest of these."""
     program: Program | None = None
     note: str = ""
-    """A remark on its results: the error of a lowered precision."""
+    """A remark on its results: the error at lower precision."""
     first_call: float = 0.0
-    """Seconds."""
+    """Seconds of the first call."""
     expected: float = 0.0
-    """Seconds that a call is known to take before there are rounds."""
+    """Expected seconds per call, used before the first round."""
     repeats: int = 1
     rounds: list[float] = field(default_factory=list)
-    """Seconds per call, round by round."""
+    """Seconds per call, one entry per round."""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch within calls of the whole."""
+    """Seconds of each launch within whole calls."""
     is_out: bool = False
     failure: str = ""
-    """Why it left, if a call raised."""
+    """The error of a call that raised; empty if none did."""
 
     @property
     def median(self) -> float:
@@ -83,28 +83,28 @@ class Entrant:
 
     @property
     def turn(self) -> float:
-        """Seconds that a turn should take, the call that is not counted included."""
+        """Expected seconds of a turn, including the untimed call."""
         return (1 + self.repeats) * (self.median if self.rounds else self.expected)
 
     @property
     def has_run(self) -> bool:
-        """Whether there are rounds to be judged by."""
+        """Whether it completed a round and did not fail."""
         return bool(self.rounds) and not self.failure
 
     @property
     def simplicity(self) -> tuple[int, int]:
-        """Regions, then engines: the fewer, the simpler."""
+        """Numbers of regions and of engines; fewer is simpler."""
         return len(self.plan.launches), len({launch.engine for launch in self.plan.launches})
 
     def take_turn(self, clock: Clock) -> None:
-        """Make the calls of a turn; an exception is the entrant's own failure."""
+        """Time one turn; an exception is recorded as this plan's failure."""
         try:
             self.rounds.append(seconds_per_turn(self.call, self.repeats, clock))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
 
     def profile(self, inputs: Sequence[Any]) -> None:
-        """Time each launch within calls of the whole; a plan of one launch takes what the whole takes."""
+        """Time each launch within whole calls; a plan of one launch is skipped."""
         if self.program is None or len(self.plan.launches) < 2:
             return
         for _ in range(PROFILED):
@@ -112,7 +112,7 @@ class Entrant:
         self.regions = tuple(one.seconds / one.calls for one in self.program.profile().launches)
 
     def close(self) -> None:
-        """Release the program; its compiled form stays in the cache."""
+        """Release the program; its executables stay in the cache."""
         program, self.program = self.program, None
         if program is not None:
             program.close()
@@ -126,10 +126,10 @@ def run_interleaved(
     clock: Clock = time.perf_counter,
     watch: Callable[[int, Entrant], object] = lambda turn, best: None,
 ) -> int:
-    """Let the entrants take turns until nothing left can win, or the clock shows ``until``; return the number of rounds.
+    """Time the entrants in rounds until no other can win or the clock shows ``until``; return the number of rounds.
 
-    Certain losers leave; the fastest simple one stays to the end. A turn is begun if it should end in time. ``watch`` is called
-    after each round with the fastest so far.
+    Clear losers are dropped; the fastest simple plan stays. A turn starts only if it should end in time. ``watch`` is called
+    after each round with the fastest plan so far.
     """
     _set_repeats(entrants, until, rules, clock)
     for turn in range(rules.most):
@@ -145,7 +145,7 @@ def run_interleaved(
 
 
 def _set_repeats(entrants: Iterable[Entrant], until: float, rules: StoppingRule, clock: Clock) -> None:
-    """Find out how many calls make a turn, by a turn of one call that does not count: the others were not running yet."""
+    """Choose the calls per turn from one warm-up turn, whose time is discarded."""
     for entrant in entrants:
         if clock() + entrant.turn < until + rules.slack:
             entrant.take_turn(clock)
@@ -155,7 +155,7 @@ def _set_repeats(entrants: Iterable[Entrant], until: float, rules: StoppingRule,
 
 
 def _run_round(active: Sequence[Entrant], turn: int, until: float, clock: Clock) -> bool:
-    """Give each its turn; return whether there was time for all. Who came first in a round that is cut off keeps no lead."""
+    """Time one turn of each entrant; if time runs out, discard the round and return False."""
     done: list[Entrant] = []
     for entrant in rotate(active, turn):
         if clock() + entrant.turn >= until:
@@ -168,18 +168,18 @@ def _run_round(active: Sequence[Entrant], turn: int, until: float, clock: Clock)
 
 
 def _choose_baseline(entrants: Sequence[Entrant]) -> Entrant:
-    """The fastest simple candidate, or the fastest of all if none is simple."""
+    """The fastest simple plan, or the fastest of all if none is simple."""
     simple = [entrant for entrant in entrants if entrant.is_simple]
     return min(simple or entrants, key=lambda entrant: entrant.median)
 
 
 WIN = 0.98
-"""A plan wins only if the whole interval of its ratio to the baseline is below this. The order of plans that are closer changes
-from run to run (rounds spread by 1 to 8 %), so that no further round is needed where the interval is above it."""
+"""A plan wins only if the whole interval of its ratio to the baseline is below this. Closer plans change order from run to run
+(rounds vary by 1 to 8 %), so an interval above it needs no further round."""
 
 
 def _is_decided(active: Sequence[Entrant]) -> bool:
-    """Drop the candidates that have certainly lost to the baseline; return whether each other has won or cannot win."""
+    """Drop the plans that clearly lost to the baseline; return whether each other plan has won or cannot win."""
     if not active:
         return True
     baseline = _choose_baseline(active)
@@ -200,8 +200,8 @@ def prepare_plan(
 ) -> Entrant | CandidateResult:
     """Compile a plan on the request's engines and call it once on copies of the host inputs.
 
-    Returns the verdict for a plan that fails or is wrong. If ``expected`` is None, results are not compared. Once it
-    ``is_stopped``, the comparison ends.
+    Returns the verdict if the plan fails or is wrong. If ``expected`` is None, results are not compared. The comparison ends once
+    ``is_stopped()`` is true.
     """
     function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
     try:
@@ -232,25 +232,25 @@ def _format_error(error: Exception) -> str:
 
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-"""For each region its engine and its nodes."""
+"""The engine and node names of each region."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The plans that there are without measuring, by what engines have answered so far."""
+    """The plans known without measuring, from the engines that have answered so far."""
 
     function: Function
     engines: tuple[GraphCompiler, ...]
-    """Engines that take part: the implicit engine only if the others leave a node."""
+    """The participating engines; the implicit engine only if the others do not support every node."""
     options: ClusteringOptions
     implicit: str | None
     homes: DeviceMap
     everything: tuple[GraphCompiler, ...] = ()
-    """The engines, the implicit one included."""
+    """All engines, including the implicit one."""
 
     @classmethod
     def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
-        """Return the candidates for a request on those of its engines."""
+        """Collect the candidates of a request on ``engines``."""
         function, options, implicit, homes = request.function, request.clustering, request.implicit, request.device_map
         named = [engine for engine in engines if engine.spec != implicit]
         if implicit is not None and named:
@@ -261,7 +261,7 @@ class Candidates:
 
     @cached_property
     def priority(self) -> Plan:
-        """What the order of the list alone gives; raises PlanError where nothing takes a node."""
+        """The plan by the order of the engine list; raises PlanError if no engine supports a node."""
         where = self.homes
         return partition(
             self.function,
@@ -275,12 +275,12 @@ class Candidates:
 
     @cached_property
     def capability(self) -> SupportMatrix:
-        """What the engines have answered, asked once."""
+        """Which nodes the engines support; queried once."""
         return SupportMatrix.of(self.function, self.engines, [self.homes.of(engine.spec) for engine in self.engines])
 
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:
-        """The plans of one engine each that keep the caller's options, including those that are known to fail."""
+        """The single-engine plans that respect the caller's options, including those known to fail."""
         names, plans = [node.name for node in self.function.nodes], []
         supporting = self.capability.supporting_engines()
         for at, engine in enumerate(self.engines):
@@ -293,7 +293,7 @@ class Candidates:
 
     @cached_property
     def updating(self) -> tuple[Plan, ...]:
-        """The plans of one engine each, but for updates of state that it would copy and another engine writes in place."""
+        """The single-engine plans whose state updates run in place on a second engine, instead of being copied."""
         found = []
         for whole in self.wholes if self.function.aliases else ():
             spec = whole.launches[0].engine if whole.launches else ""
@@ -309,13 +309,13 @@ class Candidates:
         return is_allowed(plan, self.engines, self.options)
 
     def best_alone(self, table: CostTable) -> tuple[Plan, MeasuredCost] | None:
-        """Return the plan of one region that was measured to be the quickest."""
+        """The single-region plan with the lowest measured cost, with that cost, or None."""
         known = [(plan, cost) for plan in self.wholes if isinstance(cost := alone(plan, table), MeasuredCost)]
         return min(known, key=lambda pair: pair[1].seconds, default=None)
 
 
 def alone(plan: Plan, table: CostTable) -> RegionCost | None:
-    """Return the measured cost of a plan of one region; None for other plans, and if it is unknown."""
+    """The measured cost of a single-region plan; None for other plans, or if it is unknown."""
     if len(plan.launches) != 1:
         return None
     (launch,) = plan.launches
@@ -323,12 +323,12 @@ def alone(plan: Plan, table: CostTable) -> RegionCost | None:
 
 
 def make_partition_key(plan: Plan) -> Placing:
-    """Return what makes two plans the same: which nodes are together, on which engine."""
+    """The identity of a plan: the engine and the nodes of each region."""
     return tuple((launch.engine, launch.nodes) for launch in plan.launches)
 
 
 def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:
-    """Whether a plan keeps pins and sizes."""
+    """Whether a plan respects the pins and the limits on region size."""
     sizes = [len(launch.nodes) for launch in plan.launches] or [1]
     most = options.maximum_nodes or max(sizes)
     return options.minimum_nodes <= min(sizes) and max(sizes) <= most and _keeps_pins(plan, engines, options)
@@ -358,13 +358,13 @@ def select_winner(
     *,
     prefers_simple: bool = True,
 ) -> CandidateComparison:
-    """Compare the candidates that ran, in the given order, and others, whose verdict is known without a run.
+    """Compare the entrants that ran, and add ``others``, whose verdicts are known without a run.
 
     With fewer than ``least`` rounds there are no intervals and no losers: the fastest simple plan is chosen.
 
-    The baseline is the fastest simple plan. A plan that is not simple wins if the interval of its ratio to the baseline is wholly
+    The baseline is the fastest simple plan. A plan that is not simple wins if the whole interval of its ratio to the baseline is
     below `WIN`. Several winners, or all candidates if no simple plan ran, tie if they cannot be distinguished from the fastest.
-    The simplest of these is chosen; without ``prefers_simple`` the fastest winner.
+    The simplest of these is chosen, or without ``prefers_simple`` the fastest winner.
     """
     ran = [one for one in entrants if one.has_run]
     failed = [
@@ -385,10 +385,10 @@ def select_winner(
 
 
 def _at_pace(left: CandidateResult, baseline: float, *, is_beaten: bool) -> CandidateResult:
-    """The result of a plan that left an earlier race, with its times at the pace of the last one.
+    """Rescale the times of a plan from an earlier race to the baseline's speed in the last one.
 
-    Its own rounds may have been on a busier machine. Its ratio to the baseline, which both ran in, holds for these rounds too. A
-    plan that tied with the baseline has lost where that ``is_beaten``.
+    The earlier rounds may have run on a busier machine, but the ratio to the baseline, which ran in both, still holds. A plan
+    that tied with the baseline has lost if the baseline ``is_beaten``.
     """
     ratio = left.ratio
     if ratio is None:
@@ -400,7 +400,7 @@ def _at_pace(left: CandidateResult, baseline: float, *, is_beaten: bool) -> Cand
 
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
-    """An unfinished comparison with a winner: the plan of one region with the lowest measured cost."""
+    """Declare the single-region plan with the lowest measured cost the winner of an unfinished comparison."""
     note = "measured alone; the budget ended before it was compared with the others"
     winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
     return CandidateComparison((winner, *(one for one in race.contenders if one.plan != plan)), race.rounds)

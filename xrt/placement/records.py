@@ -1,4 +1,4 @@
-"""A placement as a placement file: the decision of a search, and the lockfile. Both hold plans as ranges of nodes."""
+"""Convert placements to and from placement files: search decisions and lockfiles. Both store plans as ranges of nodes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", CandidateRecord, Baseline)
 KEPT = 16
-"""Contenders that a lock names."""
+"""Maximum number of candidates in a lock."""
 DEVICE_OF = "device of "
-"""Before the spec of an engine: the option that says where it runs, if that is elsewhere than the module."""
+"""Prefix, before an engine's spec, of the option for its device, if that is not the module's."""
 LONGEST = 400
-"""Characters of a name that a lock holds."""
+"""Maximum characters of a name in a lock."""
 SHOWN = 12
-"""Characters of a fingerprint that a person compares."""
+"""Characters of a fingerprint shown in messages."""
 # ---------------------------------------------------------------------- from a plan to a lock
 
 
@@ -65,10 +65,10 @@ def create_lock(
     precision: PrecisionRecord | None = None,
     now: datetime | None = None,
 ) -> PlacementFile:
-    """Return the lockfile of a plan for that request.
+    """Create the lockfile of a plan for a request.
 
-    The plan is of the request's Function, or of the quantized form that ``precision`` describes. ``source`` says where the model
-    came from, for a later check, and ``values`` in which files inputs were; others are random.
+    The plan is of the request's Function, or of the quantized form that ``precision`` describes. ``source`` records where the
+    model came from, for a later check, and ``values`` the files of inputs; other inputs are random.
     """
     function, used = request.function, _select(request.devices, (launch.engine for launch in plan.launches))
     return PlacementFile(
@@ -88,13 +88,13 @@ def create_lock(
 
 
 def _round(record: T) -> T:
-    """Return the record with six digits of each number: more say nothing, and a diff would show them."""
+    """Round each float to six digits: more are noise, which a diff would show."""
     figures = {name: value for name, value in record.to_dict().items() if isinstance(value, float)}
     return record.replace(**{name: float(f"{value:.6g}") for name, value in figures.items()})
 
 
 def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
-    """Return the lockfile at a path. Raises PlacementFileError where it cannot be read, and where it is no lockfile."""
+    """Read the lockfile at a path. Raises PlacementFileError if it cannot be read, and LockError if it is not a lockfile."""
     document, name = read_placement(path), os.fspath(path)
     if not document.model:
         raise LockError(f"{name!r} has no section 'model', so it is no lockfile; `xrt lock MODEL -o FILE` writes one", file=name)
@@ -102,17 +102,17 @@ def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
 
 
 def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the Function's inputs that the lock was made for, as far as it has them."""
+    """Parse the input shapes that the lock was made for; inputs without a static shape in the lock are missing."""
     matches = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
     return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in matches.items() if match}
 
 
 _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
-"""A tensor's type whose extents are all numbers."""
+"""A tensor type with static extents only."""
 
 
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
-    """Return where a plan has the nodes, neighbours in the model's order together."""
+    """List the node ranges of a plan; consecutive nodes of one region share a range."""
     homes, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
     found, at = [], 0
     for group, members in groupby(names, groups.__getitem__):
@@ -124,7 +124,7 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
 
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
-    """Return the result of each candidate; with a Function, its regions too."""
+    """Record the result of each candidate; with a Function, its regions too."""
     return tuple(
         CandidateRecord(
             one.title,
@@ -140,12 +140,12 @@ def list_candidate_records(race: CandidateComparison, function: Function | None 
 
 
 FIGURES = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
-"""The numbers of a candidate, in its record and in its result."""
+"""The numeric fields of a candidate, in its record and in its result."""
 # ---------------------------------------------------------------------- from a lock to a plan
 
 
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
-    """Return the plan with those regions; raises LockError where it is no plan of the request's Function on its engines."""
+    """Rebuild a plan from node ranges; raises LockError if it does not fit the request's Function and engines."""
     homes: dict[str, str] = {}
     groups: dict[str, int] = {}
     function = request.function
@@ -171,16 +171,16 @@ def _names(run: NodeRange, function: Function) -> Iterator[str]:
     return (node.name for node in function.nodes[run.at : run.at + run.nodes])
 
 
-# ---------------------------------------------------------------------- what differs
+# ---------------------------------------------------------------------- mismatches
 
 
 def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check: bool = False) -> tuple[str, ...]:
-    """Return in which ways a lock was made for something else, each as a clause; empty where it applies.
+    """List the differences between a lock and a request, each as a clause; empty if the lock applies.
 
-    The engines of the plan count. ``for_check``, those of the baseline count too, and the clustering options do not.
+    Only the engines of the plan are compared. With ``for_check``, those of the baseline too, and clustering options are ignored.
     """
     if reasons := tuple(_of_model(lock, request.function)):
-        return reasons  # of another model nothing else is of interest
+        return reasons  # for another model, other differences do not matter
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
     used = _select(request.devices, (run.engine for run in lock.plan))
     options = _options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
@@ -197,7 +197,7 @@ def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:
         return
     inputs = tuple(_of_facts(_called(lock.inputs), _called(_inputs(function))))
     if inputs and lock.inputs.keys() == _inputs(function).keys() and lock.model.get("nodes") == mine["nodes"]:
-        yield f"the sizes differ: {'; '.join(inputs)}"  # which alone makes another fingerprint
+        yield f"the sizes differ: {'; '.join(inputs)}"  # enough to change the fingerprint
         return
     yield from inputs
     yield from _of_facts(_counted(lock.model), _counted(mine))
@@ -244,12 +244,12 @@ def _inputs(function: Function) -> dict[str, str]:
 
 
 def _select(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
-    """Return the devices of the engines that a plan uses; the devices of others may be unavailable."""
+    """Select the devices of the engines that a plan uses; other devices may be unavailable."""
     return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
 
 
 def _machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, str]:
-    """Return the description of the machine, and of each requested device with its model; an unavailable device is left out."""
+    """Describe the machine and each requested device with its model; an unavailable device is left out."""
     sets, _, processor = dict(make_context_key(context))["machine"].partition("; ")
     system, machine, *extensions = sets.split(" ")
     return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)} | _hardware(
@@ -274,13 +274,13 @@ def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str,
 
 
 MOST_TEXT = 2000
-"""The most characters that are kept of a note or a reason."""
+"""Maximum characters of a note or a reason."""
 
 
 def make_decision_key(request: PlacementRequest) -> Signature | None:
-    """Return the key of a decision: the model, the engines with their versions and code, options, machine, devices.
+    """Make the key of a decision: the model, the engines with versions and code, options, machine and devices.
 
-    Returns None if an engine's code is in no file, since a change of the code would go unnoticed.
+    Return None if the code of an engine is in no file, since a change would go unnoticed.
     """
     engines, context, devices = unwrap(request.engines), request.context, sorted(request.devices.items())
     codes = [_code(engine) for engine in engines]
@@ -295,21 +295,21 @@ def make_decision_key(request: PlacementRequest) -> Signature | None:
 
 
 def _code(engine: GraphCompiler) -> str:
-    """Return a hash of an engine's code, without importing the code of an engine that is still unused."""
+    """Hash an engine's code, without importing the code of an unused engine."""
     return hash_sources(
         registry.find_entry_module(engine.name) if isinstance(engine, LazyEngine) else engine.implementation.__module__
     )
 
 
 def _version(engine: GraphCompiler) -> str:
-    """Return an engine's version, without importing the library of an engine that is still unused."""
+    """The version of an engine, without importing the library of an unused engine."""
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
 
 def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
-    """Return the decision as a document. Nodes are identified by their positions, so names do not matter.
+    """Convert a tuning result to a document. Nodes are identified by position, so names do not matter.
 
-    It contains only the engines that took part, which may be fewer than the request has.
+    It contains only the engines of the chosen plan, which may be fewer than the request has.
     """
     engines = [engine for engine in tuned.asked or request.engines if engine.spec in tuned.plan.engines]
     search = SearchRecord(
@@ -330,7 +330,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
 
 
 def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
-    """Return the reasons of each engine with the positions of their nodes, so that the engine need not be queried again."""
+    """Record each engine's reasons with the positions of the declined nodes, so that the engine need not be queried again."""
     homes, function = request.device_map, request.function
     capability = SupportMatrix.of(function, engines, [homes.of(engine.spec) for engine in engines])
     found: dict[tuple[str, str], list[int]] = {}
@@ -342,9 +342,9 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
 
 
 def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Return the decision in a document, with ``how`` as ``remembered``.
+    """Read the decision in a document; its ``how`` is ``remembered``.
 
-    Raises PlacementFileError where it holds none, or one that does not fit the request.
+    Raises PlacementFileError if there is no decision, or if it does not fit the request.
     """
     search, known = document.search, {engine.spec for engine in request.engines}
     if search is None:

@@ -1,4 +1,4 @@
-"""The reference engine: it folds constants and computes expected results."""
+"""Evaluate Functions on the reference engine, for constant folding and expected results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Return the outputs of a Function from its inputs, both in its order; raises CompileRefused where there is no kernel.
+    """Compute the outputs of a Function on the reference engine; raises CompileRefused for an operator without a kernel.
 
-    A product with packed weights (MatMulNBits) is computed as one of floats.
+    A product with packed weights (MatMulNBits) is computed in floating point.
     """
     if any(node.op_type == "MatMulNBits" for node in function.nodes):
-        from xrt.passes.quantize.packed import unpack_weights  # for those alone who have some
+        from xrt.passes.quantize.packed import unpack_weights  # imported only if needed
 
         function = unpack_weights(function)
     return reference_evaluator.evaluate(function, inputs, threads=threads)

@@ -1,7 +1,7 @@
-"""The regression check: a locked plan and the plan that it was compared with, both measured now, and the lockfile's ratio.
+"""The regression check: time a locked plan against its baseline plan now, and compare the ratio with the lockfile's.
 
-Times of two days say little about each other. The ratio of two plans that take turns in one process is more stable. So the check
-compares ratios, each with its interval. A difference within the noise is undecided.
+Times measured on different days are hard to compare; the ratio of two plans that run in turn in one process is more stable. The
+check compares these ratios with their intervals. A difference within the noise is undecided.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 
 RULES = StoppingRule(least=12, most=200)
 SPELLS = 4
-"""Parts of a measurement whose medians must lie in its interval."""
+"""Segments of a measurement whose medians must lie in its interval."""
 SURE = 36
-"""Rounds before which nothing is called a regression, unless the time is up."""
+"""Minimum rounds before a regression is reported, unless time is up."""
 NARROW = 0.02
-"""How narrow the interval of a lock's ratio has to be, part of the ratio, before its measurement ends."""
+"""Width of the interval of a lock's ratio, relative to the ratio, at which its measurement ends."""
 
 State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionSetup:
-    """What plans of one Function are raced on."""
+    """The setup for timing plans of one Function."""
 
     request: PlacementRequest
     cache: CompileCache
     inputs: Sequence[Any]
-    """Arrays of the host."""
+    """Host arrays."""
     reference: Reference
     seconds: float
-    """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
+    """Time limit of the race, without compiles; at least `SPELLS` rounds are run."""
     clock: Clock = time.perf_counter
     lowered: Plan | None = None
-    """A plan within an error budget: how much it differs is measured on other examples."""
+    """A plan within an error budget; its error is measured on other examples."""
 
     @contextmanager
     def ready(self, *plans: Plan) -> Iterator[list[Entrant]]:
-        """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
+        """Compile plans and compare each with the reference; raises LockError if one fails or is wrong."""
         expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
         made: list[Entrant] = []
         try:
@@ -80,10 +80,10 @@ class RegressionSetup:
 def compare_plans(
     course: RegressionSetup, plan: Plan, other: Plan, is_enough: Callable[[RatioInterval, int], bool]
 ) -> tuple[RatioInterval, int]:
-    """Return the time of a plan over that of another, and in how many rounds it was found.
+    """Measure the ratio of a plan's time to another's, and the number of rounds.
 
-    They take turns until the ratio, after so many rounds, is enough, or the course's seconds have passed. Raises LockError
-    for a plan that fails.
+    The plans run in turn until ``is_enough(ratio, rounds)`` is true, or ``course.seconds`` have passed. Raises LockError for a
+    plan that fails.
     """
     with course.ready(plan, other) as made:
         until = course.clock() + course.seconds
@@ -112,7 +112,7 @@ def _take_turn(made: Entrant, repeats: int, clock: Clock) -> float:
 
 
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
-    """Return the plan's opponent: the baseline, else the best of one engine, else the best that is not the plan."""
+    """Choose the opponent of a plan: the baseline, else the best single-engine plan, else the best other plan."""
     others = [
         one
         for one in race.contenders
@@ -125,7 +125,7 @@ def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | N
 
 
 def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
-    """Return the baseline for later runs of the plan; None if no other plan could run. Raises LockError."""
+    """Measure the baseline for later checks of the plan; None if no other plan could run. Raises LockError if a plan fails."""
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
@@ -139,22 +139,22 @@ def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison
 
 @dataclass(frozen=True, slots=True)
 class RegressionResult:
-    """What came of holding a plan against its lock. True unless it has regressed; prints as one line."""
+    """The outcome of a regression check. True unless the plan has regressed; prints as text."""
 
     state: State
     limit: float
-    """By which part the ratio may grow."""
+    """The allowed relative increase of the ratio."""
     locked: Baseline | None = None
     now: RatioInterval | None = None
     rounds: int = 0
     change: RatioInterval | None = None
-    """The ratio now over that of the lock; both intervals are in its own."""
+    """The ratio now over that of the lock; its interval combines both."""
 
     def __bool__(self) -> bool:
         return self.state != "regressed"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain data; without the places of the nodes."""
+        """Convert to plain data, without the node ranges."""
         facts = asdict(self)
         if self.locked is not None:
             facts["locked"] = self.locked.to_dict()
@@ -189,7 +189,7 @@ _PHRASES: Mapping[State, str] = {
 def check_regression(
     course: RegressionSetup, plan: Plan, other: Plan | None, gate: Baseline | None, limit: float
 ) -> RegressionResult:
-    """Return whether the plan's ratio to the other plan has become worse than the lockfile's by more than ``limit``.
+    """Check whether the plan's ratio to the other plan is worse than the lockfile's by more than ``limit``.
 
     Raises LockError if a plan does not run, or if its results differ from the reference.
     """
@@ -207,7 +207,7 @@ def check_regression(
 
 
 def _change(now: RatioInterval, gate: Baseline) -> RatioInterval:
-    """Return the quotient of two ratios; their doubts add up as independent ones do, in logarithms."""
+    """Divide two ratios; their uncertainties are independent and add in squares, on a log scale."""
     middle = now.median / gate.ratio
     less = math.hypot(math.log(now.median / now.low), math.log(gate.high / gate.ratio))
     more = math.hypot(math.log(now.high / now.median), math.log(gate.ratio / gate.low))

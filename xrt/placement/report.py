@@ -1,4 +1,4 @@
-"""The account of a chosen plan: what each region costs, who came next, and what would unlock the graph."""
+"""The cost report of a chosen plan: region costs, the other candidates, and operator support that would save time."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 
 SHOWN = 8
-"""Rows of one kind that the text has; `to_dict` has all."""
+"""Maximum rows of one kind in the text; `to_dict` has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What a chosen plan costs, part by part. Prints as text."""
+    """The costs of a chosen plan by region. Prints as text."""
 
     predicted: float | None
-    """Seconds of a call; None where nothing was measured to predict it by."""
+    """Predicted seconds per call; None without measurements."""
     measured: float | None
-    """Seconds of a call as it was raced; None where it was not."""
+    """Seconds per call in the race; None if it was not raced."""
     parts: tuple[RegionPrediction, ...] = ()
     standings: tuple[CandidateRecord, ...] = ()
-    """The contenders, best first."""
+    """The candidates, best first."""
     unlocks: tuple[MissingSupport, ...] = ()
-    """Operators whose support by an engine would save something, the largest saving first."""
+    """Operators whose support by an engine would save time, the largest saving first."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account as plain data; numbers that are not finite are None."""
+        """Convert to plain data; numbers that are not finite become None."""
         found: dict[str, Any] = _finite(asdict(self) | {"standings": [one.to_dict() for one in self.standings]})
         return found
 
@@ -58,7 +58,7 @@ def make_report(
     table: CostTable,
     device: str | DeviceMap = "cpu",
 ) -> CostReport:
-    """Return the account of a plan by what the table knows; of an empty table there is none to be had, but for the standings."""
+    """Report the costs of a plan from the table; with an empty table, only the results of the race."""
     standings = list_candidate_records(tuned.race)
     seconds = tuned.race.winner.seconds if tuned.race.winner else None
     if not table.regions:
@@ -73,7 +73,7 @@ def make_report(
 
 
 def _took(regions: Sequence[float], seconds: float | None, count: int) -> Sequence[float | None]:
-    """Return what each region took; one that is all there is took what the call did."""
+    """The measured seconds of each region; a single region took as long as the call."""
     if count == 1:
         return [seconds]
     return regions if len(regions) == count else [None] * count
@@ -100,13 +100,13 @@ def _lines(account: CostReport) -> Iterator[str]:
 
 
 def describe_prediction(account: CostReport) -> str:
-    """Return what a call was predicted to take, and what it took where that was measured."""
+    """Format the predicted time of a call, and the measured time if known."""
     took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
     return f"predicted {format_seconds(account.predicted)} for a call{took}"
 
 
 def describe_missing_support(one: MissingSupport) -> str:
-    """Return what an engine's support of an operator would save."""
+    """Describe the time that an engine's support of an operator would save."""
     return f"{one.operator} on {one.engine} ({one.nodes} node{'s' * (one.nodes != 1)}): {format_seconds(one.seconds)} less"
 
 
@@ -117,13 +117,13 @@ def _some(lines: Sequence[str], what: str) -> Iterator[str]:
 
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
-"""What the measures of XRT are called; any other is a metric of the caller's."""
+"""Display names of the built-in error measures; any other is the caller's metric."""
 PLANS_SHOWN, SHOWN_SHORT = 16, 4
-"""Nodes in float32 that the text names: of the chosen plan, and of any other."""
+"""Maximum float32 nodes named in the text: of the chosen plan, and of any other."""
 
 
 def format_error(error: float | None, measure: str) -> str:
-    """Return an error as a person reads it: a share in per cent, the loss of a metric as a number.
+    """Format an error: a share in per cent, the loss of a metric as a number.
 
     >>> format_error(0.0123, "relative"), format_error(0.005, "accuracy")
     ('1.23%', '0.005')
@@ -134,13 +134,13 @@ def format_error(error: float | None, measure: str) -> str:
 
 
 def describe_budget(record: PrecisionRecord) -> str:
-    """Return the budget: what is measured, and how large it may be."""
+    """Describe the error budget: the measure and its limit."""
     what = MEASURES.get(record.measure, f"loss of {record.measure}")
     return f"{what} at most {format_error(record.limit, record.measure)}"
 
 
 def describe_precision(record: PrecisionRecord) -> Iterator[str]:
-    """Yield the precision and the measured error; the regions; the nodes in float32 with their reasons; and remarks."""
+    """Yield lines on the precision and the measured error, the regions, the float32 nodes with reasons, and remarks."""
     data = f"measured on {record.items} items" + (f", calibrated on {record.calibrated} others" if record.calibrated else "")
     budget = describe_budget(record)
     if record.precision == "fp32":
@@ -161,7 +161,7 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
 
 
 def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
-    """Return what came of a plan."""
+    """Describe the outcome of a plan of lower precision."""
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.kept:
@@ -187,7 +187,7 @@ def _describe_error_of(plan: LoweredPlanRecord, measure: str) -> str:
 
 
 def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
-    """Return the plans that were timed, fastest first, each with whether no other is both faster and as exact."""
+    """List the timed plans, fastest first, each with whether it is on the Pareto front of time and error."""
     timed = sorted((one for one in record.plans if one.seconds is not None), key=lambda one: (one.seconds, one.error or 0.0))
     found, least = [], math.inf
     for one in timed:
@@ -200,11 +200,11 @@ def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, 
 # ---------------------------------------------------------------------- in a notebook
 
 WIDTH, HEIGHT, MARGIN = 560.0, 220.0, 44.0
-"""Pixels of the drawing, and of the room for its scales."""
+"""Size and margin of the drawing, in pixels."""
 
 
 def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
-    """Return what a view shows of a precision: lines, points of the plans that were timed, and a table of all plans."""
+    """Template data of a precision record: lines, points of the timed plans, and a table of all plans."""
     from xrt.html.views import seconds
 
     if record is None:
@@ -245,18 +245,18 @@ def _describe(error: float | None, record: PrecisionRecord) -> str:
 
 
 MOST_COSTS = 12
-"""Rows of a table of costs."""
+"""Maximum rows of a table of costs."""
 
 
 def render_tuning_result(tuned: TuningResult) -> str:
-    """Return the cell of a TuningResult."""
+    """Render a TuningResult as a notebook cell."""
     from xrt.html.views import render_cell
 
     return render_cell("tuning_result.html", title=_make_title(tuned), **_describe_result(tuned))
 
 
 def render_tuning_page(tuned: TuningResult, model: str) -> str:
-    """Render the page of a TuningResult."""
+    """Render a TuningResult as a page."""
     from xrt.html.views import render_page
 
     result = {**_describe_result(tuned), "title": _make_title(tuned)}
@@ -312,7 +312,7 @@ def _format_ratio(one: CandidateResult) -> str:
 
 
 def _find_times(tuned: TuningResult) -> MeanCall | None:
-    """Return what the regions of the chosen plan took within calls, where that was measured."""
+    """The measured times of the chosen plan's regions, or None."""
     from xrt.html.views import MeanCall
 
     winner = tuned.race.winner
@@ -322,7 +322,7 @@ def _find_times(tuned: TuningResult) -> MeanCall | None:
 
 
 def describe_costs(account: CostReport | None) -> dict[str, Any]:
-    """What a view shows of the costs of a chosen plan: a table of its regions, and what would save time."""
+    """Template data of a plan's costs: a table of its regions, and possible savings."""
     from xrt.html.views import seconds
 
     def show(value: float | None) -> str:

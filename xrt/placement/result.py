@@ -1,4 +1,4 @@
-"""What tuning gives: the plan that was chosen, who ran against whom, and how it was chosen, as values that print as text."""
+"""Tuning results: the chosen plan, the other candidates, and how the plan was chosen, as values that print as text."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ if TYPE_CHECKING:
 
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
-"""``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
-``locked`` by a file; ``priority`` is the order of the list, for want of measurements."""
+"""``measured``: the search ended or used up its budget; ``interrupted`` by the user; ``remembered`` from an earlier process;
+``locked`` by a file; ``priority``: by the order of the list, without measurements."""
 NOT_MEASURED = "not measured: "
-"""How the reason of a node begins that is not on an engine of which nothing is known."""
+"""Prefix of the reason why a node is not on an engine that was not measured."""
 VERDICTS = {"won": "chosen", "tie": "tie", "lost": "slower", "wrong": "wrong", "failed": "failed"}
-"""The words that are shown for the outcomes, which files spell in their own way."""
+"""Displayed words for the outcomes, which files spell differently."""
 LATE = "not measured in time:"
 MANY = 5
-"""Regions up to which a plan is called by the engines of all of them."""
+"""Maximum regions for a title that lists the engine of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """A plan that took part, or would have."""
+    """A candidate plan and its result."""
 
     plan: Plan
     verdict: SelectionOutcome
     """``won``: the chosen plan; ``tie``: not distinguishable, within the noise, from the chosen plan or from the baseline;
     ``wrong``: differs from the reference; ``failed``: did not compile or run."""
     seconds: float | None = None
-    """Of a call: the median over the rounds; of one that did not run, what its only region was measured to take alone."""
+    """Median seconds per call over the rounds; if it did not run, the seconds measured for its only region."""
     low: float | None = None
     high: float | None = None
     ratio: float | None = None
-    """Its time over the baseline's, the median of the rounds: less than one is quicker. None where it did not run."""
+    """Median ratio of its time to the baseline's; below 1 is faster. None if it did not run."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     note: str = ""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch within calls of the whole, in the plan's order; empty where it was not profiled."""
+    """Seconds of each launch within whole calls, in the plan's order; empty if not profiled."""
 
     @property
     def title(self) -> str:
-        """The plan by its engines, in the order in which they run."""
+        """The plan's engines, in execution order."""
         return describe_plan(self.plan)
 
     @property
     def is_single(self) -> bool:
-        """Whether one engine has all of it."""
+        """Whether the plan uses at most one engine."""
         return len({launch.engine for launch in self.plan.launches}) <= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the contender as plain data, the plan by its title and its regions' nodes."""
+        """Convert to plain data: the plan by its title and the nodes of its regions."""
         regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in self.plan.launches]
         own = {name: getattr(self, name) for name in _FIGURES}
         return {"title": self.title, **own, "seconds_of_regions": list(self.regions), "plan": regions}
@@ -74,12 +74,12 @@ class CandidateResult:
         return self.describe()
 
     def describe(self, *, is_baseline: bool = False) -> str:
-        """Return the verdict, the plan, its time and its ratio; the baseline has no ratio to itself."""
+        """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
         return describe_candidate(self, self.title, is_baseline=is_baseline)
 
 
 def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool) -> str:
-    """Return the result of a candidate, as `CandidateResult.describe` does."""
+    """Format the result of a candidate, as `CandidateResult.describe` does."""
     parts = [f"{VERDICTS[one.verdict]}: {title}"]
     if one.seconds is not None:
         parts.append(_time(one.seconds))
@@ -97,16 +97,16 @@ _FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_hi
 
 @dataclass(frozen=True, slots=True)
 class CandidateComparison:
-    """The contenders, best first; the chosen one is the first, if any ran."""
+    """The candidates, best first; the chosen one is the first, if any ran."""
 
     contenders: tuple[CandidateResult, ...] = ()
     rounds: int = 0
     baseline: int | None = None
-    """Index of the contender that others are compared with: the fastest plan of one engine, else the plan by priority."""
+    """Index of the candidate that others are compared with: the fastest single-engine plan, else the plan by priority."""
 
     @property
     def winner(self) -> CandidateResult | None:
-        """The one that was chosen; None where nothing ran."""
+        """The chosen candidate; None if none ran."""
         return next((one for one in self.contenders if one.verdict == "won"), None)
 
 
@@ -116,38 +116,38 @@ class TuningResult:
 
     plan: Plan
     table: CostTable = CostTable()
-    """All that is known of regions by now."""
+    """All known region costs."""
     race: CandidateComparison = CandidateComparison()
     how: Origin = "measured"
     budget: float = 0.0
-    """Seconds that were asked for."""
+    """The requested search time in seconds."""
     spent: float = 0.0
     measurements: int = 0
-    """Regions that were measured, those that failed among them; not those that were known already."""
+    """Number of regions measured in this search, including failed ones."""
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = FrozenDict()
-    """By spec why the whole model was not measured on an engine."""
+    """Why the whole model was not measured on an engine, by spec."""
     is_provisional: bool = False
-    """Whether it was decided by too few rounds to tell plans apart."""
+    """Whether there were too few rounds to distinguish plans."""
     is_explicit: bool = False
-    """Whether the caller asked for the search: modules use its decision whatever their budget."""
+    """Whether the caller requested the search: modules then use its decision, whatever their budget."""
     is_checked: bool = True
-    """Whether the results of the plan were compared with the reference; if not, a module compares its first call."""
+    """Whether the results of the plan were compared with the reference; if not, a module compares those of its first call."""
     asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines with their answers; empty if none was queried."""
     precision: PrecisionRecord | None = None
-    """What the plan is computed in, within an error budget; None where none was given."""
+    """The precision of a plan within an error budget; None without a budget."""
     lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
-    """The engines of lower precision that the plan has."""
+    """The plan's engines of lower precision."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
-        """Whether it is final, and which engines were not measured in time."""
+        """The remarks on whether it is provisional and which engines were not measured in time."""
         return tuple(one for one in self.remarks if one.startswith(("provisional", LATE)))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks besides the comparison: whether it is final, which engines were not measured and why, and notes."""
+        """Remarks besides the comparison: whether it is provisional, which engines were not measured and why, and notes."""
         late = [spec for spec, reason in self.unmeasured.items() if "budget ended" in reason]
         missing = [f"{LATE} {', '.join(late)}"] if late else []
         missing += [f"not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items() if spec not in late]
@@ -157,7 +157,7 @@ class TuningResult:
         return (*provisional, *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was chosen as plain data."""
+        """Convert to plain data."""
         names = ("how", "budget", "spent", "measurements", "notes", "is_provisional")
         facts = {name: getattr(self, name) for name in names} | {"unmeasured": dict(self.unmeasured)}
         race = {
@@ -169,8 +169,8 @@ class TuningResult:
         return {"chosen": describe_plan(self.plan), **facts, **race, **own}
 
     def _repr_html_(self) -> str:
-        """Return the search as bars, and the plan as pictures for a notebook."""
-        from xrt.placement.report import render_tuning_result  # for notebooks alone
+        """Render the search and the plan for a notebook."""
+        from xrt.placement.report import render_tuning_result  # only for notebooks
 
         return render_tuning_result(self)
 
@@ -197,13 +197,13 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
         yield f"  {contender.describe(is_baseline=number == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
     if tuned.precision is not None:
-        from xrt.placement.report import describe_precision  # for those alone who allow an error
+        from xrt.placement.report import describe_precision  # only with an error budget
 
         yield from (f"  {line}" for line in describe_precision(tuned.precision))
 
 
 def format_count(number: int, what: str) -> str:
-    """Return a number of things.
+    """Format a count with its noun.
 
     >>> format_count(1, "round"), format_count(2, "round")
     ('1 round', '2 rounds')
@@ -212,7 +212,7 @@ def format_count(number: int, what: str) -> str:
 
 
 def more_than(budget: float) -> float:
-    """Return a larger budget, to be advised: at least 20 seconds.
+    """Suggest a larger budget, at least 20 seconds.
 
     >>> more_than(3.0), more_than(20.0), more_than(1000.0)
     (20.0, 60.0, 3000.0)
@@ -221,12 +221,12 @@ def more_than(budget: float) -> float:
 
 
 def is_of_engine(reason: Reason) -> bool:
-    """Whether a reason is of the engine rather than of the node: it was slower, or it was not measured."""
+    """Whether a reason is about the engine rather than the node: it was slower, or it was not measured."""
     return reason.text == MEASURED_REASON or reason.text.startswith(NOT_MEASURED)
 
 
 def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
-    """Return the plan with the reasons why nodes are not on engines that were not measured."""
+    """Replace the reasons why nodes are not on engines that were not measured."""
     found = tuple(
         replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
         if is_of_engine(reason) and reason.engine in unmeasured
@@ -237,7 +237,7 @@ def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
 
 
 def describe_plan(plan: Plan) -> str:
-    """Return a plan by its engines, in the order in which they run: ``ort + xla + ort``, or how many regions each has."""
+    """Describe a plan by its engines in execution order, ``ort + xla + ort``, or by the number of regions of each."""
     specs = [launch.engine for launch in plan.launches]
     kinds = list(dict.fromkeys(specs))
     if not specs:
@@ -254,25 +254,25 @@ def _time(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far tuning is."""
+    """The state of a search."""
 
     stage: str
-    """In a few words: what is being done."""
+    """The current step in a few words."""
     best: str
-    """The best plan so far, by its title; empty before there is one."""
+    """The title of the best plan so far; empty if there is none."""
     seconds: float | None
-    """What a call of that takes, where it is known."""
+    """Seconds per call of the best plan, if known."""
     elapsed: float
     budget: float
 
     @property
     def text(self) -> str:
-        """The stage, and the best plan by now with its time."""
+        """The stage, and the best plan so far with its time."""
         best = f"; best so far: {self.best}, {_time(self.seconds)}" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Convert to plain data."""
         return asdict(self)
 
 
@@ -281,35 +281,35 @@ class PlacementRequest:
     """A Function whose nodes are to be placed on engines, within a budget of seconds."""
 
     function: Function
-    """Its extents must be known."""
+    """Its shapes must be static."""
     engines: tuple[GraphCompiler, ...]
-    """By priority, the implicit one last."""
+    """By priority, the implicit engine last."""
     context: CompileContext
     clustering: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
-    """The spec of the implicit engine, which the list does not name."""
+    """The spec of the implicit engine, which the caller did not list."""
     devices: Mapping[str, str] = FrozenDict()
-    """Specs of engines that run elsewhere than the context says, with their devices."""
+    """Devices by spec, for engines on another device than the context's."""
     cuda_graph: bool = False
-    """Whether calls on a device are captured, where they can be."""
+    """Whether to capture calls on a device, where supported."""
     budget: float = 20.0
-    """Seconds that the search may take."""
+    """Time limit of the search in seconds."""
     spent: float = 0.0
-    """Seconds of the budget that are already used; half of it always remains."""
+    """Seconds of the budget already spent; at least half of it always remains."""
     retune: bool = False
-    """Whether to search even if a decision is stored. Later requests use what is found, whatever their budget."""
+    """Whether to search even if a decision is stored. Later requests use the result, whatever their budget."""
 
     @cached_property
     def device_map(self) -> DeviceMap:
-        """Where nodes run."""
+        """The device of each engine."""
         return DeviceMap(self.context.device, self.devices)
 
     @cached_property
     def contexts(self) -> dict[str, CompileContext]:
-        """By spec the context of each engine, on its device; raises DeviceError if one is unavailable."""
+        """The context of each engine on its device, by spec; raises DeviceError if a device is unavailable."""
         return {engine.spec: on_device(self.device_map.of(engine.spec), self.context) for engine in self.engines}
 
 
 def unwrap(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Return the engines for those that stand in front of a worker: what they cost is not the worker's."""
+    """Replace isolated engines by the engines they wrap, under which costs are stored."""
     return [engine.inner if isinstance(engine, IsolatedEngine) else engine for engine in engines]

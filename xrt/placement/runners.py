@@ -1,4 +1,4 @@
-"""Engines measured behind a wall: each compiles and runs in a worker of its own, where a hang or a crash costs its limit once."""
+"""Trials of engines in isolated worker processes, where a hang or a crash costs the time limit once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 MOMENT = 0.02
-"""Seconds that a request is given at least."""
+"""Minimum seconds for a request."""
 KEPT = 0.25
-"""Seconds of a compile from which on the worker keeps what it compiled, for the contest."""
+"""Seconds of compile time above which the worker keeps the executable for the race."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What came of a Function on an engine."""
+    """The result of a trial of a Function on an engine."""
 
     results: Sequence[Any]
     samples: Sequence[float]
@@ -42,54 +42,54 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """How long a trial may take, and what is timed."""
+    """The time limits of a trial, and what it times."""
 
     seconds: float
-    """For how long samples are taken."""
+    """Seconds of sampling."""
     compiling: float | None = None
-    """Seconds that the compile may take; None is no limit."""
+    """Seconds for the compile; None for no limit."""
     running: float | None = None
-    """Seconds that the runs may take, all together."""
+    """Seconds for all runs together."""
     total: float | None = None
-    """Seconds that compile and runs may take together."""
+    """Seconds for compile and runs together."""
     inner: bool = False
-    """Whether it is timed as what other regions read: its results lie in memory that is there."""
+    """Whether to time it as an inner region, which writes its results into existing memory."""
 
 
 class NotStarted(EngineError):
-    """A worker that had been killed was not there again in time."""
+    """A killed worker did not restart in time."""
 
 
 def _at_most(limit: float | None, left: float) -> float | None:
-    """Return the lesser of a limit and what is left; a request is given a moment in any case."""
+    """The smaller of a limit and the remaining time, but at least `MOMENT`."""
     return limit if left == float("inf") else max(left if limit is None else min(limit, left), MOMENT)
 
 
 class Runner(Protocol):
-    """How an engine is tried."""
+    """Runs trials of an engine."""
 
     @property
     def compiler(self) -> GraphCompiler:
-        """What the contest compiles with, in this process."""
+        """The engine that compiles for the race, in this process."""
 
     def start(self) -> None:
-        """Start and import what a trial needs; raises EngineError."""
+        """Start the engine and import its libraries; raises EngineError."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
-        """Compile, run and take samples; raises EngineError."""
+        """Compile, run and time a Function; raises EngineError."""
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
 
 
 class WorkerRunner(IsolatedEngine):
-    """An engine that compiles and is measured in a worker; what it compiled there is loaded here, or compiled once more."""
+    """Compiles and measures an engine in a worker; its executables are loaded into this process, or compiled again here."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits) -> None:
-        """Raises OptionError where no other process can import the engine's class."""
+        """Raise OptionError if another process cannot import the engine's class."""
         super().__init__(engine, limits, runs=False)
-        self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
-        self.devices = engine.devices  # type: ignore[misc]  # there it runs on a device of its own process
+        self.runs = False  # an executable that cannot be saved is compiled here, once it was harmless in the worker
+        self.devices = engine.devices  # type: ignore[misc]  # the worker opens the device itself
         self._kept: dict[str, RemoteExecutable] = {}
 
     @property
@@ -98,7 +98,7 @@ class WorkerRunner(IsolatedEngine):
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
         end = perf_counter() + (float("inf") if terms.total is None else terms.total)
-        if not self._home.is_at_work:  # it was killed for what it did before
+        if not self._home.is_at_work:  # it was killed in an earlier trial
             self._restart(terms.compiling)
         began = perf_counter()
         self.bound(_at_most(terms.compiling, end - began))
@@ -117,7 +117,7 @@ class WorkerRunner(IsolatedEngine):
         return TrialResult(results, samples)
 
     def _restart(self, seconds: float | None) -> None:
-        """Start a worker, within so many seconds; raises NotStarted."""
+        """Restart the worker within ``seconds``; raises NotStarted."""
         self.bound(seconds)
         try:
             within(threading.TIMEOUT_MAX if seconds is None else seconds, self.start)
@@ -125,7 +125,7 @@ class WorkerRunner(IsolatedEngine):
             raise NotStarted(f"engine {self.spec!r} was not started again within {seconds:.3g} s") from error
 
     def bound(self, limit: float | None) -> None:
-        """Let each request from now on take at most so many seconds."""
+        """Limit the seconds of each later request."""
         self._home.seconds = limit
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
@@ -136,18 +136,18 @@ class WorkerRunner(IsolatedEngine):
 
 
 class LocalRunner:
-    """An engine that can, or is to, be in no other process; a crash of it is one of this process, and a hang is abandoned."""
+    """Runs an engine in this process, if no worker can or should; a crash ends the process, and a hang is abandoned."""
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.compiler = engine
 
     @classmethod
     def of(cls, engine: GraphCompiler) -> LocalRunner:
-        """Make the runner of an engine without the worker that isolates it."""
+        """Make a runner for an engine, without its isolating worker."""
         return cls(_inner(engine))
 
     def start(self) -> None:
-        """The engine is here."""
+        """Nothing to start."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
         limits = [seconds for seconds in (terms.compiling, terms.running) if seconds is not None]
@@ -176,11 +176,11 @@ class LocalRunner:
             raise RunFailed(f"engine {self.compiler.spec!r} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
-    """Return how an engine is tried: behind a wall, where there can be one."""
+    """Run the engine in a worker if possible, else in this process."""
     try:
         return WorkerRunner(_inner(engine), limits)
     except OptionError:
@@ -192,10 +192,10 @@ def _inner(engine: GraphCompiler) -> GraphCompiler:
 
 
 PATIENCE = 3.0
-"""Seconds after which the next engine is begun although the one before has not answered: the slowest library, TVM, is imported in
+"""Seconds after which the next engine starts even if the previous one has not answered: TVM, the slowest library, is imported in
 2.3 s."""
 END_PATIENCE = 0.2
-"""Seconds for which the end of a search waits for a worker to end."""
+"""Seconds that a search waits for each worker to end."""
 
 
 @dataclass(eq=False)
@@ -206,14 +206,14 @@ class _QueriedEngine:
     home: str
     runner: Runner | None = None
     answers: dict[int, str | None] = field(default_factory=dict)
-    """By the numbers of questions."""
+    """Answers by question number: None, or why the node is not supported."""
     has_begun: bool = False
     has_answered: bool = False
-    """Whether it has answered all questions, or failed."""
+    """Whether all questions are answered, or the engine failed."""
     is_ready: bool = False
-    """Whether its runner has started too, or it failed."""
+    """Whether its runner has started too, or the engine failed."""
     failure: str = ""
-    """Why it cannot take part."""
+    """Why it cannot take part; empty if it can."""
 
 
 class Inquiry:
@@ -238,9 +238,9 @@ class Inquiry:
     # ------------------------------------------------------------------ waiting
 
     def start(self) -> None:
-        """Begin to query the engines.
+        """Start querying the engines.
 
-        The next engine is begun when the one before has answered, or after `PATIENCE`: engines that import their libraries at
+        The next engine starts once the previous one has answered, or after `PATIENCE`: engines that import their libraries at
         once slow each other.
         """
 
@@ -257,7 +257,7 @@ class Inquiry:
         begin(start_all, "xrt-ask")
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> bool:
-        """Wait for that many seconds at most until it is enough, which is asked whenever an engine has answered or is ready."""
+        """Wait at most ``seconds`` until ``is_enough()``, which is checked whenever an engine has answered or is ready."""
         with self._changed:
             return self._changed.wait_for(is_enough, min(max(seconds, 0.0), threading.TIMEOUT_MAX))
 
@@ -268,7 +268,7 @@ class Inquiry:
 
     @property
     def unanswered(self) -> list[str]:
-        """The engines that have not answered all."""
+        """The engines that have not answered all questions."""
         return [spec for spec, one in self._queried.items() if not one.has_answered]
 
     def list_answered(self) -> tuple[str, ...]:
@@ -276,7 +276,7 @@ class Inquiry:
         return tuple(spec for spec, one in self._queried.items() if one.has_answered)
 
     def list_ready(self) -> tuple[str, ...]:
-        """The engines that can be measured, or have failed."""
+        """The engines that are ready to be measured, or have failed."""
         return tuple(spec for spec, one in self._queried.items() if one.is_ready)
 
     def _make_ready(self, one: _QueriedEngine) -> None:
@@ -309,14 +309,14 @@ class Inquiry:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Ask nothing while something is measured. A question that has begun goes on."""
+        """Pause queries while something is measured. A query in progress continues."""
         self._may_ask.clear()
         try:
             yield
         finally:
             self._may_ask.set()
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ answers and runners
 
     @property
     def runners(self) -> dict[str, Runner]:
@@ -326,7 +326,7 @@ class Inquiry:
         }
 
     def engines(self, *, started: bool = False) -> list[GraphCompiler]:
-        """Return all engines by what they have answered; one that has not supports nothing, nor where it must be ``started``."""
+        """All engines with their answers; an engine without answers, or not ``started`` if required, supports nothing."""
         return [self._by_answers(one, started=started) for one in self._queried.values()]
 
     def _by_answers(self, one: _QueriedEngine, *, started: bool) -> GraphCompiler:
@@ -339,7 +339,7 @@ class Inquiry:
         return RecordedSupportEngine(one.engine, reasons)
 
     def why_not_ready(self, spec: str) -> str | None:
-        """Return why the engine could not be measured; None where it could."""
+        """Explain why the engine could not be measured; None if it could."""
         return self._why_not(self._queried[spec], started=True)
 
     def _why_not(self, one: _QueriedEngine, *, started: bool) -> str | None:

@@ -1,6 +1,6 @@
-"""The planner: from measured costs to plans, to the parts that are worth measuring next, and to predictions.
+"""The planner: derives plans, the next parts to measure, and predictions from measured costs.
 
-It has no clock: the same Function, engines and table give the same plans, byte for byte.
+It is deterministic and has no clock: the same Function, engines and table give the same plans, byte for byte.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 GAIN = 0.05
-"""Part of the time of the best plan that a mixture must be predicted to save. Predictions leave out what a boundary does to
-caches and threads, and rounds spread by 1 to 8 %: a smaller gain seldom wins its race. Eleven models took 122 measurements with
-5 %, and 332 with 2 %."""
+"""Share of the best plan's time that a mixture must be predicted to save. Predictions ignore the effect of a boundary on caches
+and threads, and rounds vary by 1 to 8 %: a smaller gain rarely wins its race. Eleven models took 122 measurements with 5 %, and
+332 with 2 %."""
 EXPECTED_SPEEDUP = 2.0
-"""How much faster than estimated an engine may be on a part that was not measured. With 1 no mixture of four benchmark models was
-found; with 4 the search took 206 measurements for them and seven others, not 122."""
+"""How much faster than its estimate an engine may be on an unmeasured part. With 1 no mixture of four benchmark models was found;
+with 4 the search took 206 measurements for them and seven others, not 122."""
 ALONE = 0.25
-"""Worth of a node that was cut out of a run of its like, which is measured too: a chain of 50 needs 6 measurements, not 20.
-With 1 eleven models took 150 measurements, not 122, and one mixture of four was not found."""
+"""Weight of a single node in a run of similar nodes, which is measured too: a chain of 50 needs 6 measurements, not 20. With 1
+eleven models took 150 measurements, not 122, and one mixture of four was not found."""
 MOST_ATOMS = 128
-"""Stretches of nodes that the planner moves as a whole: 128 take 0.1 s, and quadratically more."""
+"""Maximum atoms, the stretches of nodes that the planner moves as a whole: 128 take 0.1 s, with quadratic growth."""
 RANKED = 4
-"""Partitionings whose regions are looked up in the table and measured, and mixtures that may race. With 2, 4 and 8 eleven models
-took the same measurements, for the same mixtures."""
+"""Number of top partitionings whose regions are looked up and measured, and of mixtures that may race. With 2, 4 and 8 eleven
+models took the same measurements, for the same mixtures."""
 REPEATS = 4
-"""Limit on proposing again because the table had regions of the last proposals."""
+"""Maximum rounds of proposing again because the table had regions of the last proposals."""
 
 
 # ---------------------------------------------------------------------- partitionings
 
 
 def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield each engine alone, each engine first, each node on its cheapest engine, and the best stretches."""
+    """Yield each engine alone, each engine as first choice, each node on its cheapest engine, and the best stretches."""
     graph = costs.graph
     engines = range(len(graph.engines))
     yield from (((engine, graph.whole),) for engine in engines if graph.supports((engine, graph.whole)))
@@ -60,14 +60,14 @@ def iter_partitionings(costs: CostModel) -> Iterator[Partitioning]:
 
 
 def list_cheapest(costs: CostModel) -> list[int]:
-    """Per node the engine on which it costs least; -1 where no engine supports it."""
+    """Per node, the index of the cheapest engine; -1 if no engine supports it."""
     graph, seconds = costs.graph, costs.node_seconds
     supporting = ([e for e, mask in enumerate(graph.supported) if mask >> at & 1] for at in range(len(graph)))
     return [min(engines, key=lambda e, at=at: (seconds[e][at], e), default=-1) for at, engines in enumerate(supporting)]  # type: ignore[misc]
 
 
 def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitioning]:
-    """Yield the fewest regions that have each node on this engine; nothing where a node has none."""
+    """Yield a partitioning into few regions with each node on its engine in ``homes``; nothing if a node has none."""
     if -1 in homes:
         return
     units = QuotientGraph.of(graph.dependencies, homes, [node.device for node in graph.function.nodes])
@@ -78,7 +78,7 @@ def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitionin
 
 
 def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
-    """Yield the cheapest sequence of stretches of the node order, by dynamic programming; nothing where a node has no engine.
+    """Yield the cheapest sequence of stretches of the node order, by dynamic programming; nothing if a node has no engine.
 
     Quadratic in the number of atoms.
     """
@@ -88,7 +88,7 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
     reads = [union(graph.reads[start:end]) for start, end in atoms]
     alone = [[float(seconds[start:end].sum()) for start, end in atoms] for seconds in costs.node_seconds]
     best: list[tuple[float, int, Region]] = [(0.0, 0, (0, 0))]
-    """Per number of atoms the cheapest seconds to run them, where the last region starts, and that region."""
+    """Per number of atoms, the least seconds to run them, the start of the last region, and that region."""
     transfers: dict[int, float] = {}
     for end in range(1, len(atoms) + 1):
         best.append((math.inf, 0, (0, 0)))
@@ -114,9 +114,9 @@ def find_best_stretches(costs: CostModel) -> Iterator[Partitioning]:
 
 
 def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
-    """The stretches that the planner moves as a whole: cut where support or the cheapest engine changes, and at narrow places.
+    """Split the node order into atoms: cut where support or the cheapest engine changes, and at narrow places.
 
-    Of too many, neighbors are joined as long as an engine supports them all.
+    If there are too many, neighbors are joined as long as one engine supports them all.
     """
     graph, cheapest = costs.graph, list_cheapest(costs)
     nodes = graph.function.nodes
@@ -140,14 +140,14 @@ def list_atoms(costs: CostModel) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """Partitionings in nodes, the cheapest first; impossible ones are left out."""
+    """Partitionings of the nodes, cheapest first, without impossible ones."""
 
     costs: CostModel
     partitionings: tuple[Partitioning, ...]
 
     @classmethod
     def of(cls, graph: PlanningGraph, table: CostTable) -> _Ranking:
-        """Propose, look up the regions of the best proposals in the table, and repeat until the table has no further cost."""
+        """Propose partitionings and look up the regions of the best ones, until the table adds no cost."""
         keys = {mask: graph.key(mask) for mask in graph.parts}
         known = {key for key, _ in table.regions}
         for _ in range(REPEATS):
@@ -162,7 +162,7 @@ class _Ranking:
         return cls(costs, tuple(ranked))
 
     def within(self, seconds: float) -> list[Partitioning]:
-        """The partitionings that cost no more."""
+        """The partitionings that cost at most ``seconds``."""
         return [one for one in self.partitionings if self.costs.total(one) <= seconds]
 
 
@@ -175,10 +175,10 @@ def propose_plans(
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
 ) -> tuple[Plan, ...]:
-    """The plan of each engine alone and at most ``limit`` mixtures, the cheapest first.
+    """Propose the plan of each engine alone and at most ``limit`` mixtures, cheapest first.
 
-    With the seconds of a plan ``to_beat``, only plans that are predicted to be `GAIN` faster. Plans with a region that the table
-    calls impossible are left out. Empty where no engine supports some node.
+    With ``to_beat``, the seconds of a plan, only plans that are predicted to be `GAIN` faster. Plans with an impossible region
+    are left out. Empty if no engine supports some node.
     """
     graph = PlanningGraph.of(function, engines, device)
     ranked = _Ranking.of(graph, table).within((1 - GAIN) * to_beat)
@@ -197,23 +197,23 @@ def _make_plan(
     return plan_from_assignment(graph.function, engines, homes, groups=groups, device=device)
 
 
-# ---------------------------------------------------------------------- what to measure next
+# ---------------------------------------------------------------------- the next parts to measure
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilingRequest:
-    """A part of the model whose cost on an engine is unknown and would help."""
+    """A part of the model to measure on an engine."""
 
     key: str
-    """The shape key of its Function; equal for equal blocks."""
+    """The shape key of the part; equal for equal blocks."""
     spec: str
-    """The engine on which it is to be measured."""
+    """The engine to measure on."""
     function: Function
-    """The part as a closed Function; its values are named as in the model."""
+    """The part as a Function; its values have the model's names."""
 
     @classmethod
     def of(cls, launch: Launch) -> ProfilingRequest:
-        """The request for a region of a plan."""
+        """Make the request for a region of a plan."""
         return cls(launch.function.shape_key, launch.engine, launch.function)
 
 
@@ -226,15 +226,15 @@ def choose_requests(
     device: str | DeviceMap = "cpu",
     to_beat: float = math.inf,
 ) -> tuple[ProfilingRequest, ...]:
-    """The parts to measure next, the most useful first, equal parts once; empty where nothing would help.
+    """Choose the parts to measure next, most useful first, equal parts once; empty if nothing would help.
 
-    First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts in which most
-    time might be saved. With the seconds of a plan ``to_beat``, only parts that may save `GAIN` of that.
+    First the whole model on each engine that supports it. Then, alternately, regions of the best plans, and parts with the
+    largest potential savings. With ``to_beat``, the seconds of a plan, only parts that may save `GAIN` of it.
     """
     graph = PlanningGraph.of(function, engines, device)
     wholes = [region for e in range(len(engines)) if graph.supports(region := (e, graph.whole))]
     if requests := tuple(_list_unmeasured(graph, table, wholes)):
-        return requests  # what to measure next depends on them
+        return requests  # the next requests depend on their costs
     ranking = _Ranking.of(graph, table)
     plans = ranking.within((1 - GAIN) * to_beat)[:RANKED]
     regions = (sorted(one, key=lambda region: (-ranking.costs.seconds(region), region)) for one in plans)
@@ -254,10 +254,10 @@ def _list_unmeasured(graph: PlanningGraph, table: CostTable, regions: Iterable[R
 
 
 def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
-    """The parts on each engine, those first in which most might be saved, and none that saves less than ``worth``.
+    """List the parts on each engine by potential saving, largest first, down to ``worth`` seconds.
 
-    The saving is the cost of the part in the best plan, as often as it occurs, less its estimate on the engine if that is
-    `EXPECTED_SPEEDUP` times as fast as it looks. Operators that were not tried on an engine may be as fast there as anywhere.
+    The saving is the cost of the part in the best plan minus its estimate on the engine over `EXPECTED_SPEEDUP`, times its number
+    of occurrences. For operators not yet tried on the engine, the estimate is at most the cost in the best plan.
     """
     costs, graph = ranking.costs, ranking.costs.graph
     parts = [part for part in graph.parts if part != graph.whole]
@@ -278,7 +278,7 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
 
 
 def _list_tried_operators(costs: CostModel, engine: int) -> set[str]:
-    """The operators that were measured on an engine in a part other than the whole."""
+    """The operators that were measured on an engine in a part smaller than the whole model."""
     graph = costs.graph
     masks = [mask for mask in costs.keys if mask != graph.whole and costs.find((engine, mask)) is not None]
     return set().union(*(_list_operators(graph, mask) for mask in masks))
@@ -289,7 +289,7 @@ def _list_operators(graph: PlanningGraph, mask: int) -> set[str]:
 
 
 def _find_present_cost(ranking: _Ranking, mask: int) -> float:
-    """The cost of some nodes in the best plan; without a plan the least estimate."""
+    """The estimated cost of some nodes in the best plan; without a plan, the lowest estimate of an engine."""
     costs = ranking.costs
     if not ranking.partitionings:
         return min(costs.estimate((engine, mask)) for engine in range(len(costs.graph.engines)))
@@ -299,25 +299,25 @@ def _find_present_cost(ranking: _Ranking, mask: int) -> float:
 # ---------------------------------------------------------------------- operators that an engine lacks
 
 TRIED = 12
-"""Limit on the pairs of operator and engine that are planned again, those first whose nodes cost most now."""
+"""Maximum pairs of operator and engine to plan again, those with the most expensive nodes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class MissingSupport:
-    """An operator that an engine declines, and what the best plan would gain by its support."""
+    """An operator that an engine does not support, and the gain of the best plan if it did."""
 
     operator: str
     engine: str
     nodes: int
-    """Number of nodes of that operator that the engine declines."""
+    """Number of nodes of that operator that the engine does not support."""
     seconds: float
-    """Predicted saving; it cannot be measured."""
+    """Predicted saving in seconds; it cannot be measured."""
 
 
 def rank_missing_support(
     function: Function, engines: Sequence[GraphCompiler], table: CostTable, *, device: str | DeviceMap = "cpu"
 ) -> tuple[MissingSupport, ...]:
-    """What would unlock the model, the largest saving first: support for one operator is added, and the model planned again."""
+    """Rank missing operators by predicted saving, largest first: add support for one operator, and plan the model again."""
     graph = PlanningGraph.of(function, engines, device)
     ranking = _Ranking.of(graph, table)
     if not ranking.partitionings:
@@ -352,12 +352,12 @@ class RegionPrediction:
     engine: str
     nodes: int
     predicted: float | None
-    """Seconds, launch included; None if the engine cannot run it."""
+    """Seconds, including the launch; None if the engine cannot run it."""
     source: Literal["measured", "estimated", "impossible"]
     note: str = ""
-    """Why it is impossible."""
+    """Why the region is impossible."""
     measured: float | None = None
-    """Seconds within calls of the whole; None if not profiled."""
+    """Seconds within whole calls; None if not profiled."""
 
     def __str__(self) -> str:
         measured = "" if self.measured is None else f", took {format_seconds(self.measured)}"
@@ -369,16 +369,16 @@ class RegionPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted cost of a plan, and its summands."""
+    """The predicted cost of a plan and of its regions."""
 
     seconds: float
-    """With the values between regions; infinite if a region is impossible."""
+    """Total, including transfers; infinite if a region is impossible."""
     regions: tuple[RegionPrediction, ...]
     """In the order of the plan's launches."""
 
 
 def predict_cost(function: Function, plan: Plan, table: CostTable) -> Prediction:
-    """Predict the cost of a plan of a Function: regions as measured, else estimated from the parts that were measured."""
+    """Predict the cost of a plan: regions as measured, else estimated from the measured parts."""
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     graph = PlanningGraph(function, specs, ((1 << len(function.nodes)) - 1,) * len(specs))
     positions = {node.name: at for at, node in enumerate(function.nodes)}

@@ -10,11 +10,11 @@ import numpy as np
 from xrt.graph import FrozenDict, TensorType, Value
 
 Sizes: TypeAlias = Mapping[str, int]
-"""Symbolic dim to size; an extent without a name is called by its input and axis, ``x[0]``."""
+"""Size by symbolic dim; an unnamed extent is called by its input and axis, ``x[0]``."""
 
 
 def format_sizes(sizes: Sizes) -> str:
-    """Return sizes as text.
+    """Format sizes as text.
 
     >>> format_sizes({"batch": 1, "s": 128})
     'batch=1, s=128'
@@ -23,7 +23,7 @@ def format_sizes(sizes: Sizes) -> str:
 
 
 def list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
-    """Yield input, axis and name of each extent that is not a number."""
+    """Yield input index, axis and name of each symbolic extent."""
     for place, value in enumerate(inputs):
         if isinstance(value.type, TensorType):
             for axis, dim in enumerate(value.type.shape or ()):
@@ -32,12 +32,12 @@ def list_open_axes(inputs: Sequence[Value]) -> Iterator[tuple[int, int, str]]:
 
 
 def read_sizes(inputs: Sequence[Value], values: Sequence[Any]) -> Sizes:
-    """Return the sizes that the values of a call give to the symbolic dims of these inputs."""
+    """Read the sizes of the symbolic dims from the values of a call."""
     return FrozenDict({name: values[place].shape[axis] for place, axis, name in list_open_axes(inputs)})
 
 
 def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """Return the values of a call cut or repeated to other sizes of the symbolic dims, so that they stay plausible."""
+    """Cut or repeat the values of a call to other sizes of the symbolic dims, so that they stay plausible."""
     found = list(values)
     for place, axis, name in list_open_axes(inputs):
         have, want = found[place].shape[axis], sizes[name]

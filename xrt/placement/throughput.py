@@ -1,4 +1,4 @@
-"""What tuning for throughput gives: the configuration that was chosen, and the candidates, as values that print as text."""
+"""Tuning for throughput: sweep serving configurations; the results are values that print as text."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ LARGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRequest:
-    """A sweep for the configuration with the highest rate within a bound."""
+    """The options of a sweep for the configuration with the highest request rate."""
 
     splits: tuple[Split, ...]
     batches: tuple[int, ...] = BATCHES
     """Batch sizes, ascending from 1."""
     bound: float = math.inf
-    """Seconds that the 99th percentile of the latency may take."""
+    """Limit on the 99th percentile of the latency, in seconds."""
     budget: float = 60.0
 
 
 def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[Split, ...]:
-    """Return the ways to divide a thread budget: each number of instances with all the threads that it leaves for each.
+    """List the ways to divide a thread budget: numbers of instances, each instance with an equal share of the threads.
 
-    Without numbers these are 1, 2, 4 and so on, and as many as there are threads. Raises OptionError for a number that the budget
-    does not allow.
+    By default, the numbers are the powers of two up to ``threads``, and ``threads``. Raises OptionError for a number that the
+    budget does not allow.
 
     >>> [str(one) for one in list_splits(6)]
     ['1 instance of 6 threads', '2 instances of 3 threads', '4 instances of 1 thread', '6 instances of 1 thread']
@@ -61,7 +61,7 @@ def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[S
 
 
 def parse_batches(asked: Sequence[int]) -> tuple[int, ...]:
-    """Return batch sizes, ascending; 1 is always among them, for the request that comes alone. Raises OptionError."""
+    """Sort the batch sizes and add 1, for single requests. Raises OptionError for an invalid size."""
     return tuple(sorted({1, *_parse_numbers("batches", asked)}))
 
 
@@ -75,7 +75,7 @@ def _parse_numbers(name: str, asked: Any) -> tuple[int, ...]:
 
 
 def parse_bound(asked: Any) -> float:
-    """Return the bound on the latency in seconds, infinite for None; raises OptionError for no positive number."""
+    """Parse the latency bound in seconds, infinite for None; raises OptionError unless it is a positive number."""
     if asked is None:
         return math.inf
     if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
@@ -85,12 +85,12 @@ def parse_bound(asked: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputResult:
-    """The outcome of a search. Prints as text."""
+    """The result of a sweep. Prints as text."""
 
     configuration: ServingConfiguration | None
-    """None where no candidate kept the latency within the bound."""
+    """None if no candidate kept the latency bound."""
     candidates: tuple[ServingCandidate, ...]
-    """The chosen one first, then by their rate."""
+    """The chosen one first, then by rate."""
     bound: float
     budget: float
     spent: float
@@ -98,11 +98,11 @@ class ThroughputResult:
     is_interrupted: bool = False
 
     def to_record(self) -> ServingConfiguration | None:
-        """The configuration with the sweep, for files; None if nothing was chosen."""
+        """The configuration with all candidates, for files; None if nothing was chosen."""
         return None if self.configuration is None else self.configuration.replace(rows=self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Convert to plain data."""
         chosen = None if self.configuration is None else self.configuration.to_dict()
         facts: Mapping[str, Any] = {
             "bound": None if math.isinf(self.bound) else self.bound,
@@ -114,12 +114,12 @@ class ThroughputResult:
         return {"configuration": chosen, **facts, "candidates": [one.to_dict() for one in self.candidates]}
 
     def _repr_html_(self) -> str:
-        """The table and the curves of latency for a notebook."""
+        """Render the table and the latency curves for a notebook."""
         return render_throughput_result(self)
 
     @property
     def headline(self) -> str:
-        """What was chosen, in one line."""
+        """The result in one line."""
         within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
             return f"most requests per second{within}: {self.configuration}"
@@ -132,7 +132,7 @@ class ThroughputResult:
 
 
 COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
-"""The heads of the table."""
+"""Column headers of the table."""
 
 
 def _lines(found: ThroughputResult) -> Iterator[str]:
@@ -155,15 +155,15 @@ def _describe(one: ServingCandidate) -> str:
 
 
 def _round(value: float) -> float:
-    """Six digits: more are noise, and the diff of a lockfile would show them."""
+    """Round to six digits: more are noise, which the diff of a lockfile would show."""
     return float(f"{value:.6g}")
 
 
 def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str | None = None) -> tuple[str, str]:
-    """Return the dim that counts requests, and why there is none where it is empty.
+    """Find the dim that counts requests; if it is empty, the second string explains why.
 
-    A dim that is named must be the first axis of each input that has it, and of each output whose extents are known; an input
-    that lacks it is shared by all requests. Raises OptionError where that is not so.
+    A named dim must be the first axis of each input that has it, and of each output whose first extent is symbolic; an input
+    without it is shared by all requests. Raises OptionError otherwise.
     """
     if name is not None:
         _check_named(name, inputs, outputs)
@@ -204,7 +204,7 @@ def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -
 
 
 def _find_first(value: Value) -> str | None:
-    """Return the first extent of a value where that is a named symbolic dim."""
+    """The first extent of a value if it is a named symbolic dim, else None."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape[0] if shape and isinstance(shape[0], str) else None
 
@@ -216,14 +216,14 @@ KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slowe
 
 
 def render_throughput_result(found: ThroughputResult) -> str:
-    """Return the cell of a ThroughputResult."""
+    """Render a ThroughputResult as a notebook cell."""
     from xrt.html.views import render_cell
 
     return render_cell("throughput.html", title="Throughput", **_describe_page(found))
 
 
 def render_throughput_page(found: ThroughputResult, model: str) -> str:
-    """Return the text of a page about a model, which is called so."""
+    """Render a ThroughputResult as a page titled with the model's name."""
     from xrt.html.views import render_page
 
     return render_page("throughput.html", f"Throughput of {model}", **_describe_page(found))
@@ -247,7 +247,7 @@ def _make_row(one: ServingCandidate) -> tuple[object, ...]:
 
 
 def list_cells(one: ServingCandidate, format_bytes: Callable[[int], str]) -> tuple[str, ...]:
-    """A row of the table, as text."""
+    """Format a row of the table."""
     figures = ("", "", "")
     if one.rate is not None and one.p50 is not None and one.p99 is not None:
         figures = format_rate(one.rate), format_latency(one.p50), format_latency(one.p99)
@@ -257,37 +257,37 @@ def list_cells(one: ServingCandidate, format_bytes: Callable[[int], str]) -> tup
 
 
 Tell: TypeAlias = Callable[[str], object]
-"""Receives the state of the sweep in a few words."""
+"""Receives the state of the sweep as text."""
 
 DEPTHS = (1, 2)
 """Full batches in flight per instance. With two, a request waits for one call before its own, as in a service at full load."""
 EQUAL = 0.03
-"""Rates that differ by less than this part count as equal: runs of the same configuration differ by as much."""
+"""Rates that differ by less than this share count as equal: runs of one configuration vary as much."""
 LONGEST = 5.0
-"""Seconds of one measurement at most."""
+"""Maximum seconds of one measurement."""
 
 
 class ServingBench(Protocol):
-    """Measures configurations. Tests have one that simulates."""
+    """Measures configurations; tests use a simulated one."""
 
     dim: str
-    """The symbolic dim that counts requests; empty where a call is one request."""
+    """The symbolic dim that counts requests; empty if a call is one request."""
     is_exact: bool
-    """Whether calls have the tuned sizes only; otherwise any number of requests up to the batch."""
+    """Whether calls use the tuned sizes only; otherwise any number of requests up to the batch."""
 
     def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
-        """Measure throughput and latency with that many requests in flight."""
+        """Measure throughput and latency for ``seconds`` with ``concurrency`` requests in flight."""
 
     def describe_plan(self, split: Split, size: int) -> str:
-        """Return the engines of the plan for that many requests; the plan is chosen at the first question."""
+        """Describe the plan for ``size`` requests by its engines; the first call chooses the plan."""
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
-        """Return the bytes that all instances hold for calls of these sizes, as far as engines report them."""
+        """The memory in bytes of all instances for calls of these sizes, where engines report it."""
 
 
 @dataclass(eq=False, slots=True)
 class ThroughputSweep:
-    """One sweep."""
+    """A sweep over serving configurations."""
 
     bench: ServingBench
     request: ThroughputRequest
@@ -315,7 +315,7 @@ class ThroughputSweep:
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
     def _list_candidates(self) -> None:
-        """List the points of the sweep. Plans are searched for here, so that their searches take no time of a measurement."""
+        """List the points of the sweep. Their plans are searched for here, so that no search falls into a measurement."""
         for split in self.request.splits:
             for batch in self.request.batches:
                 self.tell(f"plan for calls of {batch}, {split}")
@@ -338,7 +338,7 @@ class ThroughputSweep:
                 load = self.bench.run_load(one.split, one.batch, one.concurrency, seconds)
                 if place not in memory:
                     memory[place] = self.bench.measure_memory(one.split, self._list_sizes(one.batch) or (one.batch,))
-            except XRTError as error:  # a batch that needs too much memory, for example: the other points stay
+            except XRTError as error:  # such as out of memory: keep the other points
                 errors.append(error)
                 self._found[number] = one.replace(note=str(error)[:4000])
                 continue
@@ -363,7 +363,7 @@ class ThroughputSweep:
         return tuple(size for size in self.request.batches if size <= batch) if self.bench.is_exact else ()
 
     def _find_best(self) -> int | None:
-        """The point of the highest rate within the bound; of rates that are equal, the smallest batch and concurrency."""
+        """The index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
         within = [number for number, one in enumerate(self._found) if one.verdict == "within"]
         rates = {number: self._found[number].rate or 0.0 for number in within}
         equal = [number for number in within if rates[number] >= (1 - EQUAL) * max(rates.values())]

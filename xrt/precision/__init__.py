@@ -1,7 +1,7 @@
-"""Lower precision within an error budget: an exact placement, examples and a budget go in; the fastest plan within it comes out.
+"""Lower precision within an error budget: find the fastest plan whose outputs stay close to those of the exact plan.
 
-A plan is a candidate only once its outputs were compared with those of the exact plan, on examples that nothing was calibrated
-on. The exact plan always takes part. Nothing here lowers a precision without a budget.
+A plan is a candidate only after its outputs were compared with those of the exact plan, on examples not used for calibration. The
+exact plan always takes part. No precision is lowered without a budget.
 """
 
 from __future__ import annotations

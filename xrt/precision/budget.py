@@ -1,4 +1,4 @@
-"""Error budgets: how the outputs of a plan are compared with those of the exact plan, and how large the difference may be."""
+"""Error budgets: compare the outputs of a plan with those of the exact plan, and limit the difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MOST_GROUPS = 20
-"""How often a metric is computed again, each time without another group of items."""
+"""Maximum number of groups of items in the jackknife of a metric."""
 NORMAL = 1.959964
 _T = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -32,24 +32,24 @@ _T = (
 
 
 def find_t(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, to three digits."""
+    """The 97.5 % quantile of Student's t, to three digits."""
     if freedom <= len(_T):
         return _T[freedom - 1]
     return NORMAL + 2.3722 / freedom + 2.8225 / freedom**2  # Abramowitz and Stegun 26.7.5
 
 
 def bound_mean(values: Sequence[float]) -> float:
-    """Return how far above the mean of some values that of all may be: by Student's t; 0 of one value."""
+    """Half-width of the 95 % interval of a mean, by Student's t; 0 for one value, or if one is not finite."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return 0.0
     return find_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def bound_share(shares: Sequence[tuple[int, int]]) -> float:
-    """Return the upper end of a share of rows, for the hits and the rows of each item.
+    """Upper end of the 95 % interval of a share of rows, from the hits and the rows of each item.
 
-    That is Wilson's interval for independent rows, which is above zero without a hit too; or that of the items' own shares by
-    Student's t where it is wider, since rows of one item may be alike.
+    The larger of Wilson's bound for independent rows, which is above zero even without a hit, and the bound by Student's t on the
+    shares of items, since rows of one item may be correlated.
     """
     hits, rows = sum(own for own, _ in shares), sum(count for _, count in shares)
     share, square = hits / rows, NORMAL**2
@@ -60,11 +60,11 @@ def bound_share(shares: Sequence[tuple[int, int]]) -> float:
 
 
 def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | None:
-    """Return the upper end of the loss of a metric over so many items; None of one item, or where parts of them give none.
+    """Upper end of the 95 % interval of a metric's loss over the items; None for one item, or if a subset has no metric.
 
-    ``loss`` takes the places of the items that count, and may raise CalibrationError. The interval is that of the jackknife
-    (Quenouille 1956, Tukey 1958): the loss is computed without each of at most 20 groups of items. For a mean over items that is
-    Student's interval; a metric that jumps, such as a median, has a wider or narrower one than it should.
+    ``loss`` maps the positions of the items to use to a loss, and may raise CalibrationError. The interval is by the jackknife
+    (Quenouille 1956, Tukey 1958): the loss is computed without each of at most 20 groups of items. For a mean over items this
+    equals Student's interval; for a discontinuous metric, such as a median, it may be too wide or too narrow.
     """
     groups = min(items, MOST_GROUPS)
     if groups < 2:
@@ -84,23 +84,23 @@ Outputs: TypeAlias = Sequence[Sequence[Any]]
 Measure: TypeAlias = Literal["relative", "cosine", "top1"]
 Metric: TypeAlias = Callable[[list[Any], list[Any]], float]
 WRONG = 0.5
-"""Relative error from which outputs are wrong and not inexact, whatever the budget."""
+"""Relative error above which outputs are wrong, whatever the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredError:
-    """The error of a plan on some items."""
+    """The error of a plan over a set of items."""
 
     error: float
-    """Over all items."""
+    """The error over all items."""
     high: float | None = None
-    """Upper end of its 95 % interval; None where there is none: of a metric that parts of the examples do not serve."""
+    """Upper end of the 95 % interval; None if a metric cannot be computed on parts of the examples."""
     worst: float | None = None
-    """The error of the item with the largest one."""
+    """The largest error of an item."""
 
     @property
     def bound(self) -> float:
-        """What must be within the budget: the upper end of the interval, where there is one."""
+        """The error to compare with the budget: the upper end of the interval, if there is one."""
         return self.error if self.high is None else max(self.error, self.high)
 
 
@@ -108,16 +108,16 @@ class MeasuredError:
 class ErrorBudget:
     """The largest error that a plan may have, against the model in float32.
 
-    ``measure`` is ``"relative"``, the norm of the difference over that of the output; ``"cosine"``, one less the cosine;
-    ``"top1"``, the share of rows whose largest element is another one; or a metric of your own: a function of the outputs of all
-    items and of the items, as they were given, to a number such as an accuracy, which may be lower by ``limit`` (or higher by it,
-    with ``higher_is_better=False``). Of several outputs the one with the largest error counts.
+    ``measure`` is ``"relative"``, the norm of the difference over that of the output; ``"cosine"``, one minus the cosine
+    similarity; ``"top1"``, the share of rows whose largest element changes; or your metric: a function of the outputs of all
+    items and of the items, as you passed them, to a number such as an accuracy, which may drop by ``limit`` (or rise by it, with
+    ``higher_is_better=False``). With several outputs, the largest error counts.
     """
 
     limit: float
     measure: Measure | Metric = "relative"
     higher_is_better: bool = True
-    """Of a metric of your own: whether a lower value is the worse one."""
+    """For your metric: whether higher values are better."""
 
     def __post_init__(self) -> None:
         if isinstance(self.limit, bool) or not isinstance(self.limit, int | float) or not 0 <= self.limit < math.inf:
@@ -131,7 +131,7 @@ class ErrorBudget:
 
     @property
     def name(self) -> str:
-        """What the measure is called."""
+        """The name of the measure."""
         if isinstance(self.measure, str):
             return self.measure
         return str(getattr(self.measure, "__qualname__", type(self.measure).__qualname__))
@@ -140,7 +140,7 @@ class ErrorBudget:
         return f"{MEASURES.get(self.name, f'loss of {self.name}')} at most {format_error(self.limit, self.name)}"
 
     def measure_error(self, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Return the error; ``items`` are what a metric receives. Raises CalibrationError for a metric that fails."""
+        """Measure the error; ``items`` are passed to a metric. Raises CalibrationError if the metric fails."""
         if callable(self.measure):
             return self._measure_loss(self.measure, expected, found, items)
         if self.measure == "top1":
@@ -150,7 +150,7 @@ class ErrorBudget:
         return max((_summarize([item[place] for item in own]) for place in places), key=lambda one: one.bound)
 
     def _measure_loss(self, metric: Metric, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
-        """Return by how much a metric is worse, with its interval over the items."""
+        """Measure the loss of a metric, and its bound over the items."""
         sign = 1.0 if self.higher_is_better else -1.0
 
         def measure_loss(places: Sequence[int]) -> float:
@@ -163,7 +163,7 @@ class ErrorBudget:
         return MeasuredError(max(0.0, loss), None if high is None else max(0.0, loss, high))
 
     def _call(self, metric: Metric, outputs: Outputs, items: Sequence[Any]) -> float:
-        """Return what the metric gives for outputs: an array for a model of one output, else a tuple of arrays, for each item."""
+        """Call the metric with the outputs of each item: an array for a model of one output, else a tuple of arrays."""
         given = [item[0] if len(item) == 1 else tuple(item) for item in outputs]
         try:
             value = float(metric(given, list(items)))
@@ -175,7 +175,7 @@ class ErrorBudget:
 
 
 def parse_budget(given: Any) -> ErrorBudget | None:
-    """Return the budget for what a caller gave: a share, an ErrorBudget or None; raises OptionError for anything else."""
+    """Parse ``max_error``: a share, an ErrorBudget or None; raises OptionError for anything else."""
     if given is None or isinstance(given, ErrorBudget):
         return given
     if isinstance(given, bool) or not isinstance(given, int | float):
@@ -190,14 +190,14 @@ def parse_budget(given: Any) -> ErrorBudget | None:
 
 
 def _list_floats(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[Array, Array]]:
-    """Return the pairs of outputs of floats; where there are none, all outputs as numbers."""
+    """Pair the float outputs, or all numeric outputs if there are none, as float64."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, found, strict=True)]
     floats = [(a, b) for a, b in pairs if a.dtype.kind == "f"]
     return [(a.astype(np.float64), b.astype(np.float64)) for a, b in floats or pairs if a.dtype.kind in "fiub"]
 
 
 def _measure_relative(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return for each output the squared norms of the difference and of the output."""
+    """Per output, the squared norms of the difference and of the expected output."""
     return [_square(a, b) for a, b in _list_floats(expected, found)]
 
 
@@ -209,7 +209,7 @@ def _square(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _measure_cosine(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return for each output the square of one less the cosine, and 1: distances of items are averaged as they are."""
+    """Per output, the squared cosine distance and 1, so that all items have the same weight."""
     distances = []
     for a, b in _list_floats(expected, found):
         norm = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
@@ -222,7 +222,7 @@ _DISTANCES = {"relative": _measure_relative, "cosine": _measure_cosine}
 
 
 def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
-    """Return the error of one output over items: the root of the sums, its interval by those of items, and the worst item."""
+    """Combine the errors of one output over items: the root of the summed squares, its bound, and the worst item."""
     total, norm = (sum(column) for column in zip(*squares, strict=True))
     if not math.isfinite(total) or (total and not norm):
         return MeasuredError(math.inf, math.inf, math.inf)
@@ -232,7 +232,7 @@ def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
 
 
 def _measure_other_rows(expected: Outputs, found: Outputs) -> MeasuredError:
-    """Return the share of rows whose largest element is another one, its interval, and the share of the worst item."""
+    """Measure the share of rows whose largest element changes, its bound, and the share of the worst item."""
     shares = [_count_other_rows(a, b) for a, b in zip(expected, found, strict=True)]
     rows = sum(count for _, count in shares)
     if not rows:
@@ -245,7 +245,7 @@ def _measure_other_rows(expected: Outputs, found: Outputs) -> MeasuredError:
 
 
 def _count_other_rows(expected: Sequence[Any], found: Sequence[Any]) -> tuple[int, int]:
-    """Return in how many rows of the first output of floats the largest element is another one, and how many rows there are."""
+    """Count the rows of the first float output whose largest element changes, and all its rows."""
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, found, strict=True)]
     a, b = next(((a, b) for a, b in pairs if a.dtype.kind == "f" and a.ndim), (np.zeros((0, 1)), np.zeros((0, 1))))
     if not a.size:
@@ -255,13 +255,13 @@ def _count_other_rows(expected: Sequence[Any], found: Sequence[Any]) -> tuple[in
     return int((~same).sum()), len(rows)
 
 
-# ---------------------------------------------------------------------- what is wrong, whatever the budget
+# ---------------------------------------------------------------------- faults, whatever the budget
 
 
 def find_fault(expected: Outputs, found: Outputs) -> str:
-    """Return what is wrong with outputs whatever the budget: numbers that are none, a constant, half of the output or more.
+    """Describe a fault of outputs, whatever the budget: not finite, constant, or a relative error above `WRONG`.
 
-    Empty where nothing is.
+    Empty if there is no fault.
     """
     for exact, near in zip(expected, found, strict=True):
         for place, (a, b) in enumerate(zip(exact, near, strict=True)):
@@ -284,7 +284,7 @@ def _find_fault(a: Array, b: Array) -> str | None:
 
 
 def check_labels(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBudget | None) -> None:
-    """Raise OptionError for an entry of an item that is no input, unless a metric may read it."""
+    """Raise OptionError for an entry of an example that is not an input, unless a metric may read it."""
     other = [name for name in item if name not in names]
     if other and not (budget is not None and callable(budget.measure)):
         raise OptionError(
@@ -294,24 +294,24 @@ def check_labels(item: Mapping[str, Any], names: Sequence[str], budget: ErrorBud
 
 
 MOST_ITEMS = 512
-"""Examples that are made of the rows of batches, at most."""
+"""Maximum number of examples made from the rows of batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleInputs:
-    """One example."""
+    """The inputs of one example."""
 
     given: Any
-    """As the caller gave it: what a metric receives."""
+    """The example as the caller passed it, for a metric."""
     batch: int
-    """The number of the batch that it is of."""
+    """The index of its batch."""
     values: tuple[Any, ...]
     """The inputs, in the order of the model."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of one purpose."""
+    """The examples for calibration or for validation."""
 
     purpose: str
     """``calibrate`` or ``validate``."""
@@ -323,7 +323,7 @@ class Examples:
 
     @property
     def digest(self) -> str:
-        """A hash of types, shapes and numbers."""
+        """A hash of dtypes, shapes and data."""
         if not self._digest:
             found = hashlib.sha256()
             for item in self.items:
@@ -335,14 +335,14 @@ class Examples:
         return self._digest[0]
 
     def split(self) -> tuple[Examples, Examples]:
-        """Return the first four fifths, and the last fifth for validation: at least one of each."""
+        """Split off the last fifth for validation, at least one example."""
         held_out = max(1, len(self) // 5)
         return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
 
     def fit(self, function: Function, declared: Sequence[Value]) -> Examples:
-        """Return the examples for a Function whose extents are known: those of symbolic dims are cut or repeated.
+        """Fit the examples to a Function with static shapes: cut or repeat the extents of symbolic dims.
 
-        A batch of more rows than the Function's becomes several examples. Raises InputError where another extent differs.
+        A batch with more rows than the Function's becomes several examples. Raises InputError if another extent differs.
         """
         if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
             return self
@@ -351,10 +351,10 @@ class Examples:
 
 
 def read_examples(given: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
-    """Return the examples that a caller gave: a list of what calls take; None for none.
+    """Read the caller's examples: a list of call arguments, or None for no examples.
 
-    Raises CalibrationError for one array or a text in place of a list, for an empty list, and for NaN; InputError for what is no
-    call of the model.
+    Raises CalibrationError for one array or string instead of a list, for an empty list, and for NaN or infinity; InputError for
+    values that do not fit the inputs of the model.
     """
     if given is None:
         return Examples(purpose)
@@ -417,7 +417,7 @@ def _open_extents(value: Value) -> tuple[bool, ...]:
 
 
 def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Value]) -> int:
-    """Return how many examples of the Function's rows a batch holds, where all inputs have rows; else 1."""
+    """Count the examples of the Function's batch size in a batch; 1 unless all inputs have the same count."""
     counts = set()
     for array, value, open_ in zip(item.values, function.inputs, declared, strict=True):
         wanted = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
@@ -443,45 +443,45 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
 
 @dataclass(frozen=True)
 class PrecisionTerms:
-    """What a module is asked for."""
+    """The options of a search for lower precision."""
 
     budget: ErrorBudget
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
     allowed: tuple[Precision, ...] = LOWER_PRECISIONS
-    """The lower precisions that plans may compute in."""
+    """The lower precisions that plans may use."""
     exact_nodes: tuple[NodePattern, ...] = ()
     """Nodes that stay in float32."""
     table: CalibrationTable | None = None
-    """Ranges, where they need not be measured."""
+    """Calibrated ranges; None to measure them."""
     original: Callable[[], Function] | None = field(default=None, compare=False)
-    """Gives the model as it was declared, of which the table may be; None where there is none before a call."""
+    """Builds the declared model, to which the table may belong; None if it is unknown before a call."""
     declared: tuple[Value, ...] = ()
-    """The inputs of the model as it was declared, with its symbolic dims."""
+    """The inputs of the declared model, with its symbolic dims."""
 
     @property
     def relative(self) -> ErrorBudget:
-        """The budget by the measure that adds up over nodes."""
+        """The budget with the relative measure, which adds up over nodes."""
         return self.budget if self.budget.measure == "relative" else ErrorBudget(self.budget.limit)
 
     def keeps(self, name: str, function: Function) -> bool:
-        """Whether the caller wants a node to stay in float32."""
+        """Whether the caller keeps a node in float32."""
         return any(one.matches(function.node(name)) for one in self.exact_nodes)
 
     @property
     def digest(self) -> str:
-        """A hash of the data, and of the table that was given."""
+        """A hash of the examples and of the given table."""
         parts = [self.calibrate.digest, self.validate.digest, self.table.dumps() if self.table is not None else ""]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def fit(self, function: Function) -> tuple[Examples, Examples]:
-        """Return the examples of calibration and of validation for a Function whose extents are known."""
+        """Fit the examples for calibration and for validation to a Function with static shapes."""
         declared: Sequence[Value] = self.declared if len(self.declared) == len(function.inputs) else function.inputs
         return self.calibrate.fit(function, declared), self.validate.fit(function, declared)
 
     @property
     def ingredients(self) -> tuple[tuple[str, str], ...] | None:
-        """What a decision rests on; None where a metric's code is unknown, so that nothing can be kept."""
+        """The parts of a decision's key; None if a metric's code is unknown, so that the decision cannot be stored."""
         measure = hash_metric(self.budget.measure) if callable(self.budget.measure) else self.budget.measure
         if measure is None:
             return None
@@ -491,7 +491,7 @@ class PrecisionTerms:
 
 
 def hash_metric(metric: object) -> str | None:
-    """Return a hash of a function's code and of the constants in it; None for what has variables of its own, which may change."""
+    """Hash a function's code and its constants; None for a callable with defaults, a closure or other state, which may change."""
     code = getattr(metric, "__code__", None)
     if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
         return None

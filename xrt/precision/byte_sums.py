@@ -1,4 +1,4 @@
-"""Whether an engine adds products of bytes in 32 bits on this processor, found by trials with extreme values.
+"""Test with extreme values whether an engine adds products of bytes in 32 bits on this processor.
 
 On x86 without VNNI, kernels for uint8 by int8 add two products in 16 bits, where 255 * 127 + 255 * 127 does not fit. Weights of 7
 bits do. Products and convolutions are tried separately, since an engine may support only one of them. A trial takes some 10 ms
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 _results: dict[str, bool] = {}
-"""By the spec of the engine, for this process."""
+"""Results by engine spec, for this process."""
 CHANNELS = 16
 INNER = 64
 
 
 def needs_reduced_range(engines: Iterable[GraphCompiler]) -> bool:
-    """Whether weights must be of 7 bits for the results of the engines that compute in integers to be right on this processor."""
+    """Whether weights must use 7 bits, because integer kernels of an engine overflow on this processor."""
     return not all(sums_bytes_exactly(engine) for engine in engines if engine.lower_precision("int8") is not None)
 
 
 def sums_bytes_exactly(engine: GraphCompiler) -> bool:
-    """Whether quantized products and convolutions of the largest numbers come out right on an engine.
+    """Whether an engine computes quantized products and convolutions of the largest numbers correctly.
 
     An operator that the engine declines is computed elsewhere and does not count. An engine that fails is not trusted.
     """
@@ -75,7 +75,7 @@ def _make_convolution() -> tuple[Function, Array, float]:
 
 
 def _make_trial(weights: Array, nodes: tuple[Node, ...], shape: tuple[int, ...], **more: Any) -> Function:
-    """Make the Function: operands are pairs of QuantizeLinear and DequantizeLinear, as in any quantized model."""
+    """Build the trial: operands are pairs of QuantizeLinear and DequantizeLinear, as in any quantized model."""
     arrays = {"one": np.float32(1), "zero": np.uint8(0), "zeros": np.int8(0), "w": weights, **more}
     operands = (
         Node("QuantizeLinear", ("x", "one", "zero"), ("x_q",)),

@@ -30,10 +30,10 @@ class MagnitudeHistogram:
         self.counts: Array = np.zeros(BINS, np.int64)
         self.zeros = 0
         self.limit = 0.0
-        """Above all magnitudes; 0 if all numbers were zeros."""
+        """Above all magnitudes; 0 if there were only zeros."""
 
     def add(self, numbers: Array) -> None:
-        """Count finite numbers. Linear."""
+        """Add finite numbers to the histogram, in linear time."""
         magnitudes = np.abs(numbers.reshape(-1).astype(np.float64))
         magnitudes = magnitudes[magnitudes > 0]
         self.zeros += numbers.size - magnitudes.size
@@ -42,7 +42,7 @@ class MagnitudeHistogram:
             self.counts += np.bincount((magnitudes * (BINS / self.limit)).astype(np.int64), minlength=BINS)
 
     def _reach(self, largest: float) -> None:
-        """Double the limit until it is above a magnitude."""
+        """Double the limit until it exceeds ``largest``."""
         limit = math.ldexp(1.0, math.frexp(largest)[1])
         if not self.limit:
             self.limit = limit
@@ -63,11 +63,11 @@ class MagnitudeHistogram:
 
 
 LEVELS = 256
-"""Levels of a byte."""
+"""Number of quantization levels in a byte."""
 
 
 class Collector:
-    """Collects statistics of one value; `choose` returns its range."""
+    """Collects statistics of one value; `choose` computes its range from them."""
 
     needs_batches = False
     """Whether the method needs more than one batch."""
@@ -76,7 +76,7 @@ class Collector:
         self.least, self.most, self.batches = math.inf, -math.inf, 0
 
     def add(self, numbers: Array) -> None:
-        """Add a batch: finite numbers, at least one."""
+        """Add a batch of finite numbers, at least one."""
         low, high = float(numbers.min()), float(numbers.max())
         self.see(numbers, low, high)
         self.least, self.most = min(self.least, low), max(self.most, high)
@@ -86,16 +86,16 @@ class Collector:
         """Update the statistics of the method with a batch and its extremes."""
 
     def choose(self) -> tuple[float, float]:
-        """The range: low and high."""
+        """The chosen range: low and high."""
         return self.least, self.most
 
 
 class MinMax(Collector):
-    """The extremes: nothing is clipped."""
+    """The minimum and the maximum; nothing is clipped."""
 
 
 class MovingAverage(Collector):
-    """The exponential moving average of the extremes of batches."""
+    """The exponential moving average of the minimum and maximum of each batch."""
 
     needs_batches = True
 
@@ -113,7 +113,7 @@ class MovingAverage(Collector):
 
 
 class _Threshold(Collector):
-    """A method that clips magnitudes above a threshold, which it derives from their histogram."""
+    """A method that clips magnitudes above a threshold chosen from their histogram."""
 
     needs_batches = True
 
@@ -158,14 +158,14 @@ class Entropy(_Threshold):
 
 
 class SquaredError(_Threshold):
-    """The threshold of least squared error by clipping and rounding."""
+    """The threshold with the least squared error of clipping and rounding."""
 
     def find_threshold(self) -> float:
         return find_squared_error_threshold(self.histogram, self.least, self.most)
 
 
 def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
-    """The threshold whose quantized distribution diverges least from the original."""
+    """Find the threshold whose quantized distribution diverges least from the original."""
     counts = histogram.counts.astype(np.float64)
     last = int(np.flatnonzero(counts)[-1]) + 1
     ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
@@ -174,7 +174,7 @@ def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
 
 
 def _diverge(counts: Array, end: int, levels: int) -> float:
-    """The divergence of the first bins, with all clipped numbers in the last one, from their quantized form."""
+    """Compute the divergence of the first ``end`` bins, with all clipped numbers in the last one, from their quantized form."""
     cut = counts[:end].copy()
     cut[-1] += counts[end:].sum()
     level = np.arange(end) * levels // end if end > levels else np.arange(end)
@@ -192,7 +192,7 @@ def _diverge(counts: Array, end: int, levels: int) -> float:
 
 
 def find_squared_error_threshold(histogram: MagnitudeHistogram, least: float, most: float) -> float:
-    """The threshold at which clipping and rounding together have the least squared error."""
+    """Find the threshold with the least squared error of clipping and rounding together."""
     # For each threshold, the squared distances of clipped bins by their moments, plus step**2 / 12 per number for rounding.
     counts, width = histogram.counts.astype(np.float64), histogram.width
     centers, ends = (np.arange(BINS) + 0.5) * width, (np.arange(BINS) + 1) * width
@@ -227,13 +227,13 @@ def make_collector(method: str, parameters: Mapping[str, float]) -> Collector:
 
 
 def read_parameters(method: str, parameters: Mapping[str, float]) -> dict[str, float]:
-    """All parameters of the method, including defaults."""
+    """All parameters of the method, with defaults filled in."""
     defaults = inspect.signature(METHODS[method]).parameters
     return {name: float(parameters.get(name, parameter.default)) for name, parameter in defaults.items()}
 
 
 def _check_share(name: str, value: float, whole: float = 1.0) -> float:
-    """Check a number and return it as a fraction of ``whole``."""
+    """Validate a number and convert it to a fraction of ``whole``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= whole:
         raise OptionError(f"{name} must be a number above 0, at most {whole:g}; got {value!r}")
     return value / whole
@@ -248,10 +248,10 @@ class Observer:
         self._collectors: dict[str, tuple[str, Collector]] = {}
         self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
-        """Calls of the model that were observed."""
+        """Number of observed calls of the model."""
 
     def check(self, values: Iterable[tuple[str, Any]], what: str = "value") -> None:
-        """Raise CalibrationError for a value with NaN or an infinity."""
+        """Raise CalibrationError for a value with NaN or infinity."""
         for name, array in values:
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
                 nans, infinities = int(np.isnan(array).sum()), int(np.isinf(array).sum())
@@ -261,7 +261,7 @@ class Observer:
                 )
 
     def add(self, values: Mapping[str, tuple[str, Array]]) -> None:
-        """Add the values of a batch: name and array by key. Raises CalibrationError, and adds none, if one is not finite."""
+        """Add the values of a batch: name and array by key. Raises CalibrationError, and adds nothing, if one is not finite."""
         with self._lock:
             self.check(values.values())
             self.batches += 1
@@ -272,7 +272,7 @@ class Observer:
                     self._collectors[key][1].add(array)
 
     def make_table(self) -> CalibrationTable:
-        """The table of ranges; raises CalibrationError without a batch."""
+        """Make the calibration table; raises CalibrationError without a batch."""
         with self._lock:
             if not self.batches:
                 raise CalibrationError("calibration has seen no batch; call the model on examples of its inputs")
@@ -294,7 +294,7 @@ def _describe(key: str, name: str, collector: Collector) -> ValueRange:
 
 
 MOST_BYTES = 256 << 20
-"""Limit on bytes of values that are observed in one run of the model."""
+"""Maximum bytes of the values that are observed in one run of the model."""
 UNKNOWN_BYTES = 8 << 20
 """Assumed size of a value with unknown extents."""
 

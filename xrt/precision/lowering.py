@@ -1,4 +1,4 @@
-"""Lower precision in placement by measurement: an exact search, then one for plans within the error budget; stored decisions."""
+"""Placement with lower precision: search for plans within the error budget after the exact search, and store decisions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoweringWithinBudget:
-    """The search for plans of lower precision, with its terms."""
+    """Searches for plans of lower precision within an error budget."""
 
     terms: PrecisionTerms
 
     def find_stored(self, request: PlacementRequest, store: CostStore | None) -> TuningResult | None:
-        """The decision of an earlier search for the same terms, data and machine; None if there was none.
+        """Load the decision of an earlier search with the same options, data and machine; None if there is none.
 
-        Nothing is calibrated or measured for it.
+        Nothing is calibrated or measured.
         """
         key = self._make_key(request) if store is not None else None
         if store is None or key is None or (document := store.decision(key)) is None or document.precision is None:
@@ -59,15 +59,15 @@ class LoweringWithinBudget:
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
-        """Find the fastest plan within the error budget in so many seconds; the exact one if none is faster.
+        """Find the fastest plan within the error budget in ``seconds``; the exact plan if none is faster.
 
-        Each plan's outputs are compared with those of the exact plan on the examples of validation before it is timed. Raises
-        CalibrationError for examples that do not serve, and for a metric that fails.
+        The outputs of each plan are compared with those of the exact plan on the validation examples before it is timed. Raises
+        CalibrationError for unsuitable examples, and if a metric fails.
         """
         return _Lowering(request, exact, self.terms, cache, seconds, progress).run()
 
     def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
-        """Store a decision for later processes, with ranges, errors and the hash of the data."""
+        """Store a decision for later processes, with ranges, errors and a hash of the data."""
         key = self._make_key(request) if store is not None and tuned.how == "measured" else None
         won = tuned.race.winner
         if store is None or key is None or won is None:
@@ -85,9 +85,9 @@ class LoweringWithinBudget:
 
 
 def create_lowered_engines(specs: tuple[str, ...], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
-    """Return the engines of a plan that the request does not have; raises OptionError for one that no engine offers.
+    """Create the engines of a plan that the request lacks; raises OptionError for one that no engine offers.
 
-    Each must be what an engine of the request offers for a lower precision: a file does not choose what code is run.
+    Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
     """
     known = {engine.spec for engine in request.engines}
     found = []
@@ -102,13 +102,13 @@ def create_lowered_engines(specs: tuple[str, ...], request: PlacementRequest) ->
 
 
 def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
-    """Return the engine's forms in each lower precision, and of the integer one in the others."""
+    """The engine's variants in int8, bf16 and fp16, and those of the int8 variant in bf16 and fp16."""
     integers = engine.lower_precision("int8")
     return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]
 
 
 def read_lowered_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Return the decision in a document; raises PlacementFileError or CalibrationError for one that does not fit the request."""
+    """Read the decision in a document; raises PlacementFileError or CalibrationError if it does not fit the request."""
     specs = tuple(run.engine for record in document.candidates for run in record.ranges)
     lowered = create_lowered_engines(specs, request)
     function = make_planned_function(request.function, document.precision)
@@ -120,14 +120,14 @@ _log = logging.getLogger(__name__)
 
 RULES = StoppingRule()
 SHARE = 0.75
-"""Share of the time left that candidates may take to be found and judged; the rest is for the race."""
+"""Share of the time for finding and checking candidates; the rest is for the race."""
 LEAST = 2.0
-"""Seconds that the race may take in any case."""
+"""Minimum seconds of the race."""
 
 
 @dataclass(eq=False)
 class _Lowering:
-    """One search for plans of lower precision."""
+    """The state of one search for plans of lower precision."""
 
     request: PlacementRequest
     exact: TuningResult
@@ -180,7 +180,7 @@ class _Lowering:
                 one.close()
 
     def _why_not_lowered(self) -> str:
-        """Explain why nothing can be lowered; empty if it may."""
+        """Explain why nothing can be lowered; empty if something can."""
         if self.exact.how == "priority":
             return "nothing is lowered: the exact plan was not measured"
         if self.terms.budget.limit <= 0:
@@ -197,7 +197,7 @@ class _Lowering:
     # ------------------------------------------------------------------ the race
 
     def _race(self, attempts: Sequence[Attempt]) -> CandidateComparison:
-        """Let the plans within the budget take turns with the exact one, which stays unless another is faster for certain."""
+        """Race the plans within the budget against the exact plan, which wins unless another is clearly faster."""
         values = list(self.validate.items[0].values)
         entrants = []
         for one in attempts:
@@ -227,7 +227,7 @@ class _Lowering:
     # ------------------------------------------------------------------ the result
 
     def _make_result(self, search: PrecisionSearch | None, race: CandidateComparison, notes: Sequence[str]) -> TuningResult:
-        """The winner of the race, else the exact plan."""
+        """Make the result from the winner of the race, else from the exact plan."""
         winner, attempts = race.winner, [self.first, *(search.attempts if search is not None else ())]
         chosen = next((one for one in attempts if winner is not None and one.plan is winner.plan), self.first)
         result = replace(
@@ -265,9 +265,9 @@ class _Lowering:
 
 
 def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCompiler]:
-    """Return the engines that plans of lower precision may use: the fastest on the whole first, the implicit one last.
+    """Sort the engines that plans of lower precision may use: fastest on the whole model first, the implicit one last.
 
-    Those that failed on the whole, or were wrong, are left out, as are those behind a worker: a plan runs in this process.
+    Engines that failed or were wrong on the whole model are left out, and so are isolated ones: a plan runs in this process.
     """
     singles = {one.plan.launches[0].engine: one for one in exact.race.contenders if one.is_single and one.plan.launches}
     used = {launch.engine for launch in exact.plan.launches}
@@ -286,7 +286,7 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
 
 
 def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRecord]:
-    """The nodes that could be quantized and stay in float32, the worst first."""
+    """List the quantizable nodes that stay in float32, largest error first."""
     if chosen.form is None:
         return ()
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
@@ -296,7 +296,7 @@ def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRec
 
 
 def _describe_regions(chosen: Attempt, first: Attempt) -> Iterator[RegionPrecision]:
-    """Yield the regions of a plan with their precisions."""
+    """Yield the precision of each region of a plan."""
     lowered = {engine.spec for engine in chosen.engines}
     exact = {launch.nodes: launch.engine for launch in first.plan.launches}
     for launch in chosen.plan.launches:

@@ -1,4 +1,4 @@
-"""The search for plans of lower precision: candidates in the order of what they promise, each judged by its outputs."""
+"""The search for plans of lower precision: try candidates by expected gain, and measure the error of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 32
-"""Nodes in float32 that the record of a plan names."""
+"""Maximum float32 nodes named in the record of a plan."""
 
 
 @dataclass(eq=False)
@@ -64,22 +64,22 @@ class Attempt:
     plan: Plan
     precision: str
     engines: tuple[GraphCompiler, ...] = ()
-    """The engines that only plans of lower precision have."""
+    """The engines that only plans of lower precision use."""
     form: QuantizedForm | None = None
     """How the model is quantized; None if it is not."""
     kept: tuple[str, ...] = ()
-    """The nodes that stay in float32 to meet the budget, worst first."""
+    """The nodes kept in float32 to meet the budget, worst first."""
     program: Program | None = None
     error: MeasuredError = field(default_factory=lambda: MeasuredError(0.0))
     outcome: LoweredOutcome = "lost"
     note: str = ""
     seconds: float | None = None
     first_calls: float = 0.0
-    """Seconds of the fastest call on an example of validation."""
+    """Seconds of the fastest call on a validation example."""
 
     @property
     def is_in_budget(self) -> bool:
-        """Whether it may race."""
+        """Whether it may race: it ran, and its error is within the budget."""
         return self.program is not None and self.outcome not in ("over", "wrong", "failed")
 
     @property
@@ -92,7 +92,7 @@ class Attempt:
             program.close()
 
     def to_record(self) -> LoweredPlanRecord:
-        """The attempt as it is stored."""
+        """Convert to a record for storage."""
         errors = {name: getattr(self.error, name) for name in ("error", "high", "worst")}
         return LoweredPlanRecord(
             self.title,
@@ -112,11 +112,11 @@ class Workbench:
 
     request: PlacementRequest
     cache: CompileCache
-    """For plans that may be chosen."""
+    """The cache for plans that may be chosen."""
     engines: Sequence[GraphCompiler]
-    """The exact ones, the fastest first, the implicit one last."""
+    """The exact engines, fastest first, the implicit one last."""
     scratch: CompileCache = field(default_factory=CompileCache)
-    """For models that only measure something."""
+    """The cache for models that are only used to measure."""
 
     def plan_exact(self, function: Function) -> Plan:
         """Plan on the fastest exact engine that supports the whole Function, else by priority."""
@@ -126,7 +126,7 @@ class Workbench:
         return self._partition(function, self.engines)
 
     def plan_on(self, function: Function, engine: GraphCompiler, kept: Collection[str] = ()) -> Plan:
-        """Plan all nodes on an engine that supports them, except for those to be kept; others are on exact engines."""
+        """Plan the supported nodes on ``engine``, except for ``kept``; the others run on exact engines."""
         supported = {node.name for node in function.nodes if engine.why_not(node, function) is None}
         if not kept and len(supported) == len(function.nodes):
             return self._partition(function, [engine])
@@ -155,7 +155,7 @@ class Workbench:
         return implicit if any(one.spec == implicit for one in engines) and len(engines) > 1 else None
 
     def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_kept: bool = True) -> Program:
-        """Compile a plan; raises CompileRefused for what an engine refuses."""
+        """Compile a plan; raises CompileRefused if an engine refuses a part of it."""
         engines = {one.spec: one for one in (*self.engines, *extra)}
         compiled = compile_plan(plan, engines, self.request.context, self.cache if is_kept else self.scratch)
         if not isinstance(compiled, Program):
@@ -163,20 +163,20 @@ class Workbench:
         return compiled
 
     def run(self, program: Program, examples: Examples) -> tuple[list[list[Any]], float]:
-        """The outputs for each example, and the seconds of the fastest call."""
+        """Run all examples; return the outputs of each, and the seconds of the fastest call."""
         timed = [time_call(partial(run_once, program, item.values)) for item in examples.items]
         return [outputs for outputs, _ in timed], min((seconds for _, seconds in timed), default=0.0)
 
 
 def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Call with copies of the inputs; return copies of the outputs."""
+    """Call a program with copies of the inputs; return copies of the outputs."""
     return [copy_values(to_host(value)) for value in program.run([copy_values(value) for value in values])]
 
 
 def observe(
     bench: Workbench, function: Function, examples: Examples, names: Sequence[str], tell: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the values of these names for each example."""
+    """Yield the named values for each example."""
     inputs = [value.name for value in function.inputs]
     programs = []
     for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
@@ -195,18 +195,18 @@ def observe(
 # ---------------------------------------------------------------------- the search
 
 METRIC_TARGETS = (0.05, 0.02, 0.005)
-"""Relative errors for which nodes are kept in float32 if the budget is in a metric of the caller's."""
+"""Relative errors to aim at by keeping nodes in float32, if the budget uses the caller's metric."""
 MOST_ATTEMPTS = 3
-"""Quantized forms that are measured to come within a target, on each engine."""
+"""Maximum selections of float32 nodes to try, for each base form."""
 MOST_KEPT = 0.75
-"""Share of the nodes that may stay in float32: with more there is little left to gain."""
+"""Maximum share of the nodes that may stay in float32: with more there is little left to gain."""
 SENSED_ITEMS = 2
-"""Examples on which the error of each node is measured."""
+"""Number of examples on which the error of each node is measured."""
 
 
 @dataclass(eq=False)
 class PrecisionSearch:
-    """One search; `attempts` has what it tried."""
+    """The state of one search; `attempts` lists the plans it tried."""
 
     bench: Workbench
     terms: PrecisionTerms
@@ -219,12 +219,12 @@ class PrecisionSearch:
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_cut_off: bool = False
-    """Whether there was not enough time."""
+    """Whether time ran out."""
     _errors: dict[bool, dict[str, float]] = field(default_factory=dict)
-    """By whether channels are balanced, the error of quantizing each node alone."""
+    """The error of quantizing each node alone, by whether channels are balanced."""
 
     def run(self) -> None:
-        """Try the candidates, as long as there is time: floats of 16 bits, whole forms, products, then forms with kept nodes."""
+        """Try the candidates while there is time: 16-bit floats, full int8 forms, products only, then forms with kept nodes."""
         try:
             for precision, engine in self._list_lowered(("bf16", "fp16")):
                 kept = {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
@@ -236,13 +236,13 @@ class PrecisionSearch:
 
     @cached_property
     def expected(self) -> list[list[Any]]:
-        """The outputs of the exact plan."""
+        """The outputs of the exact plan on the validation examples."""
         assert self.exact.program is not None  # it is compiled before the search
         outputs, self.exact.first_calls = self.bench.run(self.exact.program, self.validate)
         return outputs
 
     def _try(self, attempt: Attempt) -> Attempt:
-        """Compile a plan, run it on the examples of validation, and record its error and its outcome.
+        """Compile a plan, run it on the validation examples, and record its error and its outcome.
 
         Raises OutOfTime if there is no time left.
         """
@@ -271,7 +271,7 @@ class PrecisionSearch:
         return attempt
 
     def _list_lowered(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
-        """Yield what the exact engines offer, the fastest first."""
+        """Yield the lower precisions that the exact engines offer, fastest engine first."""
         for precision in precisions:
             for engine in self.bench.engines if precision in self.terms.allowed else ():
                 lowered = engine.lower_precision(precision)
@@ -283,7 +283,7 @@ class PrecisionSearch:
                     yield precision, lowered
 
     def describe_nearest(self) -> str:
-        """How close the plans over the budget came; empty if one is within it, or none was measured."""
+        """Describe how close the plans over the budget came; empty if a plan is within it, or none was measured."""
         measured = [one for one in self.attempts if one.outcome == "over"]
         if not measured or any(one.is_in_budget for one in self.attempts):
             return ""
@@ -298,21 +298,21 @@ class PrecisionSearch:
 
     @cached_property
     def prepared(self) -> Function:
-        """The model in the form that is quantized."""
+        """The model, prepared for quantization."""
         return prepare_for_quantization(self.function)
 
     @cached_property
     def _choices(self) -> dict[str, int]:
-        """The nodes that may be quantized, with their positions."""
+        """The positions of the nodes that may be quantized, by name."""
         return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.terms.keeps(name, self.prepared)}
 
     @cached_property
     def fixed(self) -> frozenset[int]:
-        """Positions of nodes that could be quantized, and that the caller wants in float32."""
+        """The positions of the quantizable nodes that the caller keeps in float32."""
         return frozenset(at for at, _ in list_quantizable_nodes(self.prepared)) - set(self._choices.values())
 
     def _why_not_quantized(self) -> str:
-        """Explain why there is no quantized form; empty if there is one."""
+        """Explain why the model is not quantized; empty if it can be."""
         if "int8" not in self.terms.allowed:
             return "int8 is not among the precisions that are allowed"
         if any("quantize" in node.op.lower() or "QLinear" in node.op for node in self.function.nodes):
@@ -330,7 +330,7 @@ class PrecisionSearch:
             engines.append((engine, ""))
             halved = engine.lower_precision("bf16") if "bf16" in self.terms.allowed and not self.terms.exact_nodes else None
             engines += [] if halved is None else [(halved, " and bf16")]
-        engines.sort(key=lambda pair: bool(pair[1]))  # those with the rest in bf16 gain least
+        engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
         wholes = []
         if self.calibrate.items or self.terms.table is not None:
             for balance in dict.fromkeys(((), self.balance)):
@@ -356,7 +356,7 @@ class PrecisionSearch:
         return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(kept)))
 
     def _note_other_products(self) -> None:
-        """Note which products and convolutions have no quantized form."""
+        """Note the products and convolutions that cannot be quantized."""
         reasons = [
             (node.op, reason)
             for node in self.prepared.nodes
@@ -369,7 +369,7 @@ class PrecisionSearch:
 
     @cached_property
     def _observed(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
-        """The ranges of the values that are quantized, and the extremes of each channel of those that can be balanced."""
+        """The ranges of the values to quantize, and the extremes per channel of the values that can be balanced."""
         names = list_calibrated_values(self.prepared, OPTIONS) if self.terms.table is None else []
         balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
         channels: dict[str, tuple[Any, Any]] = {}
@@ -384,7 +384,7 @@ class PrecisionSearch:
 
     @cached_property
     def table(self) -> CalibrationTable:
-        """The ranges, passed in or measured on the examples of calibration; those of the balanced model too."""
+        """The ranges, given or measured on the calibration examples, including those of the balanced model."""
         if self.terms.table is not None:
             original = self.terms.original() if self.terms.original is not None else self.function
             table = fit_table(self.terms.table, self.prepared, original)
@@ -400,16 +400,16 @@ class PrecisionSearch:
 
     @cached_property
     def balance(self) -> tuple[BalancedValue, ...]:
-        """What channels are divided by; empty without examples of calibration, or values that can be balanced."""
+        """The channel divisors; empty without calibration examples, or without values that can be balanced."""
         channels = self._observed[1] if self.calibrate.items else {}
         return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
 
-    # ------------------------------------------------------------------ which nodes stay in float32
+    # ------------------------------------------------------------------ nodes kept in float32
 
     def _try_kept(self, wholes: Sequence[Attempt]) -> None:
-        """Keep the nodes that cost most in float32 until the error is within the limit.
+        """Keep the nodes with the largest errors in float32 until the error is within the limit.
 
-        On the fastest engine, and on the fastest with the rest in bf16, each with its more exact form.
+        Start from the fastest engine, and from the fastest with bf16 for the rest, each with its more exact form.
         """
         best: dict[str, Attempt] = {}
         for one in sorted(wholes, key=lambda one: one.error.bound):
@@ -419,7 +419,7 @@ class PrecisionSearch:
         for one in sorted(best.values(), key=lambda one: one.first_calls):
             bases.setdefault(one.precision.endswith("bf16"), one)
         budget = self.terms.budget
-        # A cosine distance is half the square of a relative error, by which nodes are selected.
+        # Nodes are selected by relative error; a cosine distance is half its square.
         convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
         for base in bases.values():
             if callable(budget.measure):
@@ -434,18 +434,18 @@ class PrecisionSearch:
                     selection.correct(convert(attempt.error.bound))
 
     def _keep(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
-        """Try a form with more nodes in float32; None if there are too many of them, or none."""
+        """Try a form with more nodes in float32; None if that is no node, or too many."""
         kept = selection.choose()
         if base.form is None or not kept or len(kept) > MOST_KEPT * len(self._choices):
             return None
         return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, kept)
 
     def find_errors(self, form: QuantizedForm) -> Mapping[str, float]:
-        """By name of a node the error of quantizing it alone, as far as that was measured."""
+        """The measured errors of quantizing each node alone, by name."""
         return self._errors.get(bool(form.balance), {})
 
     def _measure_nodes(self, base: Attempt) -> Mapping[str, float]:
-        """Measure the error of quantizing each node alone, once."""
+        """Measure the error of quantizing each node alone; later calls reuse it."""
         is_balanced = base.form is not None and bool(base.form.balance)
         if is_balanced in self._errors:
             return self._errors[is_balanced]
@@ -471,7 +471,7 @@ class PrecisionSearch:
 def measure(
     terms: PrecisionTerms, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
-    """The error by the budget's measure; rows of one batch are together again for a metric."""
+    """Measure the error; for a metric, the rows of a batch are merged again."""
     if not callable(terms.budget.measure):
         return terms.budget.measure_error(expected, outputs, [item.given for item in examples.items])
     batches: dict[int, list[int]] = {}
@@ -491,9 +491,9 @@ def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:
 # ---------------------------------------------------------------------- forms of products alone
 
 LEAST_SHARE = 0.1
-"""Share of a model's weights that matrices of products must have for forms of products alone."""
+"""Minimum share of the model's weights in matrices of products, for forms that quantize products only."""
 FEW_ROWS = 16
-"""A product of more rows is not bound by reading its weights: storing them in fewer bits saves it no time."""
+"""A product with more rows is not bound by reading its weights: storing them in fewer bits saves no time."""
 _WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _WORDS: Mapping[FormKind, str] = {
     "static": "int8",
@@ -504,7 +504,7 @@ _WORDS: Mapping[FormKind, str] = {
 
 
 def describe_form(form: QuantizedForm) -> str:
-    """What a form computes in.
+    """Describe the numeric type that a form computes in.
 
     >>> describe_form(QuantizedForm(kind="dynamic"))
     'dynamic int8'
@@ -515,11 +515,11 @@ def describe_form(form: QuantizedForm) -> str:
 def list_product_forms(
     prepared: Function, names: Sequence[str], fixed: frozenset[int], engine: GraphCompiler, *, has_kernels: bool
 ) -> Iterator[tuple[QuantizedForm, Function]]:
-    """Yield the forms of products alone that may be faster on an engine that supports them, each with its model.
+    """Yield the product-only forms that may be faster on an engine that supports them, each with its model.
 
-    ``names`` are the nodes that may be quantized. Matrices are packed for an engine that has a product with packed ones; another
-    engine gets them stored as integers, if reading them is what takes time. ``has_kernels``: whether the engine computes with
-    integers other than in pairs of QuantizeLinear and DequantizeLinear: MatMulInteger took 16 times as long on one that does not.
+    ``names`` are the nodes that may be quantized. Matrices are packed for an engine with a packed product, else stored as
+    integers if reading them dominates. ``has_kernels``: whether the engine has integer kernels beyond pairs of QuantizeLinear and
+    DequantizeLinear; MatMulInteger took 16 times as long on an engine without.
     """
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
@@ -548,13 +548,13 @@ def _count_rows(node: Node, function: Function) -> float:
 
 
 RACING = 3
-"""Plans that race with the exact one: the fastest by their first calls."""
+"""Maximum plans that race with the exact one: the fastest by their first calls."""
 FAR = 1.25
-"""A plan whose first calls take so many times those of the exact plan does not race."""
+"""A plan does not race if its first call takes more than this many times that of the exact plan."""
 
 
 def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
-    """The plans within the budget that race with the exact one, whose first calls took ``exact`` seconds."""
+    """Select the plans to race with the exact one, whose first call took ``exact`` seconds."""
     return sorted((one for one in attempts if one.first_calls <= FAR * exact), key=lambda one: one.first_calls)[:RACING]
 
 
@@ -564,9 +564,9 @@ def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
 def check_error(
     setup: RegressionSetup, plan: Plan, record: PrecisionRecord, validate: Sequence[Any] | None, inputs: Sequence[Value]
 ) -> None:
-    """Raise LockError if the error of a plan on the examples of its lock is over the lock's budget.
+    """Raise LockError if the error of a plan on the examples of its lock exceeds the lock's budget.
 
-    The reference engine computes the expected outputs. Raises LockError too for other examples, or none.
+    The reference engine computes the expected outputs. Raises LockError too if the examples are missing or are others.
     """
     if record.measure not in get_args(Measure):
         raise LockError(

@@ -1,4 +1,4 @@
-"""Which nodes of a model cost most accuracy in integers, and which of them stay in floating point to keep a budget.
+"""Measure which nodes lose most accuracy in integers, and select those to keep in floating point to meet a budget.
 
 The error of each node is measured with the rest exact. Errors of independent nodes add in squares, which predicts what is left
 when the worst ones are kept. A measurement of the result corrects the prediction.
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 32
-"""Parts that are measured first; those of larger models have several nodes."""
+"""Number of parts measured first; parts of larger models have several nodes."""
 LARGE = 0.1
-"""A part is divided if its error is a larger share of that of all parts together."""
+"""A part is split if its error exceeds this share of the total error."""
 
 
 def find_node_errors(
     names: Sequence[str], measure: Callable[[Sequence[str]], float], is_in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, float]:
-    """The error of each node by runs with only some of them in integers.
+    """Measure the error of each node, by runs with only some nodes in integers.
 
-    Parts of consecutive nodes come first. Those with a large share of the error are divided while there is time, the worst first.
-    The nodes of an undivided part share its error.
+    Parts of consecutive nodes come first. Parts with a large share of the error are split, worst first, while there is time. The
+    nodes of an unsplit part share its error.
     """
     size = -(-len(names) // MOST_PARTS)
     errors: dict[tuple[str, ...], float] = {}
     for at in range(0, len(names), size):
         part = tuple(names[at : at + size])
-        # Without time, a part counts as bad as the worst.
+        # If time runs out, assume the largest error so far.
         errors[part] = measure(part) if is_in_time() or not errors else max(errors.values())
     largest = LARGE * math.sqrt(sum(error**2 for error in errors.values() if math.isfinite(error)))
     while is_in_time() and (wide := [part for part in errors if len(part) > 1 and errors[part] > largest]):
@@ -52,16 +52,16 @@ def find_node_errors(
 
 
 class NodeSelection:
-    """The nodes that stay in floating point until the error of the others is within a target."""
+    """Selects the nodes to keep in floating point until the error of the others is within a target."""
 
     def __init__(self, errors: Mapping[str, float], target: float, error: float = math.nan) -> None:
-        """``error`` is that of all nodes together; without it, the prediction is not corrected."""
+        """``error`` is measured with all nodes quantized; without it, the prediction is not corrected."""
         self._errors, self._target, self._least = errors, target, 0
         predicted = _add(errors.values())
         self._factor = max(0.5, error / predicted) if predicted and math.isfinite(error) else 1.0
 
     def choose(self) -> list[str]:
-        """The nodes to keep, worst first; at least twice as many as the last time."""
+        """Select the nodes to keep, worst first; more than twice as many as the last time."""
         order = sorted(self._errors, key=lambda name: -self._errors[name])
         count = self._least
         while count < len(order) and not self._is_enough([self._errors[name] for name in order[count:]]):
@@ -73,7 +73,7 @@ class NodeSelection:
         return all(map(math.isfinite, errors)) and _add(errors) <= self._target / self._factor
 
     def correct(self, error: float) -> None:
-        """Apply the measured error of the last choice, which was over the target."""
+        """Correct the prediction by the measured error of the last selection, which was over the target."""
         self._factor *= max(1.2, error / self._target) if math.isfinite(error) else 2.0
 
 
@@ -82,11 +82,11 @@ def _add(errors: Iterable[float]) -> float:
 
 
 SWITCH = "xrt_switches"
-"""The input that says which nodes read rounded operands."""
+"""The boolean input that selects which nodes read quantized operands."""
 
 
 def make_switchable_model(prepared: Function, table: CalibrationTable, names: Sequence[str]) -> Function:
-    """Add an input of booleans, one per named node: whether it reads rounded operands. One compile serves all measurements."""
+    """Add a boolean input that switches each named node to quantized operands, so that one compile serves all measurements."""
     function, options, ranges = require_opset(prepared), QuantizationOptions(), table.bind(prepared)
     emission, positions = Emission(function), {name: at for at, name in enumerate(names)}
     nodes: list[Node] = []

@@ -32,7 +32,7 @@ class _Group:
 
 
 def list_balanced_values(function: Function) -> list[str]:
-    """Values whose channels can be balanced: outputs of LayerNormalization read only by products with constants."""
+    """List the values whose channels can be balanced: outputs of LayerNormalization read only by products with constants."""
     return [group.node.outputs[0] for group in _find_groups(function)]
 
 
@@ -48,7 +48,7 @@ def balance_channels(function: Function, magnitudes: Mapping[str, Array], streng
 
 
 def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], strength: float = STRENGTH) -> dict[str, Array]:
-    """The divisors of `balance_channels`, per value and channel."""
+    """Compute the divisors of `balance_channels`, per value and channel."""
     if not 0 <= strength <= 1:
         raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
     named = ((group, group.node.outputs[0]) for group in _find_groups(function))
@@ -56,7 +56,7 @@ def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], st
 
 
 def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function:
-    """Divide the channels of activations by given factors, and multiply the weights that read them.
+    """Divide the channels of activations by ``factors``, and multiply the weights that read them.
 
     Powers of two are exact. Infer shapes first.
     """
@@ -86,7 +86,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
 
 
 def _find_factors(group: _Group, function: Function, magnitudes: Array, strength: float) -> Array:
-    """Divisors per channel; 1 if the activation or its weights are all zero."""
+    """Compute the divisors per channel; 1 if the activation or its weights are all zero."""
     weights = [
         np.abs(function.constants[product.inputs[1]].array).max(axis=1 - find_inner_axis(product)) for product in group.products
     ]
@@ -108,13 +108,13 @@ def _find_groups(function: Function) -> Iterator[_Group]:
 
 
 def _has_constant_terms(node: Node, function: Function) -> bool:
-    """Whether it normalizes a single axis with constant scale and bias."""
+    """Whether the node normalizes a single axis with constant scale and bias."""
     terms = [function.constants.get(name) for name in node.inputs[1:] if name]
     return all(one is not None and one.dtype is DType.FLOAT32 and len(one.shape) == 1 and one.shape[0] > 1 for one in terms)
 
 
 def _find_products(value: str, channels: int, function: Function, outputs: set[str]) -> list[Node] | None:
-    """Products that read the value, directly or through a Reshape to rows; None if there are other readers."""
+    """Find the products that read the value, directly or through a Reshape to rows; None if there are other readers."""
     found: list[Node] = []
     for use in function.users(value):
         node = use.node

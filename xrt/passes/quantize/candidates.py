@@ -102,7 +102,7 @@ def _is_float32(name: str, function: Function) -> bool:
 
 
 def find_root(value: str, function: Function) -> str:
-    """The value whose range `value` shares: skip operators that only select elements of computed values."""
+    """Find the value whose range ``value`` shares, through operators that only select elements of computed values."""
     while (node := function.producer(value)) is not None and has_trait(node, Trait.SELECTS) and value == node.outputs[0]:
         if node.inputs[0] in function.constants:  # a table of embeddings, which has no calibrated range
             break
@@ -111,7 +111,7 @@ def find_root(value: str, function: Function) -> str:
 
 
 def find_end(node: Node, function: Function) -> str:
-    """The output of a convolution after fused activations."""
+    """Find the output of a convolution after its fused activations."""
     value = node.outputs[0]
     # Only a single reader can be fused.
     while len(users := function.users(value)) == 1 and not _is_output(value, function):
@@ -127,7 +127,7 @@ def _is_output(value: str, function: Function) -> bool:
 
 
 def list_activations(node: Node, function: Function) -> Iterator[str]:
-    """Yield the activations that a quantized node has in bytes: computed operands, and the result of a convolution.
+    """Yield the activations of a node that are quantized: computed operands, and the result of a convolution.
 
     Engines fuse an integer convolution only if its result is quantized, too.
     """
@@ -137,9 +137,9 @@ def list_activations(node: Node, function: Function) -> Iterator[str]:
 
 
 def list_calibrated_values(function: Function, options: QuantizationOptions | None = None) -> list[str]:
-    """Values that need a calibrated range, without duplicates, in node order.
+    """List the values that need a calibrated range, without duplicates, in node order.
 
-    Without options, all values that any options may need. Infer shapes first.
+    Without options, include all values that any options may need. Infer shapes first.
     """
     options = options or QuantizationOptions(include=("*",), activation_products=True)  # type: ignore[arg-type]  # strings are parsed
     quantized = [node for node in function.nodes if why_not_quantized(node, function, options) is None]

@@ -1,4 +1,4 @@
-"""Quantized forms of a model: static, dynamic or weights alone, with nodes that stay in float32 and balanced channels."""
+"""Quantized forms of a model: static, dynamic or weight-only, with nodes that stay in float32 and balanced channels."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class QuantizedForm:
     """How a model is quantized."""
 
     table: CalibrationTable | None = None
-    """The ranges, which only the kind ``static`` has."""
+    """Calibrated ranges, for the kind ``static`` only."""
     kept: frozenset[int] = frozenset()
     """Positions of nodes of the prepared model that stay in float32."""
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
-    """The values whose channels are balanced first."""
+    """The values whose channels are balanced before quantization."""
     reduce_range: bool = False
-    """Whether weights that are multiplied in integers have 7 bits."""
+    """Whether the weights of integer products use 7 bits."""
 
     def apply(self, prepared: Function) -> Function:
-        """Return the quantized form of a prepared model; raises CalibrationError for a table of another model."""
+        """Quantize a prepared model; raises CalibrationError for the table of another model."""
         names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.kept]
         if not names:
             return prepared
@@ -67,19 +67,19 @@ class QuantizedForm:
 
 
 def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
-    """Return the options that quantize just these nodes."""
+    """Make the options that quantize only these nodes."""
     return QuantizationOptions(include=(NodePattern(tuple(sorted(names)), by_name=True),), **options)
 
 
 def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
-    """Return the powers of two that channels are to be divided by, for the largest magnitude of each over examples."""
+    """Compute powers of two to divide channels by, from the largest magnitude of each channel over examples."""
     found = find_channel_factors(prepared, magnitudes)
     exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in found.items()}
     return tuple(BalancedValue(name, tuple(own.tolist())) for name, own in exponents.items())
 
 
 def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
-    """Return the model with channels divided by powers of two, and the weights behind them multiplied.
+    """Divide the channels of activations by powers of two, and multiply the weights that read them.
 
     Raises CalibrationError for values of another model.
     """
@@ -101,9 +101,9 @@ def _count_channels(function: Function, value: str) -> int:
 def fit_balanced_table(
     table: CalibrationTable, prepared: Function, balanced: Function, channels: Mapping[str, tuple[Any, Any]]
 ) -> CalibrationTable:
-    """Return the table with the ranges of a balanced model: those of the prepared one, or of channels once they are divided.
+    """Add the ranges of a balanced model to a table: those of the prepared model, or of the divided channels.
 
-    ``channels`` has the least and the greatest number of each channel of the values that are balanced, divided already.
+    ``channels`` has the minimum and the maximum of each channel of the balanced values, after division.
     """
     known, keys = table.bind(prepared), hash_values(balanced)
     for name in list_calibrated_values(balanced, OPTIONS):
@@ -118,20 +118,20 @@ def fit_balanced_table(
 
 
 def prepare_for_quantization(function: Function) -> Function:
-    """Return the model with normalizations and biases in the products and convolutions before them; its types must be known."""
+    """Fold normalizations and biases into the products and convolutions before them; types must be known."""
     return infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(function))))
 
 
 def list_quantizable_nodes(prepared: Function) -> list[tuple[int, str]]:
-    """Return position and name of each node that can be quantized."""
+    """List the position and name of each node that can be quantized."""
     return [(at, node.name) for at, node in enumerate(prepared.nodes) if why_not_quantized(node, prepared, OPTIONS) is None]
 
 
 def fit_table(table: CalibrationTable, prepared: Function, original: Function) -> CalibrationTable:
-    """Return the table for a prepared model: ranges of the original model are those of the values of the same names.
+    """Fit a table to a prepared model: missing ranges are those of the original model's values with the same names.
 
-    Preparing keeps the names of values and changes what computes some of them. Raises CalibrationError where the table has no
-    value of either.
+    Preparing keeps the names of values but changes how some are computed. Raises CalibrationError if the table has no value of
+    either model.
     """
     needed = [name for name in list_calibrated_values(prepared, OPTIONS) if prepared.defines(name)]
     keys = hash_values(prepared)
@@ -155,7 +155,7 @@ def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, Va
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
-    """Return what a placement with that record plans: the model itself, or its quantized form."""
+    """The Function that a placement with this record plans: the model itself, or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
     kept = frozenset(one.at for one in record.kept)

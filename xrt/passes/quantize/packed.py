@@ -78,9 +78,9 @@ def _rewrite(node: Node, emission: Emission, options: QuantizationOptions) -> No
 Array: TypeAlias = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"
 BIAS = 5
-"""Bias input of MatMulNBits."""
+"""Index of the bias among the inputs of MatMulNBits."""
 BLOCK = 32
-"""Rows that share a scale."""
+"""Number of rows that share a scale."""
 IN_BYTES = 4
 """The accuracy_level of MatMulNBits at which activations are quantized to int8."""
 
@@ -134,7 +134,7 @@ def _pack_product(
 
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
-    """Weights and scales in the layout of MatMulNBits: by column, then by block."""
+    """Pack weights and scales in the layout of MatMulNBits: by column, then by block."""
     found = quantize_blocks(matrix, 0, BLOCK, replace(options, weights="uint8", symmetric_weights=True))
     zeros = found.parameters.zero_point
     integers = np.repeat(zeros, BLOCK, axis=0)  # a short last block is filled with zeros
@@ -144,7 +144,7 @@ def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
 
 
 ZERO_POINTS, GROUPS = 3, 4
-"""Optional inputs of MatMulNBits: zero points per block, and the group index of each row."""
+"""Indices of optional inputs of MatMulNBits: zero points per block, and the group index of each row."""
 
 
 def unpack_weights(function: Function) -> Function:
@@ -201,7 +201,7 @@ def _unpack(node: Node, function: Function, names: FreshNames, constants: dict[s
 
 
 def _compute_weights(node: Node, packed: Array, scales: Array, zeros: Array | None, groups: Array | None) -> Array:
-    """Dequantize to a float32 matrix (K, N)."""
+    """Dequantize packed weights to a float32 matrix (K, N)."""
     bits, block = int(node.attr("bits", 4)), int(node.attr("block_size"))
     inner, columns = int(node.attr("K")), int(node.attr("N"))
     count = -(-inner // block)

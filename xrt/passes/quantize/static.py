@@ -44,11 +44,10 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
     """Quantize products and convolutions statically, with QuantizeLinear and DequantizeLinear.
 
     Activations have one scale each, weights one per channel. Biases are int32 with the product of both scales. Each value is
-    quantized once for all readers, and each weight is stored once. A
-    Conv or Gemm that stays in floating point reads quantized values through a Max of one operand, an identity that prevents
-    ONNX Runtime from quantizing its weights.
+    quantized once for all readers, and each weight is stored once. A Conv or Gemm that stays in floating point reads quantized
+    values through a Max of one operand, an identity that prevents ONNX Runtime from quantizing its weights.
 
-    Nodes whose range is almost zero, nodes refused by `why_not_quantized`, and bodies stay as they are. Infer shapes first. The
+    Nodes whose range is almost zero, nodes refused by `why_not_quantized`, and bodies are not changed. Infer shapes first. The
     opset is raised to 13 if lower.
 
     Raises CalibrationError if the table belongs to another model or lacks a range.
@@ -66,7 +65,7 @@ def quantize(function: Function, table: CalibrationTable, options: QuantizationO
 def _fit_ranges(
     function: Function, ranges: Mapping[str, ValueRange], selected: set[str], options: QuantizationOptions
 ) -> dict[str, Parameters | None]:
-    """Quantization parameters of each value; None if its range is almost zero."""
+    """Compute the quantization parameters of each value; None if its range is almost zero."""
     fitted: dict[str, Parameters | None] = {}
     missing: dict[str, None] = {}
     for node in function.nodes:
@@ -89,7 +88,7 @@ def _fit_ranges(
 
 
 class _StaticQuantization:
-    """The state of one quantization."""
+    """The state of one static quantization."""
 
     def __init__(
         self, function: Function, fitted: Mapping[str, Parameters | None], selected: set[str], options: QuantizationOptions
@@ -104,7 +103,7 @@ class _StaticQuantization:
         # Values read only by refused nodes stay in floating point.
         self.fitted = {value: found for value, found in fitted.items() if value in values and found is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
-        """Results of convolutions, which all readers read in quantized form."""
+        """Results of convolutions; all readers read them in quantized form."""
 
     def _is_flat(self, node: Node, fitted: Mapping[str, Parameters | None]) -> bool:
         return any(fitted[value] is None for value in list_activations(node, self.function))
@@ -113,7 +112,7 @@ class _StaticQuantization:
         return self.emission.finish([self.rewrite(node) for node in self.function.nodes])
 
     def rewrite(self, node: Node) -> Node:
-        """Redirect the operands of a node to their quantized form, where it should read that."""
+        """Redirect the operands of a node to their quantized forms where it should read them."""
         if node.name in self.selected:
             return replace(node, inputs=tuple(self.operands(node)))
         inputs = tuple(
@@ -135,7 +134,7 @@ class _StaticQuantization:
         return node.op in _JOINS and all(name in self.fitted for name in (*computed, find_end(node, self.function)))
 
     def operands(self, node: Node) -> Iterator[str]:
-        """Yield the operands of a quantized node."""
+        """Yield the operands of a node in quantized form, with its bias."""
         activation, second, *bias = node.inputs
         yield self.emission.quantize(activation, self.fitted[activation])
         if second not in self.function.constants:
@@ -153,7 +152,7 @@ class _StaticQuantization:
             yield self.quantize_bias(bias[0], steps, scale * weight.parameters.scale) or bias[0]
 
     def find_bias(self, node: Node, bias: list[str], weight: Array) -> Array | None:
-        """A constant bias with one element per channel; None if there is none."""
+        """Find a constant bias with one element per channel; None if there is none."""
         if not bias or bias[0] not in self.function.constants or (node.op == "Gemm" and not _is_unscaled(node)):
             return None
         channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[_find_rows(node)]
@@ -161,7 +160,7 @@ class _StaticQuantization:
         return found if found.shape == (channels,) else None
 
     def quantize_bias(self, name: str, bias: Array | None, scale: Array) -> str | None:
-        """The bias as dequantized int32, or None if it stays in floating point."""
+        """Store the bias as dequantized int32; None if it stays in floating point."""
         if bias is None:
             return None
         steps = np.rint(bias.astype(np.float64) / scale)
@@ -226,7 +225,7 @@ class _Fusion:
         return self.function.replace(nodes=nodes, constants=constants, types=types)
 
     def fuse(self, product: Node, node: Node) -> list[Node]:
-        """The nodes that replace a product and its bias."""
+        """Make the nodes that replace a product and its bias."""
         shape = _get_shape(product.inputs[0], self.function) or ()
         name = next(one for one in node.inputs if one != product.outputs[0])
         bias = self.add_constant(f"{product.name}_bias", self.function.constants[name].array.reshape(-1))
@@ -234,7 +233,7 @@ class _Fusion:
         return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
 
     def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
-        """The product on rows: Reshape (unless shared), Gemm, and Reshape back in place of the Add."""
+        """Compute the product on rows: Reshape (unless shared), Gemm, and Reshape back in place of the Add."""
         made: list[Node] = []
         value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
         whole = [dim if isinstance(dim, int) else -1 for dim in outer]
@@ -250,7 +249,7 @@ class _Fusion:
         return [*made, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
 
     def find_product(self, node: Node) -> Node | None:
-        """The MatMul whose only reader is this Add of a constant bias, or None."""
+        """Find the MatMul whose only reader is this Add of a constant bias, or None."""
         if node.op != "Add" or node.control or node.name in self.awaited:
             return None
         for value, other in (node.inputs, node.inputs[::-1]):
@@ -316,7 +315,7 @@ def fold_batch_normalization(function: Function) -> Function:
 
 
 def _find_convolution(node: Node, function: Function) -> Node | None:
-    """The Conv that a BatchNormalization can be folded into, or None."""
+    """Find the Conv that a BatchNormalization can be folded into, or None."""
     if node.op != "BatchNormalization" or is_training(node, function) or any(node.outputs[1:]):
         return None
     before = function.producer(node.inputs[0])

@@ -31,7 +31,7 @@ class Parameters:
 
 
 def find_limits(dtype: DType) -> tuple[int, int]:
-    """Smallest and largest value of an integer type."""
+    """The smallest and the largest value of an integer type."""
     return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
 
 
@@ -93,7 +93,7 @@ class QuantizedWeight:
 
 
 def find_channel_axis(node: Node, weight: Array) -> int | None:
-    """The output channel axis of a weight; None if there is none."""
+    """Find the output channel axis of a weight; None if there is none."""
     if node.op == "ConvTranspose":
         return 1 if node.attr("group", 1) == 1 else None  # channels of all groups share the axis
     if node.op == "MatMul":
@@ -102,7 +102,7 @@ def find_channel_axis(node: Node, weight: Array) -> int | None:
 
 
 def find_inner_axis(node: Node) -> int:
-    """The contracted axis of a product's matrix."""
+    """Find the contracted axis of a product's matrix."""
     return 1 if node.op == "Gemm" and node.attr("transB", 0) else 0
 
 
@@ -213,7 +213,7 @@ class Emission:
         return fresh
 
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
-        """Bytes, scale and zero point of a value from one DynamicQuantizeLinear for all readers."""
+        """Emit one DynamicQuantizeLinear for all readers of a value; return its bytes, scale and zero point."""
         if value not in self._dynamic:
             names = tuple(self._names.take(f"{value}_{part}") for part in ("bytes", "byte_scale", "byte_zero_point"))
             self.nodes.append(Node("DynamicQuantizeLinear", (value,), names, name=names[0]))
@@ -224,7 +224,7 @@ class Emission:
         return self._dynamic[value]
 
     def store_matrix(self, name: str, integers: Any, found: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
-        """Integer matrix, scales and zero points as constants, shared by name and orientation."""
+        """Store an integer matrix, its scales and zero points as constants, shared by name and orientation."""
         if (name, is_turned) not in self._matrices:
             terms = {"integers": integers, "integer_scale": found.scale, "integer_zero_point": found.zero_point}
             first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in terms.items())
