@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import xrt
 from xrt.errors import CalibrationError, InputError, OptionError
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.precision.budget import ErrorBudget, find_fault, parse_budget, read_examples
+from xrt.precision.budget import ErrorBudget, find_fault, hash_metric, parse_budget, read_examples
 
 RANDOM = np.random.default_rng(0)
 EXACT = [[RANDOM.normal(size=(4, 10)).astype("float32")] for _ in range(5)]
@@ -174,3 +174,14 @@ def test_rows_of_a_symbolic_batch_become_examples() -> None:
     fixed = (Value("x", TensorType(DType.FLOAT32, (4, 6))),)
     with pytest.raises(InputError, match=r"an example of validate= has shape \[4, 6\] for input 'x', and the call has float32"):
         read_examples([rows], "validate", fixed).fit(function, fixed)
+
+
+def test_metrics_that_differ_in_any_constant_have_different_hashes() -> None:
+    metrics = [
+        lambda outputs, items: float(items[0] in (1, 2)),
+        lambda outputs, items: float(items[0] in (3, 4)),
+        lambda outputs, items: float(items[0] in {"a", "b"}),
+        lambda outputs, items: sum(1.0 for item in items if item > 1),
+        lambda outputs, items: sum(1.0 for item in items if item > 2),
+    ]
+    assert len({hash_metric(metric) for metric in metrics}) == len(metrics)

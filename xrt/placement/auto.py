@@ -365,8 +365,8 @@ def _return_result(tuned: TuningResult, _: Function) -> TuningResult:
 
 
 def _drop_twins(engines: Sequence[GraphCompiler]) -> tuple[GraphCompiler, ...]:
-    """Keep one engine per spec: the first one, at the position of the last."""
-    return tuple({engine.spec: engine for engine in reversed(engines)}.values())[::-1]
+    """Keep the first engine of each spec."""
+    return tuple({engine.spec: engine for engine in engines}.values())
 
 
 def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:

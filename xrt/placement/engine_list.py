@@ -149,7 +149,7 @@ def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -
         is_lowered = engine.unsupported_options(context) is None
         forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
         found += [one for one in forms if one is not None]
-    return list({engine.spec: engine for engine in reversed(found)}.values())[::-1]
+    return list({engine.spec: engine for engine in found}.values())
 
 
 def _those_of(

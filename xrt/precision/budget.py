@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -495,5 +496,12 @@ def hash_metric(metric: object) -> str | None:
     code = getattr(metric, "__code__", None)
     if code is None or getattr(metric, "__closure__", None) or getattr(metric, "__defaults__", None):
         return None
-    text = f"{code.co_code!r} {code.co_names} {[one for one in code.co_consts if isinstance(one, str | int | float | bool)]}"
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_describe_code(code).encode()).hexdigest()
+
+
+def _describe_code(code: CodeType) -> str:
+    """The instructions, names and constants of a function and of those inside it, the same in every process."""
+    # A frozenset is sorted: its order differs between processes.
+    constants = [sorted(map(repr, one)) if isinstance(one, frozenset) else one for one in code.co_consts]
+    parts = [_describe_code(one) if isinstance(one, CodeType) else repr(one) for one in constants]
+    return f"{code.co_code!r} {code.co_names} {parts}"
