@@ -66,17 +66,6 @@ class Odd(xrt.Graph):
         return {"y": y, "x": x, "again": y, "c": ops.Constant(value_floats=[1.0, 2.0])}
 
 
-class Nan(xrt.Graph):
-    """The largest and smallest beside NaN, which the device's code is to keep as the processor's does."""
-
-    def build(self, x: Any) -> Any:
-        bad = ops.Sqrt(x)
-        image = ops.Reshape(bad, np.array([1, 1, 4, 5], "int64"))
-        pooled = ops.MaxPool(image, kernel_shape=[2, 2]), ops.MaxPool(image, kernel_shape=[2, 2], strides=[2, 2])
-        folded = ops.ReduceMax(bad, np.array([1], "int64")), ops.ReduceMin(bad), ops.ReduceMax(bad, np.array([0], "int64"))
-        return ops.Max(bad, x), ops.Min(x, bad), ops.Relu(bad), ops.Sign(bad), ops.HardSigmoid(bad), *folded, *pooled
-
-
 MODELS: dict[str, tuple[xrt.Graph, tuple[Any, ...]]] = {
     "chain": (Chain(), (numbers(5, 7),)),
     "product": (Product(), (numbers(33, 20), numbers(20, 17, seed=1))),
@@ -87,6 +76,5 @@ MODELS: dict[str, tuple[xrt.Graph, tuple[Any, ...]]] = {
     "moved": (Moved(), (numbers(3, 4),)),
     "integers": (Integers(), (numbers(4, 3),)),
     "odd": (Odd(), (numbers(2, 3),)),
-    "nan": (Nan(), (numbers(4, 5),)),
     "net": (Net(), (numbers(3, 4), numbers(4, 5, seed=1))),
 }
