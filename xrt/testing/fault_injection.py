@@ -261,7 +261,7 @@ _SPOILT: dict[How, Any] = {
     "dtype": lambda array: array.astype(np.float64 if array.dtype != np.float64 else np.float32),
     "shape": lambda array: array[np.newaxis],
     "nan": lambda array: array * array.dtype.type(np.nan) if array.dtype.kind == "f" else ~array,
-    "value": lambda array: array + array.dtype.type(1) if array.dtype.kind != "b" else ~array,
+    "value": lambda array: (array.reshape(-1) + array.dtype.type(1)).reshape(array.shape) if array.dtype.kind != "b" else ~array,
     "scalar": lambda array: array.reshape(-1)[0],
 }
 
