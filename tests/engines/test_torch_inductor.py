@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conformance.sample import join
 from tests.engines.evidence import unknown_evidence
 from tests.engines.test_tvm_forked import status_of
 from tests.engines.torch_running import INT, TORCH
@@ -224,18 +225,12 @@ def sample() -> list[tuple[ConformanceCase, Function]]:
 
 
 def merge(functions: Sequence[Function]) -> Function:
-    """Concatenate the inputs, nodes and outputs of all Functions; names of each get a prefix of their own."""
-    parts = []
+    """Join Functions side by side, with a prefix for the names of each."""
+    prefixed = []
     for i, part in enumerate(functions):
         names = {name: f"g{i}_{name}" for name in list_names(part) if name}
-        parts.append(rename_function(part, names, names))
-    return parts[0].replace(
-        inputs=tuple(value for part in parts for value in part.inputs),
-        outputs=tuple(value for part in parts for value in part.outputs),
-        nodes=tuple(node for part in parts for node in part.nodes),
-        constants={name: constant for part in parts for name, constant in part.constants.items()},
-        types={name: type_ for part in parts for name, type_ in part.types.items()},
-    )
+        prefixed.append(rename_function(part, names, names))
+    return join(prefixed)
 
 
 def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:

@@ -27,13 +27,13 @@ def dynamo() -> Iterator[None]:
 @pytest.fixture
 def functions(monkeypatch: pytest.MonkeyPatch) -> list[Function]:
     """The Functions that are made of graphs."""
-    found: list[Function] = []
+    functions: list[Function] = []
     original = backend.lower_graph
 
     def lower_graph(*args: Any) -> Any:
-        made = original(*args)
-        found.append(made.function)
-        return made
+        captured = original(*args)
+        functions.append(captured.function)
+        return captured
 
     monkeypatch.setattr(backend, "lower_graph", lower_graph)
-    return found
+    return functions

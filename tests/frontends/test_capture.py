@@ -151,9 +151,9 @@ def fail(*_: Any) -> Any:
 )
 def test_what_a_rule_gets_wrong_is_an_opaque_node(monkeypatch: pytest.MonkeyPatch, rule: Any, reason: str) -> None:
     monkeypatch.setitem(RULES, "aten.max.default", rule)
-    found = capture(Call(torch.max), (torch.ones(2, 3),))
-    assert re.match(reason, found.declined["aten.max.default"])
-    assert [node.op for node in found.function.nodes] == ["aten.aten_max_default"]
+    captured = capture(Call(torch.max), (torch.ones(2, 3),))
+    assert re.match(reason, captured.declined["aten.max.default"])
+    assert [node.op for node in captured.function.nodes] == ["aten.aten_max_default"]
 
 
 @pytest.mark.slow

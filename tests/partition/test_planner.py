@@ -174,6 +174,6 @@ def test_the_same_in_other_processes() -> None:
 @given(graphs(most=6))
 def test_what_was_found_before_does_not_matter(function: Function) -> None:
     """Proposals depend on the table, not on what this process has looked at while it was made."""
-    found = run_search(function, palette(), by_hash, rounds=2)
+    search = run_search(function, palette(), by_hash, rounds=2)
     again = Function(**{field: getattr(function, field) for field in function.__dataclass_fields__})
-    assert propose_plans(again, palette(), CostTable.from_document(loads(dumps(found.table.to_document())))) == found.plans
+    assert propose_plans(again, palette(), CostTable.from_document(loads(dumps(search.table.to_document())))) == search.plans

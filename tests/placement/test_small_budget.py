@@ -189,9 +189,9 @@ def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
 @pytest.mark.full
 def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
     bounds = TuningBudget(rules=replace(TuningBudget().rules, least=1000, most=2))
-    found = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
-    assert [(one.how, one.is_provisional) for one in found] == [("measured", True), ("remembered", True)]
-    assert found[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as budget=180"
+    results = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
+    assert [(one.how, one.is_provisional) for one in results] == [("measured", True), ("remembered", True)]
+    assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as budget=180"
 
 
 def test_one_is_reported_in_the_singular() -> None:

@@ -32,13 +32,13 @@ def value(name: str, type_: TensorType, first: int, last: int) -> ArenaValue:
 @st.composite
 def lifetimes(draw: st.DrawFn) -> list[ArenaValue]:
     """Values of random sizes and lives."""
-    found: list[ArenaValue] = []
+    values: list[ArenaValue] = []
     for number in range(draw(st.integers(0, 30))):
         first = draw(st.integers(0, 12))
-        found.append(
+        values.append(
             value(f"v{number}", TensorType(DType.FLOAT32, (draw(st.integers(1, 100)),)), first, draw(st.integers(first, 14)))
         )
-    return sorted(found, key=lambda value: value.span.first)
+    return sorted(values, key=lambda value: value.span.first)
 
 
 def overlap(arena: Arena) -> bool:

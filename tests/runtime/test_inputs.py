@@ -150,10 +150,10 @@ def test_small_floats_of_pytorch_share_their_memory() -> None:
     import torch
 
     for kind, dtype in ((torch.bfloat16, DType.BFLOAT16), (torch.float8_e4m3fn, DType.FLOAT8E4M3FN)):
-        given = torch.arange(6.0).to(kind).reshape(2, 3).T
-        (array,) = accepted((Value("x", TensorType(dtype, (3, 2))),), given)
+        tensor = torch.arange(6.0).to(kind).reshape(2, 3).T
+        (array,) = accepted((Value("x", TensorType(dtype, (3, 2))),), tensor)
         assert array.dtype == dtype.numpy and array.astype("float32").tolist() == [[0, 3], [1, 4], [2, 5]]
-        assert array.ctypes.data == given.data_ptr()
+        assert array.ctypes.data == tensor.data_ptr()
 
 
 class Distant:

@@ -52,6 +52,6 @@ def test_the_reference_agrees_with_its_witness(family: Callable[[], Iterator[Cas
     wrong = []
     for case in family():
         with np.errstate(all="ignore"):
-            found = compare_all(results(case), list(expected(case)), case.tolerance)
-        wrong += [] if found else [f"{case.name}: {found.message}"]
+            comparison = compare_all(results(case), list(expected(case)), case.tolerance)
+        wrong += [] if comparison else [f"{case.name}: {comparison.message}"]
     assert wrong == []

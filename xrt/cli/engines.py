@@ -170,8 +170,8 @@ def _find_processor() -> str:
 def _read_memory() -> dict[str, int]:
     """Total and free bytes, if the system reports them."""
     counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
-    known = {word: name for word, name in counters.items() if name in os.sysconf_names}
-    return {word: os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for word, name in known.items()}
+    available = {word: name for word, name in counters.items() if name in os.sysconf_names}
+    return {word: os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for word, name in available.items()}
 
 
 def _show_report(report: Mapping[str, Any]) -> None:

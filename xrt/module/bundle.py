@@ -401,8 +401,8 @@ def _list_weights(function: Function) -> Iterator[StoredWeight]:
 
 def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
     """Insert the lower-precision engines that plans use, behind the listed engines and before the implicit one."""
-    known = {engine.spec for engine in engines.engines}
-    lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in known}
+    specs = {engine.spec for engine in engines.engines}
+    lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in specs}
     named = [engine for engine in engines.engines if engine.spec != engines.implicit]
     implicit = engines.engines[len(named) :]
     return replace(engines, engines=(*named, *lowered.values(), *implicit)) if lowered else engines

@@ -299,16 +299,16 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
     sized = _sized(function, values)
-    given = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
+    targets = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
     updated = {source: values[target] if home == "cpu" else None for source, target in updates}  # a device's is updated itself
     buffers = [
         buffer if buffer is not None else updated[place] if place in updated else _empty(value, program)
-        for place, (value, buffer) in enumerate(zip(sized.outputs, given, strict=True))
+        for place, (value, buffer) in enumerate(zip(sized.outputs, targets, strict=True))
     ]
     types = None if sized is function else {name: sized.get_type(name) for name in sized.value_names()}
     returned = list(buffers)
     for source, target in updates:
-        if given[source] is None:
+        if targets[source] is None:
             returned[source] = values[target]
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 

@@ -281,9 +281,9 @@ class BundledTraces:
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
         if (key := self.key(values, dynamic)) not in self._traces:
             saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
-            given = ", ".join(map(str, key))
+            requested = ", ".join(map(str, key))
             raise InputError(
-                f"the bundle holds traces of a graph for inputs {saved}, and none for ({given}); save it with such an example"
+                f"the bundle holds traces of a graph for inputs {saved}, and none for ({requested}); save it with such an example"
             )
         return self._traces[key]()
 

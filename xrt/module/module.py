@@ -495,10 +495,10 @@ def _why_not_written(part: Any) -> str | None:
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:
         named = member if isinstance(member, FunctionType | type) else type(member)
-        found: Any = sys.modules.get(named.__module__)
+        attribute: Any = sys.modules.get(named.__module__)
         for name in named.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is not named and named is not type(None):
+            attribute = getattr(attribute, name, None)
+        if attribute is not named and named is not type(None):
             return f"{named.__module__}.{named.__qualname__} is not found by that name"
     try:
         copy.deepcopy(part)

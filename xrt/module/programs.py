@@ -337,9 +337,9 @@ class SpecializationCache:
 
     @property
     def _is_full(self) -> bool:
-        held = self._list_held()
-        has_threads = sum(threads for _, threads in held) > self.max_threads and self._max_bytes < NO_LIMIT
-        return has_threads or max(sum(nbytes for nbytes, _ in held), len(self._entries) * LEAST_BYTES) > self._max_bytes
+        sizes = self._list_held()
+        has_threads = sum(threads for _, threads in sizes) > self.max_threads and self._max_bytes < NO_LIMIT
+        return has_threads or max(sum(nbytes for nbytes, _ in sizes), len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
         entry = self._entries.pop(key)

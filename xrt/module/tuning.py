@@ -106,10 +106,10 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     store = CostStore.for_cache(programs.cache)
     request = programs.engines.make_request(programs.source.get_declared_function(), clustering=programs.settings.clustering)
     key = make_decision_key(request)
-    terms = () if lower is None else lower.terms.ingredients
-    if store is None or key is None or terms is None:
+    budget = () if lower is None else lower.terms.ingredients
+    if store is None or key is None or budget is None:
         return None
-    return store, Signature((*key.ingredients, *terms, ("objective", "throughput")))
+    return store, Signature((*key.ingredients, *budget, ("objective", "throughput")))
 
 
 def load_serving(module: XRTModule) -> ServingConfiguration | None:

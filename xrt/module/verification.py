@@ -90,12 +90,12 @@ class _Site:
     def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
         """Run the model on copies of the inputs that it updates, and add the values of the run."""
         names, updated = [value.name for value in self.function.inputs], {name for name, _ in self.function.aliases}
-        given = dict(zip(names, values, strict=True))
-        observer.check(given.items(), "input")
-        seen = {name: np.array(value) if name in updated else value for name, value in given.items()}
+        inputs = dict(zip(names, values, strict=True))
+        observer.check(inputs.items(), "input")
+        seen = {name: np.array(value) if name in updated else value for name, value in inputs.items()}
         seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
         for group in self.groups:
-            args = tuple(np.array(value) if name in updated else value for name, value in given.items())
+            args = tuple(np.array(value) if name in updated else value for name, value in inputs.items())
             seen |= module.run_call(args, {}, group, None, None)
         observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
 

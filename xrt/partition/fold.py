@@ -36,8 +36,8 @@ class _Part:
         """The nodes at these ascending positions; ``ends`` are the outputs of the Function. Linear in the part."""
         nodes = [function.nodes[place] for place in places]
         names = {node.name for node in nodes}
-        made = {name for node in nodes for name in node.defines}
-        read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
+        defined = {name for node in nodes for name in node.defines}
+        read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
         outputs = [name for node in nodes for name in node.defines if name in ends or _is_read_outside(function, name, names)]
         return cls(nodes, names, list(read), outputs)
 
@@ -64,9 +64,9 @@ def _is_read_outside(function: Function, value: str, names: Collection[str]) -> 
 
 def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
     """Known types of values defined by the nodes, without outputs, whose types are stored with them."""
-    known = function.types
-    made = (name for node in nodes for name in node.outputs)
-    return FrozenDict({name: known[name] for name in made if name in known and name not in outputs})
+    types = function.types
+    names = (name for node in nodes for name in node.outputs)
+    return FrozenDict({name: types[name] for name in names if name in types and name not in outputs})
 
 
 # ------------------------------------------------------------------ all nodes, as launches

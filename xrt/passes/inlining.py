@@ -165,13 +165,13 @@ class Splice:
             return function
         nodes = tuple(map(self._redirect_control, self.nodes))
         unread = (_read(function.nodes, function) | self._inlined_values) - _read(nodes, function)
-        own = {value.name for value in function.outputs}
+        outputs = {value.name for value in function.outputs}
         types = {name: type_ for name, type_ in {**function.types, **self.types}.items() if name not in self.constants}
         return function.replace(
             nodes=nodes,
             outputs=tuple(Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs),
             constants={name: constant for name, constant in self.constants.items() if name not in unread},
-            types={name: type_ for name, type_ in types.items() if name not in own},
+            types={name: type_ for name, type_ in types.items() if name not in outputs},
         )
 
     def _redirect_control(self, node: Node) -> Node:

@@ -151,9 +151,9 @@ def tune(
     request = replace(request, context=on_device(request.context.device, request.context))
     if not request.function.nodes:
         return plan_by_priority(request, "the model has no nodes to measure")
-    known = load_decision(request, store) if store is not None and not request.retune else None
-    if known is not None:
-        return known
+    decision = load_decision(request, store) if store is not None and not request.retune else None
+    if decision is not None:
+        return decision
     values, reason = _make_values(request.function, inputs)
     if values is None:
         return plan_by_priority(request, reason)
@@ -524,14 +524,14 @@ class Search:
         work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference)
         try:
             with self.inquiry.quiet():
-                made = within_or_stopped(seconds, work, late=_release)
+                entrant = within_or_stopped(seconds, work, late=_release)
         except OutOfTime:
-            made = CandidateResult(plan, "failed", note=f"it was not ready to be called within {seconds:.3g} s")
-        if isinstance(made, CandidateResult):
-            self.excluded.append(made)
+            entrant = CandidateResult(plan, "failed", note=f"it was not ready to be called within {seconds:.3g} s")
+        if isinstance(entrant, CandidateResult):
+            self.excluded.append(entrant)
             return
-        made.is_simple, made.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
-        self.entrants.append(made)
+        entrant.is_simple, entrant.expected = make_partition_key(plan) in self.baselines, self._predict(plan)
+        self.entrants.append(entrant)
 
     def race(self) -> None:
         """Time the ready plans in interleaved rounds, until no other can win or the budget ends."""

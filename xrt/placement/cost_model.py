@@ -317,17 +317,17 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
         median(seconds / float(row @ work) for row, (_, seconds) in zip(rows, parts, strict=True)) if parts else None
         for rows, parts in zip(counts, measured, strict=True)
     ]
-    known = [rate for rate in rates if rate is not None]
-    usual = median(known) if known else PER_UNIT
-    found = []
+    measured_rates = [rate for rate in rates if rate is not None]
+    usual = median(measured_rates) if measured_rates else PER_UNIT
+    node_seconds = []
     for rows, parts, rate in zip(counts, measured, rates, strict=True):
         seconds = [one for _, one in parts]
         by_operator = np.full(len(operators), usual if rate is None else rate)
         _scale(by_operator, [np.bincount(operator, row * work, len(operators)) for row in rows], seconds)
         shares = work * by_operator[operator]
         _scale(shares, rows, seconds)
-        found.append(shares[kinds])
-    return tuple(found)
+        node_seconds.append(shares[kinds])
+    return tuple(node_seconds)
 
 
 def _list_measured(table: CostTable, spec: str, keys: Mapping[int, str]) -> list[tuple[int, float]]:

@@ -215,8 +215,8 @@ def prepare_plan(
     try:
         results, seconds = time_call(lambda: [copy_values(to_host(value)) for value in program.run(values)])
         if expected is not None and not find_first_random_node(function):
-            terms = function, inputs, results, expected, reference, context.options, is_stopped
-            wrong, note = check_against_reference(*terms)
+            arguments = function, inputs, results, expected, reference, context.options, is_stopped
+            wrong, note = check_against_reference(*arguments)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         program.close()
         return CandidateResult(plan, "failed", note=_format_error(error))

@@ -287,11 +287,11 @@ def make_decision_key(request: PlacementRequest) -> Signature | None:
     if CODE_UNKNOWN in codes:
         return None
     named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
-    own = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
-    terms = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
+    subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
+    options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
     places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
-    return Signature((*own, *terms, *make_context_key(context), *places))
+    return Signature((*subject, *options, *make_context_key(context), *places))
 
 
 def _code(engine: GraphCompiler) -> str:

@@ -59,18 +59,18 @@ class RegressionSetup:
     def ready(self, *plans: Plan) -> Iterator[list[Entrant]]:
         """Compile plans and compare each with the reference; raises LockError if one fails or is wrong."""
         expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
-        made: list[Entrant] = []
+        entrants: list[Entrant] = []
         try:
             for plan in plans:
-                known = None if plan is self.lowered else expected
-                entrant = prepare_plan(plan, self.request, self.cache, self.inputs, known, self.reference)
+                outputs = None if plan is self.lowered else expected
+                entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
                 if isinstance(entrant, CandidateResult):
                     what = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
                     raise LockError(f"the plan {describe_plan(plan)} {what}: {entrant.note}")
-                made.append(entrant)
-            yield made
+                entrants.append(entrant)
+            yield entrants
         finally:
-            for one in made:
+            for one in entrants:
                 one.close()
 
 

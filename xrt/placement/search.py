@@ -149,14 +149,14 @@ class _Ranking:
     def of(cls, graph: PlanningGraph, table: CostTable) -> _Ranking:
         """Propose partitionings and look up the regions of the best ones, until the table adds no cost."""
         keys = {mask: graph.key(mask) for mask in graph.parts}
-        known = {key for key, _ in table.regions}
+        measured = {key for key, _ in table.regions}
         for _ in range(REPEATS):
             costs = CostModel.of(graph, table, keys)
             totals = {one: costs.total(one) for one in iter_partitionings(costs)}
             ranked = sorted((one for one in totals if math.isfinite(totals[one])), key=lambda one: (totals[one], one))
             masks = {mask for one in ranked[:RANKED] for _, mask in one} - keys.keys()
             fresh = {mask: graph.key(mask) for mask in sorted(masks)}
-            if known.isdisjoint(fresh.values()):
+            if measured.isdisjoint(fresh.values()):
                 break
             keys = {**keys, **fresh}
         return cls(costs, tuple(ranked))

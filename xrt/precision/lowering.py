@@ -291,8 +291,8 @@ def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRec
         return ()
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
     whys = {at: "asked for" if at in search.fixed else "its error" for at in chosen.form.kept}
-    kept = [KeptNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
-    return sorted(kept, key=lambda one: -(one.error or 0.0))
+    rows = [KeptNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
+    return sorted(rows, key=lambda one: -(one.error or 0.0))
 
 
 def _describe_regions(chosen: Attempt, first: Attempt) -> Iterator[RegionPrecision]:

@@ -227,8 +227,8 @@ class PrecisionSearch:
         """Try the candidates while there is time: 16-bit floats, full int8 forms, products only, then forms with kept nodes."""
         try:
             for precision, engine in self._list_lowered(("bf16", "fp16")):
-                kept = {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
-                self._try(Attempt(self.bench.plan_on(self.function, engine, kept), precision, (engine,)))
+                exact_nodes = {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
+                self._try(Attempt(self.bench.plan_on(self.function, engine, exact_nodes), precision, (engine,)))
             self._try_integers()
         except OutOfTime:
             self.notes.append("the budget of time ended before all precisions were tried")
@@ -435,10 +435,10 @@ class PrecisionSearch:
 
     def _keep(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
         """Try a form with more nodes in float32; None if that is no node, or too many."""
-        kept = selection.choose()
-        if base.form is None or not kept or len(kept) > MOST_KEPT * len(self._choices):
+        exact_nodes = selection.choose()
+        if base.form is None or not exact_nodes or len(exact_nodes) > MOST_KEPT * len(self._choices):
             return None
-        return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, kept)
+        return self._try_form(base.engines[0], " and bf16" if base.precision.endswith("bf16") else "", base.form, exact_nodes)
 
     def find_errors(self, form: QuantizedForm) -> Mapping[str, float]:
         """The measured errors of quantizing each node alone, by name."""

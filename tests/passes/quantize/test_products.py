@@ -64,10 +64,10 @@ def test_a_dynamic_product_rounds_operands_by_the_ranges_of_the_call(function: F
 
 @pytest.mark.parametrize("function", FORMS, ids=NAMES)
 def test_a_packed_product_computes_with_the_weights_that_are_stored(function: Function) -> None:
-    made = infer_shapes(pack_weights(function))
-    assert [node.op for node in made.nodes] == ["com.microsoft.MatMulNBits"]
+    packed = infer_shapes(pack_weights(function))
+    assert [node.op for node in packed.nodes] == ["com.microsoft.MatMulNBits"]
     (exact,) = evaluate(function, [X])
-    with xrt.XRTModule(made, engine="ort", strict=True) as module:
+    with xrt.XRTModule(packed, engine="ort", strict=True) as module:
         assert measure(exact, module(X)) < 0.015
 
 

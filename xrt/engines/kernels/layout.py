@@ -165,8 +165,8 @@ def slice_(node: Node, env: NodeContext) -> Run:
     listed = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
 
     def run(x: Array, *bounds: Array | None) -> Array:
-        given = [None if one is None else one.reshape(-1).tolist() for one in bounds]
-        return _slice(env.xp, x, *[*given, None, None][:4] if given else listed)
+        inputs = [None if one is None else one.reshape(-1).tolist() for one in bounds]
+        return _slice(env.xp, x, *[*inputs, None, None][:4] if inputs else listed)
 
     return run
 

@@ -112,10 +112,10 @@ def feature_vectorizer(node: Node, env: NodeContext) -> Run:
 def one_hot_encoder(node: Node, env: NodeContext) -> Run:
     """Append an axis with a one at the element's category. An unknown element gives zeros, or an error with ``zeros=0``."""
     categories = _read_labels(node)
-    known = _as_labels(categories, categories)
+    labels = _as_labels(categories, categories)
 
     def run(x: Array) -> Array:
-        hot = np.asarray(x[..., None] == known)
+        hot = np.asarray(x[..., None] == labels)
         if not node.attr("zeros", 1) and not hot.any(axis=-1).all():
             missing = x[~hot.any(axis=-1)].reshape(-1)[0]
             raise ValueError(f"{missing!r} is none of the {len(categories)} categories, and zeros=0 allows no row without one")

@@ -123,16 +123,16 @@ def _element(type_: Any) -> str:
 
 def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
     if tagged.kind == "tensor":
-        found = inputs[tagged.value]  # oneDNN's operators depend on the memory order
-        return found.contiguous() if isinstance(found, torch.Tensor) else found
+        value = inputs[tagged.value]  # oneDNN's operators depend on the memory order
+        return value.contiguous() if isinstance(value, torch.Tensor) else value
     if tagged.kind == "number":
         return inputs[tagged.value].item()
     if tagged.kind == "device":
         return torch.device(tagged.value)
-    found = vars(torch).get(tagged.value)
-    if not isinstance(found, _KINDS[tagged.kind]):
+    value = vars(torch).get(tagged.value)
+    if not isinstance(value, _KINDS[tagged.kind]):
         raise ValueError(f"{tagged.value!r} is no {tagged.kind} of PyTorch")
-    return found
+    return value
 
 
 def _to_tensor(result: Any) -> Tensor:

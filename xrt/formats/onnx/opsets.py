@@ -307,11 +307,11 @@ def externalize_weights(function: Function) -> Function:
     """
     hoist = _Hoist(FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
-    own = _constant_nodes(function)
-    if not own and not hoist.found:
+    values = _constant_nodes(function)
+    if not values and not hoist.found:
         return function
-    types = {name: type_ for name, type_ in function.types.items() if name not in own}
-    return function.replace(nodes=_others(nodes, own), constants={**function.constants, **own, **hoist.found}, types=types)
+    types = {name: type_ for name, type_ in function.types.items() if name not in values}
+    return function.replace(nodes=_others(nodes, values), constants={**function.constants, **values, **hoist.found}, types=types)
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:

@@ -148,10 +148,10 @@ def check_calls(model: ModelProto) -> None:
             raise ModelError(f"{refusal}more than {DEEPEST} call one another in a line, from {_join(key)} on")
     main = [make_call_key(node) for node in nodes_inside(model.graph.node)]
     total = sum(sizes.get(call, 1) for call in main)
-    held = len(main) + sum(map(len, bodies.values()))
-    if total > max(FREE, RATIO * held):
+    stored = len(main) + sum(map(len, bodies.values()))
+    if total > max(FREE, RATIO * stored):
         raise ModelError(
-            f"{refusal}they would make {total} nodes of the {held} that the model holds; "
+            f"{refusal}they would make {total} nodes of the {stored} that the model holds; "
             f"at most {RATIO} times as many are allowed"
         )
 

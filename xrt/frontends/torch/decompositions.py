@@ -81,8 +81,8 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
 def _find_decomposition(operator: Any) -> Callable[..., Any] | None:
     if torch.Tag.nondeterministic_seeded in operator.tags:
         return None
-    found = _list_decompositions().get(operator)
-    return operator.decompose if found is None and operator._can_decompose() else found
+    decomposition = _list_decompositions().get(operator)
+    return operator.decompose if decomposition is None and operator._can_decompose() else decomposition
 
 
 def _decompose_max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: Any) -> torch.Tensor:

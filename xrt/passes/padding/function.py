@@ -44,13 +44,13 @@ def follow(p: Padder, node: Node) -> bool:
     if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
         return False
     try:
-        found = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
+        elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
     except (Refused, IndexError, ValueError, TypeError, AttributeError):
         return False
-    if found is None or found.size > MOST_ELEMENTS or all(one is None for one in found.flat):
+    if elements is None or elements.size > MOST_ELEMENTS or all(one is None for one in elements.flat):
         return False
-    p.set_contents(node.outputs[0], found)
-    if any(one is None for one in found.flat) and any(name in p.states for name in node.inputs):
+    p.set_contents(node.outputs[0], elements)
+    if any(one is None for one in elements.flat) and any(name in p.states for name in node.inputs):
         p.states[node.outputs[0]] = SIZE  # an unknown element may depend on padding
     return True
 
@@ -67,10 +67,10 @@ def _move(p: Padder, node: Node) -> Contents | None:
 
 def _read(p: Padder, name: str) -> contents.Contents | None:
     """The contents of an integer tensor as shape inference represents them: numbers, symbols, and None."""
-    found = p.contents(name) if name else None
-    if found is None:
+    elements = p.contents(name) if name else None
+    if elements is None:
         return None
-    return contents.Contents(DType.INT64, _lift(lambda one: one if one.number is None else one.number)(found))
+    return contents.Contents(DType.INT64, _lift(lambda one: one if one.number is None else one.number)(elements))
 
 
 def _lift(compute: Callable[..., Any]) -> Callable[..., Contents]:

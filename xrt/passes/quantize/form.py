@@ -158,6 +158,6 @@ def make_planned_function(function: Function, record: PrecisionRecord | None) ->
     """The Function that a placement with this record plans: the model itself, or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
-    kept = frozenset(one.at for one in record.kept)
-    form = QuantizedForm(record.table, kept, record.form, record.balance, record.reduce_range)
+    unquantized = frozenset(one.at for one in record.kept)
+    form = QuantizedForm(record.table, unquantized, record.form, record.balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))

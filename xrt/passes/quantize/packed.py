@@ -135,12 +135,12 @@ def _pack_product(
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
     """Pack weights and scales in the layout of MatMulNBits: by column, then by block."""
-    found = quantize_blocks(matrix, 0, BLOCK, replace(options, weights="uint8", symmetric_weights=True))
-    zeros = found.parameters.zero_point
+    quantized = quantize_blocks(matrix, 0, BLOCK, replace(options, weights="uint8", symmetric_weights=True))
+    zeros = quantized.parameters.zero_point
     integers = np.repeat(zeros, BLOCK, axis=0)  # a short last block is filled with zeros
-    integers[: matrix.shape[0]] = found.integers
+    integers[: matrix.shape[0]] = quantized.integers
     blocks = integers.T.reshape(matrix.shape[1], zeros.shape[0], BLOCK)
-    return {"packed": np.ascontiguousarray(blocks), "scales": np.ascontiguousarray(found.parameters.scale.T)}
+    return {"packed": np.ascontiguousarray(blocks), "scales": np.ascontiguousarray(quantized.parameters.scale.T)}
 
 
 ZERO_POINTS, GROUPS = 3, 4

@@ -114,8 +114,8 @@ class GraphDraft:
 
     def find(self, fits: Callable[[DraftValue], bool]) -> DraftValue | None:
         """Choose among the visible values that satisfy ``fits``, preferring the newest; None if there is none."""
-        found = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
-        return self.choose.pick(found[::-1]) if found else None
+        fitting = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
+        return self.choose.pick(fitting[::-1]) if fitting else None
 
     def want(
         self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None

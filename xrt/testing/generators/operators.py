@@ -362,9 +362,9 @@ def _add_reduction(draft: GraphDraft, x: DraftValue, bounds: dict[str, float], a
         return
     op, keep = draft.choose.pick(fitting), draft.choose.integer(0, 1)
     signed = [a - x.rank if draft.choose.integer(0, 2) == 2 else a for a in axes]
-    kept = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
+    reduced = shape if keep else tuple(d for a, d in enumerate(shape) if axes and a not in axes)
     read: list[str | DraftValue] = [x, draft.axes(*signed)] if axes else [x]
-    draft.node(op, read, draft.out(x.dtype, kept, bounds[op]), keepdims=keep)
+    draft.node(op, read, draft.out(x.dtype, reduced, bounds[op]), keepdims=keep)
 
 
 def no_reduction(draft: GraphDraft) -> None:
@@ -479,9 +479,9 @@ OTHER_PRODUCTS = (contraction, product_of_integers)
 
 
 def _image(draft: GraphDraft, spatial: int) -> DraftValue:
-    found = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
+    image = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
     sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
-    return found or draft.add_given(F32, tuple(draft.choose.pick(options) for options in sizes))
+    return image or draft.add_given(F32, tuple(draft.choose.pick(options) for options in sizes))
 
 
 def _choose_axes_of_windows(draft: GraphDraft) -> int:

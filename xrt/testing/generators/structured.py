@@ -168,9 +168,9 @@ def part_of_shape(draft: GraphDraft) -> None:
         draft.node("Size", [x], draft.out(I64, (), float(max(x.size, 1))))
     else:
         start, end = draft.choose.integer(-x.rank, x.rank - 1), draft.choose.integer(-x.rank, x.rank)
-        kept = x.shape[start:end]
-        if kept or draft.empty:
-            draft.node("Shape", [x], draft.out(I64, (len(kept),), float(max((*kept, 1)))), start=start, end=end)
+        extents = x.shape[start:end]
+        if extents or draft.empty:
+            draft.node("Shape", [x], draft.out(I64, (len(extents),), float(max((*extents, 1)))), start=start, end=end)
 
 
 SHAPES = (transpose, reshape, flatten, unsqueeze, squeeze, broadcast, tile, slices, padding, gather, part_of_shape, concat, split)
@@ -404,20 +404,20 @@ def list_of_tensors(draft: GraphDraft) -> None:
     x = draft.want(draft.dtypes, ranks=(1, draft.rank))
     y = draft.want((x.dtype,), x.shape)
     items = [x, y, x][: draft.choose.integer(1, 3)]
-    held = _list(draft, "SequenceConstruct", [v.name for v in items])
+    sequence = _list(draft, "SequenceConstruct", [v.name for v in items])
     change = draft.choose.integer(0, 2)
     if change == 1:
-        held, items = _list(draft, "SequenceInsert", [held, y.name, draft.axis(0)]), [y, *items]
+        sequence, items = _list(draft, "SequenceInsert", [sequence, y.name, draft.axis(0)]), [y, *items]
     elif change == 2 and len(items) > 1:
-        held, items = _list(draft, "SequenceErase", [held, draft.axis(-1)]), items[:-1]
-    _read_list(draft, held, items)
+        sequence, items = _list(draft, "SequenceErase", [sequence, draft.axis(-1)]), items[:-1]
+    _read_list(draft, sequence, items)
 
 
 def _list(draft: GraphDraft, op: str, read: list[str]) -> str:
-    made = DraftValue(draft.fresh("s"), F32, (), 0.0)
-    draft.node(op, list(read), made)
+    sequence = DraftValue(draft.fresh("s"), F32, (), 0.0)
+    draft.node(op, list(read), sequence)
     draft.values.pop()  # only sequence operators may read it
-    return made.name
+    return sequence.name
 
 
 def _read_list(draft: GraphDraft, held: str, items: list[DraftValue]) -> None:
@@ -439,9 +439,9 @@ def _read_list(draft: GraphDraft, held: str, items: list[DraftValue]) -> None:
 def split_to_list(draft: GraphDraft) -> None:
     x = draft.want(draft.dtypes, ranks=(1, draft.rank))
     if x.shape[0]:
-        held = _list(draft, "SplitToSequence", [x.name])
+        sequence = _list(draft, "SplitToSequence", [x.name])
         row = draft.out(x.dtype, (1, *x.shape[1:]), x.bound)
-        draft.node("SequenceAt", [held, draft.axis(draft.choose.integer(-x.shape[0], x.shape[0] - 1))], row)
+        draft.node("SequenceAt", [sequence, draft.axis(draft.choose.integer(-x.shape[0], x.shape[0] - 1))], row)
 
 
 CONTROL: tuple[Recipe, ...] = (branch, loop)

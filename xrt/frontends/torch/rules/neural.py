@@ -51,19 +51,7 @@ def conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    count = weight.ndim - 2
-    y, is_single = add_batch(x, count)
-    y = emit(
-        "Conv",
-        y,
-        weight,
-        bias,
-        strides=each(stride, count),
-        pads=each(padding, count) * 2,
-        dilations=each(dilation, count),
-        group=groups,
-    )
-    return drop_batch(y, is_single)
+    return _convolve("Conv", x, weight, bias, groups, padding, strides=stride, dilations=dilation)
 
 
 @rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -78,20 +66,16 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
+    lengths = {"strides": stride, "output_padding": output_padding, "dilations": dilation}
+    return _convolve("ConvTranspose", x, weight, bias, groups, padding, **lengths)
+
+
+def _convolve(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, padding: Any, **lengths: Any) -> Tensor:
+    """Write a convolution; padding and lengths are numbers or one number per axis, and a batch axis may be missing."""
     count = weight.ndim - 2
     y, is_single = add_batch(x, count)
-    y = emit(
-        "ConvTranspose",
-        y,
-        weight,
-        bias,
-        strides=each(stride, count),
-        pads=each(padding, count) * 2,
-        output_padding=each(output_padding, count),
-        dilations=each(dilation, count),
-        group=groups,
-    )
-    return drop_batch(y, is_single)
+    attributes = {name: each(length, count) for name, length in lengths.items()}
+    return drop_batch(emit(op, y, weight, bias, pads=each(padding, count) * 2, group=groups, **attributes), is_single)
 
 
 @rule("convolution", "_convolution")
@@ -600,9 +584,9 @@ def _differentiate(
     builder = Builder("backward", opsets=dict(current("a gradient").opsets))
     with builder:
         builder.output(record(*(builder.input(name, one.type) for name, one in zip(names, inputs, strict=True))), "result")
-    found = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
-    found = drop_dead_nodes(found.replace(outputs=found.outputs[1:]))
-    results = iter(current("a gradient").inline(found, *inputs, g))
+    backward = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
+    backward = drop_dead_nodes(backward.replace(outputs=backward.outputs[1:]))
+    results = iter(current("a gradient").inline(backward, *inputs, g))
     return [next(results) if is_wanted else None for is_wanted in wanted]
 
 

@@ -278,14 +278,14 @@ def _register_kernel(name: str) -> None:
     names = [argument.name for argument in operator._schema.arguments]
 
     def attend(result: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("dropout_p"):
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if arguments.get("dropout_p"):
             raise Unsupported("attention with dropout")
         if any(one is not None for one in result[2:]):
             raise Unsupported("the state of a kernel of attention")
-        mask = given.get("attn_mask", given.get("attn_bias"))
-        inputs = given["query"], given["key"], given["value"], mask
-        options = given.get("is_causal", False), given.get("scale")
+        mask = arguments.get("attn_mask", arguments.get("attn_bias"))
+        inputs = arguments["query"], arguments["key"], arguments["value"], mask
+        options = arguments.get("is_causal", False), arguments.get("scale")
         if result[1] is None:
             return _attend(*inputs, 0, *options)[0], *[None] * (len(result) - 1)
         return *_attend_with_logs(*inputs, *options), *[None] * (len(result) - 2)
