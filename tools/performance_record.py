@@ -1,4 +1,4 @@
-"""What `make bench` measured, as a file: ``docs/performance.json``. One entry per benchmark, with what it printed as JSON."""
+"""The record of `make bench`, ``docs/performance.json``: one entry per benchmark with the JSON that it printed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ TOP = Path(__file__).parents[1]
 RECORD = TOP / "docs" / "performance.json"
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "apache-tvm")
 FACTS = ("processor", "architecture", "cores", "python")
-"""What of the machine belongs to the figures; its name, its user and its paths do not."""
-MEASURED = ("xrt", "benchmarks", "setup.py", "pyproject.toml", "CMakeLists.txt")
-"""What changes figures when it changes; the record itself changes while it is made."""
+"""Properties of the machine that explain figures; no names, users or paths."""
+SOURCES = ("xrt", "benchmarks", "setup.py", "pyproject.toml", "CMakeLists.txt")
+"""Files that change figures; the record itself is written during a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A script in ``benchmarks/`` and how `make bench` runs it."""
+    """A script in ``benchmarks/`` and its arguments for `make bench`."""
 
     name: str
     arguments: str = ""
-    """For the record; empty where the script's own defaults are meant for it."""
     quick: str = "--rounds 3"
-    """For a run of seconds, which shows that it works."""
+    """Arguments of a run of seconds, which shows that the script works."""
 
     @property
     def script(self) -> Path:
         return TOP / "benchmarks" / f"{self.name}.py"
 
-    def asked(self, *, quick: bool) -> str:
-        """Return the arguments of a run."""
+    def get_arguments(self, *, quick: bool) -> str:
         return self.quick if quick else self.arguments
 
 
@@ -53,86 +51,90 @@ BENCHMARKS = (
     Benchmark("partition", quick="--rounds 3 --sizes 100,10000"),
     Benchmark("auto", quick="--quick"),
     Benchmark("imports", quick="--rounds 3"),
+    Benchmark("first_result", "--models mobilenet,squeezenet,bert,gpt,vit", quick="--rounds 1 --engines ort --models squeezenet"),
+    Benchmark("dynamic_shapes", quick="--rounds 3 --engines ort --models chain --sizes 4,8"),
     Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,recompiles,dispatch"),
     Benchmark("precision", quick="--quick --models mobilenet,images --budget 5 --seconds 1"),
 )
-"""In the order in which they run and in which the page tells of them."""
+"""In the order in which they run and appear on the page."""
+BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one benchmark found, and when."""
+    """The figures of one benchmark, and the circumstances of the run."""
 
     arguments: str
     date: str
     commit: str
-    """XRT's, with a plus where something of it was changed since."""
+    """The commit of XRT, with a plus if files were changed after it."""
     load: float
-    """The machine's load average when the benchmark began: over about 0.5 something else was running."""
+    """Load average at the start: above about 0.5 something else was running."""
     seconds: float
     figures: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Record:
-    """The entries, and of what machine and versions they are true."""
+    """The entries, with the machine and the versions that they belong to."""
 
     machine: Mapping[str, str | int]
     entries: Mapping[str, Entry]
 
     @classmethod
     def read(cls, path: Path = RECORD) -> Record:
-        """Return what the file holds; an empty record of this machine where there is none."""
+        """Read a record; a missing file is an empty record of this machine."""
         if not path.exists():
-            return cls(machine(), {})
+            return cls(describe_machine(), {})
         data = json.loads(path.read_text(encoding="utf-8"))
         return cls(data["machine"], {name: Entry(**entry) for name, entry in data["benchmarks"].items()})
 
     def __str__(self) -> str:
-        """Return the file's text."""
+        """The text of the file."""
         entries = {b.name: asdict(self.entries[b.name]) for b in BENCHMARKS if b.name in self.entries}
-        return json.dumps(rounded({"machine": dict(self.machine), "benchmarks": entries}), indent=1) + "\n"
+        return json.dumps(_round({"machine": dict(self.machine), "benchmarks": entries}), indent=1) + "\n"
 
-    def plus(self, name: str, entry: Entry) -> Record:
-        """Return the record with another entry."""
+    def add(self, name: str, entry: Entry) -> Record:
         return replace(self, entries={**self.entries, name: entry})
 
+    def remove(self, name: str) -> Record:
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key != name})
+
     def has(self, benchmark: Benchmark, *, quick: bool) -> bool:
-        """Say whether there is an entry for what a run asks."""
+        """Whether there is an entry for the arguments of such a run."""
         entry = self.entries.get(benchmark.name)
-        return entry is not None and entry.arguments == benchmark.asked(quick=quick)
+        return entry is not None and entry.arguments == benchmark.get_arguments(quick=quick)
 
     def is_quick(self, benchmark: Benchmark) -> bool:
-        """Say whether the entry is of a run that shows only that the benchmark works."""
         return self.has(benchmark, quick=True)
 
 
-def rounded(value: Any) -> Any:
-    """Return figures with six digits: what is behind them is chance, and would fill the file."""
+def _round(value: Any) -> Any:
+    """Round to six digits: the rest is noise, and fills the file."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: rounded(inner) for key, inner in value.items()}
-    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _round(item) for key, item in value.items()}
+    return [_round(item) for item in value] if isinstance(value, list) else value
 
 
-def machine() -> dict[str, str | int]:
-    """Return what the figures belong to: the machine in words, and versions."""
+def describe_machine() -> dict[str, str | int]:
+    """Describe processor, system and versions of libraries."""
     facts = describe()
-    found = {fact: facts[fact] for fact in FACTS} | {"system": platform.system()}
+    properties = {fact: facts[fact] for fact in FACTS} | {"system": platform.system()}
     native = {"native kernels": "none" if why_not_shipped() else "built"}
-    return found | {name: metadata.version(name) for name in LIBRARIES} | native
+    return properties | {name: metadata.version(name) for name in LIBRARIES} | native
 
 
-def commit() -> str:
-    """Return XRT's commit, with a plus where files are changed; "unknown" outside a clone."""
+def get_commit() -> str:
+    """The commit of this clone, with a plus if files are changed; "unknown" outside a clone."""
     try:
         return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(
-            _git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED)
+            _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
         )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()

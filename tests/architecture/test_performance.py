@@ -11,20 +11,16 @@ from typing import Any
 
 import pytest
 
-from tools.performance_page import PAGE, README, judged, page, with_numbers
-from tools.performance_record import BENCHMARKS, TOP, Benchmark, Record
-from tools.performance_texts import SECTIONS
+from tools.performance_page import PAGE, README, SECTIONS, list_verdicts, make_page, update_readme
+from tools.performance_record import BENCHMARKS, BY_NAME, TOP, Benchmark, Record
 
 RECORD = Record.read()
-BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 NO_FIGURES = {
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
     "pytorch_models": "a part of pytorch.py",
     "pytorch_ways": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
-    "dynamic_shapes": "prints a table of its own: what one program for all sizes costs",
-    "first_result": "takes processes of its own for every figure, and prints a table of its own",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",
     "precision_figures": "a part of precision.py",
@@ -47,27 +43,27 @@ def changed(name: str, change: Callable[[Any], object]) -> Record:
     record = judgeable()
     figures = copy.deepcopy(record.entries[name].figures)
     change(figures)
-    return record.plus(name, replace(record.entries[name], figures=figures))
+    return record.add(name, replace(record.entries[name], figures=figures))
 
 
 # ---------------------------------------------------------------------- fresh
 
 
 def test_the_page_is_what_the_record_makes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(RECORD), "say: python tools/write_performance.py --from-record"
+    assert PAGE.read_text(encoding="utf-8") == make_page(RECORD), "say: python tools/write_performance.py --from-record"
 
 
 def test_the_numbers_in_the_readme_are_what_the_record_makes() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == with_numbers(text, RECORD), "say: python tools/write_performance.py --from-record"
+    assert text == update_readme(text, RECORD), "say: python tools/write_performance.py --from-record"
 
 
 def test_a_page_of_another_record_is_caught() -> None:
     other = changed("imports", lambda figures: figures["imports"][1]["over_numpy"].update(median=0.0987))
-    assert "0.099" in page(other)
-    assert page(other) != PAGE.read_text(encoding="utf-8")
+    assert "0.099" in make_page(other)
+    assert make_page(other) != PAGE.read_text(encoding="utf-8")
     faster = changed("pytorch", lambda figures: figures["calls"]["as installed"]["bert"]["seconds"].update(xrt=0.0512))
-    assert "**51.2**" in with_numbers(README.read_text(encoding="utf-8"), faster)
+    assert "**51.2**" in update_readme(README.read_text(encoding="utf-8"), faster)
 
 
 def test_the_record_reads_back(tmp_path: Path) -> None:
@@ -93,8 +89,8 @@ def test_the_record_tells_nothing_of_whose_machine_it_was() -> None:
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_every_benchmark_is_judged_and_only_after_a_full_run(benchmark: Benchmark) -> None:
-    verdicts = judged(benchmark, judgeable())
+    verdicts = list_verdicts(benchmark, judgeable())
     assert verdicts and all(verdict.target and verdict.figure for verdict in verdicts)
-    quick = RECORD.plus(benchmark.name, replace(RECORD.entries[benchmark.name], arguments=benchmark.quick))
-    assert judged(benchmark, quick) == []
-    assert f"not judged: {benchmark.name}" in page(quick)
+    quick = RECORD.add(benchmark.name, replace(RECORD.entries[benchmark.name], arguments=benchmark.quick))
+    assert list_verdicts(benchmark, quick) == []
+    assert f"not judged: {benchmark.name}" in make_page(quick)
