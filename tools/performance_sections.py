@@ -357,7 +357,7 @@ def _list_first_result_tables(figures: Figures) -> Iterator[str]:
         )
         for row in figures["rows"]
     ]
-    yield f"{figures["rounds"]} processes of each kind; seconds, and the ratio to the engine's own:\n\n" + table(
+    yield f"{figures['rounds']} processes of each kind; seconds, and the ratio to the engine's own:\n\n" + table(
         ("model", "engine", "own", *STARTS.values()), rows
     )
 
