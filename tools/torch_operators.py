@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).parents[1]
-sys.path.insert(0, str(TOP))  # a script sees its own folder only
+sys.path.insert(0, str(TOP))  # a script has only its own folder in sys.path
 
 import torch  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402

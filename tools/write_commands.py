@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
 from tools.conformance_page import table
 from xrt.cli.app import cli

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
 
-from tools.conformance_page import operators_passed, table
+from tools.conformance_page import count_operators, table
 from tools.conformance_record import TOP, Record
 from xrt.engines.contract.registry import find_declaration
 from xrt.testing import ResultWord
@@ -20,44 +20,43 @@ BEGIN, END = "<!-- engines: written by tools/write_tables.py -->\n", "<!-- /engi
 
 
 ON_DEVICES = frozenset({"tensorrt"})
-"""Engines that no run on the CPU can prove: `make cuda-check` has them."""
+"""Engines without a CPU form, which only `make cuda-check` can test."""
 
 
-def engines() -> dict[str, str]:
-    """Return the engines that XRT registers and that run on the CPU, each with its extra; empty where it needs none."""
+def get_engines() -> dict[str, str]:
+    """Map the engines that run on the CPU to the extra that installs each; empty for those without one."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines: Mapping[str, str] = project["entry-points"]["xrt.engines"]
     return {name: re.sub(r"^[^\[]*\[?|\]$", "", line) for name, line in lines.items() if name not in ON_DEVICES}
 
 
-def engine_table(record: Record) -> str:
-    """Return the table: what each engine is, how much of the operators and of the tests it has, and how to install it."""
+def make_table(record: Record) -> str:
+    """Make the table of engines: description, operators, tests passed and how to install each."""
     rows = [
-        (f"`{name}`", find_declaration(name).description, *_share(record, name), _install(extra))
-        for name, extra in engines().items()
+        (f"`{name}`", find_declaration(name).description, *_format_shares(record, name), _format_install(extra))
+        for name, extra in get_engines().items()
     ]
-    return table(("name", "what it is", "operators", "tests passed", "install"), rows)
+    return table(("name", "description", "operators", "tests passed", "install"), rows)
 
 
-def _share(record: Record, engine: str) -> tuple[str, str]:
-    passed, count = operators_passed(record, engine)
+def _format_shares(record: Record, engine: str) -> tuple[str, str]:
+    passed, count = count_operators(record, engine)
     return f"{passed} of {count}", f"{record.count(engine, ResultWord.PASSED):,} of {len(record.entries):,}"
 
 
-def _install(extra: str) -> str:
+def _format_install(extra: str) -> str:
     return f"`pip install '.[{extra}]'`" if extra else "comes with `pip install .`"
 
 
-def with_table(text: str, record: Record) -> str:
-    """Return the page's text with the table replaced between its marks."""
+def update_page(text: str, record: Record) -> str:
+    """Replace the table between the markers of the page."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{engine_table(record)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{make_table(record)}\n{END}{after}"
 
 
 def write_tables(record: Record) -> None:
-    """Write the page."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+    PAGE.write_text(update_page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 
 if __name__ == "__main__":

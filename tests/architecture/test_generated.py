@@ -12,8 +12,8 @@ import pytest
 from benchmarks.zoo import page as zoo
 from benchmarks.zoo.run import read_record
 from tools import torch_operators, write_commands, write_errors, write_gradients, write_options
-from tools.conformance_record import ENGINES, WAYS, Record, versions
-from tools.write_tables import engines
+from tools.conformance_record import CONFIGURATIONS, ENGINES, Record, get_versions
+from tools.write_tables import get_engines
 from xrt.testing import ConformanceReport, Outcome, ResultWord
 
 RECORD = Record.read()
@@ -43,25 +43,28 @@ def test_a_page_of_options_without_an_engine_is_caught(monkeypatch: pytest.Monke
 
 
 def test_make_conformance_runs_every_engine() -> None:
-    assert set(engines()) == set(ENGINES), "an engine came or went; add it to ENGINES and WAYS"
-    assert {engine for way in WAYS for engine in way.engines} == set(ENGINES)
+    assert set(get_engines()) == set(ENGINES), "an engine came or went; add it to ENGINES and CONFIGURATIONS"
+    assert {engine for configuration in CONFIGURATIONS for engine in configuration.engines} == set(ENGINES)
 
 
-def test_ways_that_were_run_again_replace_their_own_letters_only() -> None:
-    record = replace(RECORD, versions=versions())
+def test_a_configuration_run_again_replaces_only_its_own_letters() -> None:
+    record = replace(RECORD, versions=get_versions())
     outcomes = [Outcome(entry.case, ResultWord.DECLINED, "why", entry.operators, group=entry.group) for entry in record.entries]
-    found = record.renewed({"iree": ConformanceReport("iree", tuple(outcomes))})
-    assert found.count("iree", ResultWord.DECLINED) == len(record.entries)
-    for way in WAYS:
-        if way.engines != ("iree",):
-            assert all(a.word(way.name) is b.word(way.name) for a, b in zip(found.entries, record.entries, strict=True))
+    updated = record.update({"iree": ConformanceReport("iree", tuple(outcomes))})
+    assert updated.count("iree", ResultWord.DECLINED) == len(record.entries)
+    for configuration in CONFIGURATIONS:
+        if configuration.engines != ("iree",):
+            assert all(
+                a.word(configuration.name) is b.word(configuration.name)
+                for a, b in zip(updated.entries, record.entries, strict=True)
+            )
 
 
-def test_ways_of_other_tests_or_versions_do_not_come_into_the_record() -> None:
+def test_reports_of_other_tests_or_versions_are_refused() -> None:
     few = ConformanceReport("iree", (Outcome("test_abs", ResultWord.PASSED),))
-    for record in (replace(RECORD, versions=versions()), replace(RECORD, versions={})):
+    for record in (replace(RECORD, versions=get_versions()), replace(RECORD, versions={})):
         with pytest.raises(SystemExit, match="without --only"):
-            record.renewed({"iree": few} if record.versions else {})
+            record.update({"iree": few} if record.versions else {})
 
 
 def test_the_record_reads_back(tmp_path: Path) -> None:
