@@ -1,4 +1,4 @@
-"""What `make cuda-check` found, as a section of the page of performance."""
+"""The section on CUDA of ``docs/performance.md``, from the results of `make cuda-check`."""
 
 from __future__ import annotations
 
@@ -13,76 +13,77 @@ __all__ = ["RESULTS", "cuda_section", "read_results"]
 
 RESULTS = TOP / "docs" / "cuda-results.json"
 TARGET = 1.05
-"""A call over the engine's own with bound device buffers."""
+"""The ratio of a call to the engine's own call with bound device buffers."""
 
 _HEAD = """\
 ## CUDA
 
-*What does XRT cost, and reach, on a GPU?* Written by `make cuda-check`, on a machine that has one, from
-`benchmarks/cuda.py` and the tests that need one. All arrays lie on the device; *own* is the engine's own call over bound buffers.
+*What does XRT cost on a GPU?* Written by `make cuda-check` from `benchmarks/cuda.py` and the tests that need a GPU. All arrays
+are on the device; *own* is the engine's own call with bound buffers.
 """
 
 _NOTHING = """\
-Not measured: no machine with a GPU has run `make cuda-check` yet. What can be proved without one is proved on simulated
-devices (`tests/devices`); what CUDA itself makes of it is not.
+Not measured: no machine with a GPU has run `make cuda-check` yet. Placement, copies and streams are tested on simulated devices
+(`tests/devices`); nothing has run on CUDA itself.
 """
 
 
 def read_results() -> dict[str, Any] | None:
-    """Return what the last check found; None where none has been written."""
+    """Read the results of the last check, if any."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else None
 
 
 def cuda_section(results: Mapping[str, Any] | None) -> str:
-    """Return the section's text."""
     if results is None:
         return f"{_HEAD}\n{_NOTHING}"
     return "\n".join(
-        [_HEAD, f"Measured on {results['date']} on {results['device']}; {results['versions']}.\n", *_tables(results)]
+        [_HEAD, f"Measured on {results['date']} on {results['device']}; {results['versions']}.\n", *_list_tables(results)]
     )
 
 
-def _tables(results: Mapping[str, Any]) -> Iterator[str]:
-    yield table(["engine", "on the device"], [[f"`{name}`", said] for name, said in results["engines"].items()])
+def _list_tables(results: Mapping[str, Any]) -> Iterator[str]:
+    yield table(["engine", "on the device"], [[f"`{name}`", state] for name, state in results["engines"].items()])
     yield ""
-    yield table(["tests", "passed", "declined", "failed", "not reached"], [_tests(*one) for one in results["tests"].items()])
+    rows = [_make_test_row(name, counts) for name, counts in results["tests"].items()]
+    yield table(["tests", "passed", "declined", "failed", "not reached"], rows)
     yield ""
-    yield table(
-        ["model", "engine", "call, ms", "graph, ms", "own, ms", "call to own", "reached"], map(_latency, results["latency"])
-    )
+    columns = ["model", "engine", "call, ms", "graph, ms", "own, ms", "call to own", "reached"]
+    yield table(columns, map(_make_latency_row, results["latency"]))
     yield ""
     if results["chain"]:
-        yield _chain(results["chain"])
-    yield _copied("A call with arrays of the host", results["copies"]["host"])
-    yield _copied("A call with arrays of the device", results["copies"]["device"])
+        yield _describe_chain(results["chain"])
+    yield _describe_copies("A call with arrays of the host", results["copies"]["host"])
+    yield _describe_copies("A call with arrays of the device", results["copies"]["device"])
     for mixed in results["mixtures"]:
-        yield _copied(f"Two calls of {' and '.join(mixed['engines'])} ({len(mixed['regions'])} regions)", mixed["traffic"])
+        calls = f"Two calls of {' and '.join(mixed['engines'])} ({len(mixed['regions'])} regions)"
+        yield _describe_copies(calls, mixed["traffic"])
     if not results["mixtures"]:
-        yield "No mixture was at hand.\n"
+        yield "No mixture was measured: fewer than two engines are ready.\n"
 
 
-def _tests(name: str, counts: Mapping[str, int]) -> list[str]:
+def _make_test_row(name: str, counts: Mapping[str, int]) -> list[str]:
     return [name, *(str(counts.get(word, 0)) for word in ("passed", "declined", "failed", "unreached"))]
 
 
-def _latency(entry: Mapping[str, Any]) -> list[str]:
-    shown = [f"{1e3 * entry['seconds'][name]:.3f}" if name in entry["seconds"] else "" for name in ("call", "graph", "own")]
+def _make_latency_row(entry: Mapping[str, Any]) -> list[str]:
+    seconds = entry["seconds"]
+    milliseconds = [f"{1e3 * seconds[name]:.3f}" if name in seconds else "" for name in ("call", "graph", "own")]
     own = entry["to_own"].get("call")
     figure = f"{own['median']:.3f} ({own['low']:.3f} to {own['high']:.3f})" if own else ""
     reached = entry.get("said", "") if own is None else "yes" if own["median"] <= TARGET else "no"
-    return [entry["model"], f"`{entry['engine']}`", *shown, figure, reached]
+    return [entry["model"], f"`{entry['engine']}`", *milliseconds, figure, reached]
 
 
-def _chain(found: Mapping[str, Any]) -> str:
-    share = found["of_the_copy"]["chain"]["median"]
-    rate = found["bytes_per_second"]["copy"] / 1e9
-    size = f"{found['extent']}x{found['extent']}"
+def _describe_chain(chain: Mapping[str, Any]) -> str:
+    share = chain["of_the_copy"]["chain"]["median"]
+    rate = chain["bytes_per_second"]["copy"] / 1e9
+    size = f"{chain['extent']}x{chain['extent']}"
     return f"Fifty elementwise operators on {size} as one kernel reach {share:.0%} of the {rate:,.0f} GB/s that a copy reaches.\n"
 
 
-def _copied(what: str, traffic: Mapping[str, int] | None) -> str:
+def _describe_copies(what: str, traffic: Mapping[str, int] | None) -> str:
     if traffic is None:
-        return f"{what}: nothing was counted.\n"
+        return f"{what}: no copies were counted.\n"
     return (
         f"{what}: {traffic['copies_in']} arrays to the device, {traffic['copies_out']} to the host, {traffic['waits']} waits in "
         f"{traffic['calls']} call(s).\n"

@@ -52,7 +52,7 @@ def test_they_are_a_section(results: dict[str, Any]) -> None:
     text = cuda_page.cuda_section(results)
     assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 |" in text
     assert "A call with arrays of the host: 1 arrays to the device, 0 to the host, 0 waits in 1 call(s)." in text
-    assert "No mixture was at hand." in text
+    assert "No mixture was measured: fewer than two engines are ready." in text
 
 
 def test_mixtures_are_named_by_their_engines(results: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def test_what_was_not_measured_is_said() -> None:
 
 def test_node_tests_are_judged_on_a_device() -> None:
     with simulate_devices():
-        words = [cuda_check.judged(case, "toy{native=off}") for case in node_cases("test_relu*")]
+        words = [cuda_check.run_case(case, "toy{native=off}") for case in node_cases("test_relu*")]
     assert words and set(words) == {"passed"}
 
 
@@ -76,7 +76,7 @@ def test_node_tests_are_judged_on_a_device() -> None:
     [("x\n2 failed, 30 passed in 1s", {"failed": 2, "passed": 30}), ("1 error in 2s", {"failed": 1}), ("", {"failed": 1})],
 )
 def test_counts_are_read(text: str, counts: dict[str, int]) -> None:
-    assert cuda_check.counted(text) == counts
+    assert cuda_check.parse_counts(text) == counts
 
 
 @pytest.mark.slow
