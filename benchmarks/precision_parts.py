@@ -107,9 +107,9 @@ class Bench:
                     self.add_module(f"{spec} {name}", example, engine=lowered.spec, cache=cache)
             if (integers := engine.lower_precision("int8")) is None:
                 continue
-            self.add_module(f"{spec} int8", example, engine=spec, use_int8=True, calibrate=calibrate, cache=cache)
+            self.add_module(f"{spec} int8", example, engine=spec, precision="int8", calibrate=calibrate, cache=cache)
             if (halved := integers.lower_precision("bf16")) is not None:
-                data = {"use_int8": True, "calibrate": calibrate}
+                data = {"precision": "int8", "calibrate": calibrate}
                 self.add_module(f"{spec} int8 and bf16", example, engine=halved.spec, cache=cache, **data)
             for name, function in self._list_weight_only():
                 self.add_module(f"{spec} {name}", example, function, engine=integers.spec, cache=cache)

@@ -164,7 +164,7 @@ class DiskTier:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether a failure may be transient: memory, files, time."""
+    """Whether a failure may be transient: memory (also of a worker that was killed), files, time."""
     while error is not None:
         if isinstance(error, MemoryError | OSError):
             return True

@@ -61,6 +61,10 @@ class WorkerDied(WorkerLost):
         """The last line of its output; empty if none."""
         return (self.output.splitlines() or [""])[-1]
 
+    def find_cause(self, error: Exception) -> Exception:
+        """The cause, given the error of the channel: a MemoryError after SIGKILL, which Linux sends when memory runs out."""
+        return MemoryError(str(self)) if self.code == -signal.SIGKILL else error
+
 
 class RemoteError(WorkerFailure):
     """An exception raised in the worker, which stays alive."""
@@ -149,7 +153,8 @@ class WorkerProcess:
         except TimeoutError as error:
             raise self._time_out(seconds) from error
         except OSError as error:
-            raise self._explain_death() from error
+            died = self._explain_death()
+            raise died from died.find_cause(error)
         return self._hear(seconds, deadline)
 
     def _hear(self, seconds: float | None, deadline: float | None) -> tuple[Message, memoryview]:
@@ -159,7 +164,8 @@ class WorkerProcess:
         except TimeoutError as error:
             raise self._time_out(seconds) from error
         except (OSError, EOFError) as error:
-            raise self._explain_death() from error
+            died = self._explain_death()
+            raise died from died.find_cause(error)
 
     def _time_out(self, seconds: float | None) -> WorkerTimedOut:
         self.end()

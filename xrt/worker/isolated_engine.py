@@ -39,6 +39,9 @@ class WorkerLimits:
     """Bytes of address space, libraries included; None for no limit."""
 
 
+_CLOSED = "its process ended when the module was closed"
+
+
 class WorkerHandle:
     """The worker of an engine; replaced by a new one if it dies."""
 
@@ -61,6 +64,9 @@ class WorkerHandle:
                 return worker.ask(message, buffer, self.seconds)
             except RemoteError as error:
                 raise (error.restore() if error.kind in _PASSED_ON else error) from None
+            except WorkerLost as error:
+                # `close` kills the worker: the request did not fail by itself.
+                raise (WorkerLost(_CLOSED) if self._closed else error) from error.__cause__
             finally:
                 if not worker.is_alive:
                     self._worker = None
@@ -73,7 +79,7 @@ class WorkerHandle:
 
     def _start(self) -> WorkerProcess:
         if self._closed:
-            raise WorkerLost("its process ended when the module was closed")
+            raise WorkerLost(_CLOSED)
         if self._worker is not None and not self._worker.is_alive:  # inherited from the parent of a fork
             self._worker = None
             self.generation += 1
