@@ -12,7 +12,6 @@ that call the engine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from output import print_figures
 
 import xrt
-from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
+from xrt.bench import Timing, interleave, machine, ratio
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import take_turns
@@ -63,12 +63,12 @@ def own_tvm(function: Function, threads: int) -> Call:
     from tvm.relax.frontend.onnx import from_onnx
 
     code = tvm.compile(from_onnx(onnx_format.lowest_model(function)), target="llvm")
-    mine = threading.local()
+    machines = threading.local()
 
     def call(x: Any) -> Any:
-        if not hasattr(mine, "main"):
-            mine.main = relax.VirtualMachine(code, tvm.cpu())["main"]
-        return mine.main(tvm.runtime.tensor(x)).numpy()
+        if not hasattr(machines, "main"):
+            machines.main = relax.VirtualMachine(code, tvm.cpu())["main"]
+        return machines.main(tvm.runtime.tensor(x)).numpy()
 
     return call
 
@@ -81,51 +81,51 @@ def own_toy(function: Function, threads: int) -> Call:
 OWN: Mapping[str, Callable[[Function, int], Call]] = {"toy": own_toy, "ort": own_ort, "tvm": own_tvm}
 
 
-# ---------------------------------------------------------------------- the questions
+# ---------------------------------------------------------------------- measurements
 
 
 def tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
-    """Time the module's ways to call against the engine's own call on a 2x3 Relu."""
+    """Measure calls of the module against the engine's own call on a 2x3 Relu."""
     function = relu()
     x, out = np.random.default_rng(0).standard_normal((2, 3)).astype("float32"), np.empty((2, 3), "float32")
     module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
     bound = module.bind(x)
     np.testing.assert_allclose(module(x), own(x))
     np.testing.assert_allclose(bound(), own(x))
-    ways: dict[str, Callable[[], Any]] = {
+    variants: dict[str, Callable[[], Any]] = {
         "module": lambda: module(x),
         "named": lambda: module(x=x),
         "out": lambda: module(x, out=out),
         "bound": bound,
         "own": lambda: own(x),
     }
-    return {"engine": engine, **against_own(interleave(ways, rounds=rounds))}
+    return {"engine": engine, **against_own(interleave(variants, rounds=rounds))}
 
 
 def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
-    """Time a fresh large output and one in the caller's buffer against the engine's own call, alone and with a copy."""
+    """Measure a large output, new and in the caller's array, against the engine's own call, without and with a copy."""
     function = relu(floats)
     x, out = np.random.default_rng(0).standard_normal(floats).astype("float32"), np.empty(floats, "float32")
     module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
     np.testing.assert_allclose(module(x, out=out), own(x))
-    ways: dict[str, Callable[[], Any]] = {
+    variants: dict[str, Callable[[], Any]] = {
         "module": lambda: module(x),
         "out": lambda: module(x, out=out),
         "bound": module.bind(x, out=out),
         "own": lambda: own(x),
         "own and copy": lambda: np.copyto(out, own(x)),
     }
-    return {"engine": engine, **against_own(interleave(ways, rounds=rounds))}
+    return {"engine": engine, **against_own(interleave(variants, rounds=rounds))}
 
 
 def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
-    """Return each way's median and its ratio to the engine's own call."""
+    """The median of each call, and its ratio to the engine's own."""
     return {name: {"us": 1e6 * timing.median, "ratio": asdict(ratio(timing, [times["own"]]))} for name, timing in times.items()}
 
 
 def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
-    """Time eight threads that call the module against eight that call the engine, on a tiny and on a large output."""
-    found: dict[str, Any] = {"engine": engine}
+    """Measure eight threads that call the module against eight that call the engine, on a small and on a large output."""
+    row: dict[str, Any] = {"engine": engine}
     for size in (6, floats):
         function = relu(size)
         module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
@@ -133,26 +133,26 @@ def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, A
         with ThreadPoolExecutor(CALLERS) as pool:
             times = in_turn({"module": module, "own": own}, pool, size, calls, rounds)
         rate = {name: CALLERS / timing.median for name, timing in times.items()}
-        found[f"{size} floats"] = {"per_s": rate, "ratio": asdict(ratio(times["own"], [times["module"]]))}
-    return found
+        row[f"{size} floats"] = {"per_s": rate, "ratio": asdict(ratio(times["own"], [times["module"]]))}
+    return row
 
 
-def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
-    """Return, per round, the seconds in which every thread makes one call: the time of many, divided by their number."""
+def in_turn(variants: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
+    """Per round, the seconds in which each thread completes one call: the time of many calls, divided by their number."""
     inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
 
-    def serve(way: Call, x: Any) -> Any:
+    def serve(call: Call, x: Any) -> Any:
         for _ in range(calls):
-            result = way(x)
+            result = call(x)
         return result
 
-    def serve_all(way: Call) -> float:
-        results, seconds = time_call(lambda: list(pool.map(serve, [way] * CALLERS, inputs)))
+    def serve_all(call: Call) -> float:
+        results, seconds = time_call(lambda: list(pool.map(serve, [call] * CALLERS, inputs)))
         np.testing.assert_array_equal(results, np.maximum(inputs, 0))
         return seconds / calls
 
-    turns = {name: partial(serve_all, way) for name, way in ways.items()}
-    take_turns(turns, 1)  # for warmth
+    turns = {name: partial(serve_all, call) for name, call in variants.items()}
+    take_turns(turns, 1)  # warm up
     return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 
 
@@ -166,37 +166,15 @@ def main() -> None:
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
     parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what an engine may use (default: all cores)")
-    a = parser.parse_args()
-    engines = a.engines.split(",")
+    arguments = parser.parse_args()
+    engines = arguments.engines.split(",")
     figures = {
         "machine": machine("onnxruntime", "apache-tvm"),
-        "tiny": [tiny(engine, a.rounds, a.threads) for engine in engines],
-        "large": [large(engine, a.rounds, a.threads, a.floats) for engine in engines],
-        "threaded": [threaded(engine, a.rounds, a.threads, a.floats) for engine in engines],
+        "tiny": [tiny(engine, arguments.rounds, arguments.threads) for engine in engines],
+        "large": [large(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
+        "threaded": [threaded(engine, arguments.rounds, arguments.threads, arguments.floats) for engine in engines],
     }
-    print(json.dumps(figures, indent=2) if a.json else report(figures))
-
-
-def report(figures: dict[str, Any]) -> str:
-    lines = [figures["machine"]]
-    for title, key in (("a 2x3 Relu: each way to call, over the engine's own call", "tiny"), ("a large output", "large")):
-        lines += ["", title]
-        lines += [line for row in figures[key] for line in ways(row)]
-    lines += ["", f"{CALLERS} threads: calls per second of the module over those of the engine called the same way"]
-    for row in figures["threaded"]:
-        for size, found in row.items():
-            if size != "engine":
-                rates = f"{found['per_s']['module']:12,.0f} over {found['per_s']['own']:12,.0f} per s"
-                lines.append(f"  {row['engine']:4} {size:>15} {rates}: {RatioInterval(**found['ratio'])} x")
-    return "\n".join(lines)
-
-
-def ways(row: dict[str, Any]) -> list[str]:
-    return [
-        f"  {row['engine']:4} {name:12} {found['us']:10.2f} us: {RatioInterval(**found['ratio'])} x"
-        for name, found in row.items()
-        if name != "engine"
-    ]
+    print_figures("dispatch", figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """What does one program for all sizes cost against a program for each size?
 
-Each model runs as two modules of one engine: ``shapes="one"``, one program for all sizes, and ``shapes="each"``, one for
-each. (1) The ratio of their calls at sizes that both have met, in turns: above 1, the program for all sizes is slower. (2) The
-first call of a new size: with the one program, and with the compile of another. Results are compared. An engine that declines a
-node with symbolic dims is left out for that model.
+Each model runs as two modules of one engine: ``shapes="one"``, one program for all sizes, and ``shapes="each"``, one program
+per size. (1) The ratio of their calls at sizes that both have compiled, in turns: above 1, the program for all sizes is slower.
+(2) The first call of a new size. Results are compared. Engines that decline a node with symbolic dims are skipped for that model.
 
     python benchmarks/dynamic_shapes.py [--json] [--engines ort,openvino,iree,...] [--models chain,...] [--sizes 4,16,64]
         [--rounds N] [--threads N]
@@ -12,13 +11,12 @@ node with symbolic dims is left out for that model.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from output import print_figures
 
 import xrt
 from xrt.bench import machine
@@ -29,7 +27,7 @@ from xrt.measure.statistics import compute_round_ratio
 
 ENGINES = ("ort", "openvino", "tvm", "iree")
 NEW = 3
-"""Sizes that are met for the first time, of each of which the first call is timed."""
+"""Number of new sizes, of each of which the first call is measured."""
 
 
 def chain() -> Function:
@@ -115,13 +113,13 @@ def make_input(function: Function, size: int) -> Any:
     return np.random.default_rng(size).standard_normal(shape).astype("float32")
 
 
-def measure(engine: str, name: str, asked: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what both ways take, None where the engine does not take the model with symbolic dims."""
-    function, sizes = MODELS[name](), [int(size) for size in asked.sizes.split(",")]
-    ways: list[Any] = ["one", "each"]
-    terms: dict[str, Any] = {"threads": asked.threads, "strict": True, "progress": False}
+def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what both policies take, None where the engine does not take the model with symbolic dims."""
+    function, sizes = MODELS[name](), [int(size) for size in arguments.sizes.split(",")]
+    policies: list[Any] = ["one", "each"]
+    options: dict[str, Any] = {"threads": arguments.threads, "strict": True, "progress": False}
     try:
-        modules = [xrt.XRTModule(function, engine, shapes=way, cache=CompileCache(), **terms) for way in ways]
+        modules = [xrt.XRTModule(function, engine, shapes=policy, cache=CompileCache(), **options) for policy in policies]
         modules[0](make_input(function, max(sizes)))
     except (OptionError, PlanError) as error:
         print(f"{engine} {name}: {str(error).splitlines()[0]}")
@@ -132,13 +130,13 @@ def measure(engine: str, name: str, asked: argparse.Namespace) -> dict[str, Any]
         results = [module(x) for module in modules]
         difference = float(np.abs(results[0] - results[1]).max() / np.abs(results[1]).max())
         times: list[list[float]] = [[], []]
-        for turn in range(asked.rounds):
+        for turn in range(arguments.rounds):
             for place in (0, 1) if turn % 2 else (1, 0):
                 began = perf_counter()
                 modules[place](x)
                 times[place].append(perf_counter() - began)
-        found = compute_round_ratio(*times)
-        row = {"size": size, "ratio": found.median, "low": found.low, "high": found.high, "difference": difference}
+        ratio = compute_round_ratio(*times)
+        row = {"size": size, "ratio": ratio.median, "low": ratio.low, "high": ratio.high, "difference": difference}
         rows.append({**row, "ms": 1e3 * float(np.median(times[1]))})
     firsts: list[list[float]] = [[], []]
     for size in range(max(sizes) + 1, max(sizes) + 1 + NEW):
@@ -147,7 +145,7 @@ def measure(engine: str, name: str, asked: argparse.Namespace) -> dict[str, Any]
             began = perf_counter()
             module(x)
             firsts[place].append(1e3 * (perf_counter() - began))
-    first = {f"first_call_{way}_ms": float(np.median(one)) for way, one in zip(ways, firsts, strict=True)}
+    first = {f"first_call_{policy}_ms": float(np.median(times)) for policy, times in zip(policies, firsts, strict=True)}
     for module in modules:
         module.close()
     return {"engine": engine, "model": name, "sizes": rows, **first}
@@ -162,18 +160,10 @@ def main() -> None:
     parser.add_argument("--sizes", default="4,16,64")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int)
-    asked = parser.parse_args()
-    pairs = [(engine, name) for engine in asked.engines.split(",") for name in asked.models.split(",")]
-    found = [row for engine, name in pairs if (row := measure(engine, name, asked)) is not None]
-    if asked.json:
-        print(json.dumps({"machine": machine(), "load": os.getloadavg()[0], "results": found}, indent=1))
-        return
-    print(f"calls of one program for all sizes / of a program for the size; load {os.getloadavg()[0]:.1f}")
-    for row in found:
-        ratios = "  ".join(f"{one['size']}: {one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in row["sizes"])
-        first = f"{row['first_call_one_ms']:.1f} / {row['first_call_each_ms']:.1f} ms"
-        worst = max(one["difference"] for one in row["sizes"])
-        print(f"{row['engine']:10} {row['model']:13} {ratios}; first call of a size {first}; difference {worst:.0e}")
+    arguments = parser.parse_args()
+    pairs = [(engine, name) for engine in arguments.engines.split(",") for name in arguments.models.split(",")]
+    rows = [row for engine, name in pairs if (row := measure(engine, name, arguments)) is not None]
+    print_figures("dynamic_shapes", {"machine": machine(), "results": rows}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """How long does a new process wait for its first result, with everything cached?
 
-Each measurement is a fresh process: import, the model from its path, one run. XRT with a cache directory, XRT with a bundle,
-and each engine by itself with the cache that its documents advise: ONNX Runtime opens the model that it has optimized and
-saved; OpenVINO has a ``CACHE_DIR``. They take turns within rounds, and a ratio is of one round. The first round fills the
-caches and does not count. Models are the light ones of the `onnx` package and three transformers, as XRT ships them.
+Each measurement is a new process: imports, the model from its path, one run. XRT with a cache directory, XRT with a bundle, and
+each engine alone with the cache that its documentation recommends: ONNX Runtime opens the model that it optimized and saved;
+OpenVINO has a ``CACHE_DIR``. They take turns; a ratio is of one round. The first round fills the caches and is not counted.
+Models are the light ones of the `onnx` package and three transformers that XRT ships.
 
     python -m benchmarks.first_result [--json] [--rounds N] [--engines ort,openvino] [--models squeezenet,bert,...]
 """
@@ -25,13 +25,13 @@ from typing import Any
 ENGINES = ("ort", "openvino")
 TRANSFORMERS = ("bert", "gpt", "vit")
 SIZES = {"bert": {"layers": 4}, "gpt": {"layers": 4}, "vit": {"layers": 4}}
-"""A third of their layers: the whole ones are mostly the reading of weights."""
-WAYS = ("engine", "cache", "bundle")
+"""A third of the layers: with all of them, reading weights takes most of the time."""
+STARTS = ("engine", "cache", "bundle")
 SETTLED = 2.5
-"""Seconds after which a file's times tell a change, so that it may be remembered."""
+"""Seconds after which the time of a file proves that it is unchanged."""
 
 
-# ---------------------------------------------------------------------- in a process of its own
+# ---------------------------------------------------------------------- in a new process
 
 
 def run_ort(folder: Path, inputs: Any) -> None:
@@ -60,30 +60,30 @@ def run_openvino(folder: Path, inputs: Any) -> None:
     compiled(inputs)
 
 
-def run_xrt(folder: Path, inputs: Any, engine: str, way: str) -> None:
+def run_xrt(folder: Path, inputs: Any, engine: str, mode: str) -> None:
     import xrt
 
     bundle = folder / f"{engine}.xrt"
-    if way == "bundle" and bundle.exists():
+    if mode == "bundle" and bundle.exists():
         xrt.load(bundle, cache=folder / "bundled")(**inputs)
         return
     module = xrt.XRTModule(folder / "model.onnx", engine=engine, cache=folder / "cache")
     module(**inputs)
-    if way == "bundle":
+    if mode == "bundle":
         module.save(bundle)
 
 
-def measure_process(folder: Path, engine: str, way: str) -> dict[str, float]:
+def measure_process(folder: Path, engine: str, mode: str) -> dict[str, float]:
     """Return seconds and seconds of processor time from before the first import to the first result."""
     began, before = time.perf_counter(), time.process_time()
     import numpy as np
 
     with np.load(folder / "inputs.npz") as file:
         inputs = dict(file)
-    if way == "engine":
+    if mode == "engine":
         (run_ort if engine == "ort" else run_openvino)(folder, inputs)
     else:
-        run_xrt(folder, inputs, engine, way)
+        run_xrt(folder, inputs, engine, mode)
     return {"wall": time.perf_counter() - began, "processor": time.process_time() - before}
 
 
@@ -103,55 +103,34 @@ def prepare(name: str, folder: Path) -> None:
     np.savez(folder / "inputs.npz", **models.sample_inputs(function))
 
 
-def start(folder: Path, engine: str, way: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.first_result", "--child", str(folder), engine, way]
+def start(folder: Path, engine: str, mode: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.first_result", "--child", str(folder), engine, mode]
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{folder.name}, {engine}, {way} failed: {done.stderr[-2000:]}")
+        raise SystemExit(f"{folder.name}, {engine}, {mode} failed: {done.stderr[-2000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Return medians in seconds, and the ratios to the engine's own of the same rounds."""
-    from xrt.measure.statistics import take_turns  # here, so that a start imports nothing for the sake of the benchmark
+    from xrt.measure.statistics import take_turns  # not imported by the processes that are measured
 
-    for way in WAYS:
-        start(folder, engine, way)
+    for mode in STARTS:
+        start(folder, engine, mode)
     time.sleep(SETTLED)
-    for way in WAYS:  # what was too new to be remembered is not any more
-        start(folder, engine, way)
-    found = take_turns({way: partial(start, folder, engine, way) for way in WAYS}, rounds)
+    for mode in STARTS:  # times of files are trusted only after some seconds
+        start(folder, engine, mode)
+    rounds_of = take_turns({mode: partial(start, folder, engine, mode) for mode in STARTS}, rounds)
     row: dict[str, Any] = {"model": name, "engine": engine}
     for clock in ("wall", "processor"):
-        taken = {way: [one[clock] for one in found[way]] for way in WAYS}
-        row[clock] = {way: statistics.median(seconds) for way, seconds in taken.items()}
+        seconds = {mode: [entry[clock] for entry in rounds_of[mode]] for mode in STARTS}
+        row[clock] = {mode: statistics.median(values) for mode, values in seconds.items()}
         row[f"{clock} ratios"] = {
-            way: sorted(mine / own for mine, own in zip(taken[way], taken["engine"], strict=True)) for way in WAYS[1:]
+            mode: sorted(a / b for a, b in zip(seconds[mode], seconds["engine"], strict=True)) for mode in STARTS[1:]
         }
     return row
-
-
-def report(found: dict[str, Any]) -> str:
-    lines = [found["machine"], f"medians of {found['rounds']} processes each; ratios to the engine's own of the same round", ""]
-    lines.append(f"{'model':14} {'engine':9} {'own, s':>7} {'cache, s':>8} {'x (range)':>19} {'bundle, s':>9} {'x (range)':>19}")
-    for clock in ("wall", "processor"):
-        lines.append(f"{clock} time:")
-        for row in found["rows"]:
-            cells = [f"{row[clock][way]:8.3f} {show(row[f'{clock} ratios'][way])}" for way in WAYS[1:]]
-            lines.append(f"{row['model']:14} {row['engine']:9} {row[clock]['engine']:7.3f} {' '.join(cells)}")
-        for engine in dict.fromkeys(row["engine"] for row in found["rows"]):
-            for way in WAYS[1:]:
-                each = [statistics.median(row[f"{clock} ratios"][way]) for row in found["rows"] if row["engine"] == engine]
-                lines.append(
-                    f"{engine}, {way}: median over the models {statistics.median(each):.2f} x, at worst {max(each):.2f} x"
-                )
-    return "\n".join(lines)
-
-
-def show(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):5.2f} {f'({ratios[0]:.2f} to {ratios[-1]:.2f})':>16}"
 
 
 def main() -> None:
@@ -163,9 +142,12 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        folder, engine, way = arguments.child
-        print(json.dumps(measure_process(Path(folder), engine, way)))
+        folder, engine, mode = arguments.child
+        print(json.dumps(measure_process(Path(folder), engine, mode)))
         return
+    sys.path.insert(0, str(Path(__file__).parent))
+    from output import print_figures
+
     from xrt.bench import machine
     from xrt.models import light_models
 
@@ -175,8 +157,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="xrt-first-") as work:
             prepare(name, Path(work, name))
             rows += [measure(name, engine, Path(work, name), arguments.rounds) for engine in arguments.engines.split(",")]
-    found = {"machine": machine("onnxruntime", "openvino"), "rounds": arguments.rounds, "rows": rows}
-    print(json.dumps(found, indent=2) if arguments.json else report(found))
+    figures = {"machine": machine("onnxruntime", "openvino"), "rounds": arguments.rounds, "rows": rows}
+    print_figures("first_result", figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

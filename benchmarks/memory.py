@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ ALONE = {"ort": alone_ort, "tvm": alone_tvm, "toy": alone_toy}
 def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
     """Compile and run in this process; ``regions`` 0 is the engine alone."""
     ids = np.arange(ROWS, dtype=np.int64)
-    told: dict[str, Any] = {"launches": 0, "packed": 0, "memory": ""}
+    report: dict[str, Any] = {"launches": 0, "packed": 0, "memory": ""}
     if not regions:
         call = ALONE[engine](path)
     else:
@@ -102,17 +102,17 @@ def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
     compiled = resident()
     result = call(ids)
     if regions:
-        found = module.memory()
-        packed = [use.nbytes or 0 for region in found.regions for use in region.uses or () if not use.per_call]
-        told = {"launches": len(found.regions), "packed": sum(packed), "memory": str(found)}
-    return {**told, "compiled": compiled, **resident(), "sum": float(np.abs(result).sum())}
+        memory = module.memory()
+        packed = [use.nbytes or 0 for region in memory.regions for use in region.uses or () if not use.per_call]
+        report = {"launches": len(memory.regions), "packed": sum(packed), "memory": str(memory)}
+    return {**report, "compiled": compiled, **resident(), "sum": float(np.abs(result).sum())}
 
 
 # ---------------------------------------------------------------------- the comparison
 
 
-def apart(engine: str, regions: int, path: Path, cache: Path) -> dict[str, Any]:
-    """Return what `measure` says in a fresh process."""
+def measure_process(engine: str, regions: int, path: Path, cache: Path) -> dict[str, Any]:
+    """Measure in a new process."""
     command = [sys.executable, __file__, "--process", engine, str(regions), str(path)]
     environment = {**os.environ, "XRT_CACHE_DIR": str(cache), "XRT_CACHE": "on"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -123,22 +123,22 @@ def apart(engine: str, regions: int, path: Path, cache: Path) -> dict[str, Any]:
     return answer
 
 
-def compared(engine: str, path: Path, regions: list[int]) -> dict[str, Any]:
-    """Return the figures of one engine on one model."""
+def compare(engine: str, path: Path, regions: list[int]) -> dict[str, Any]:
+    """Measure one engine alone and XRT with it, on one model."""
     rows = {}
     with tempfile.TemporaryDirectory() as directory:
-        alone = apart(engine, 0, path, Path(directory))
+        alone = measure_process(engine, 0, path, Path(directory))
         for count in regions:
             cache = Path(directory) / str(count)
-            rows[count] = apart(engine, count, path, cache)
-            rows[count]["again"] = apart(engine, count, path, cache)
-            judge(rows[count], alone)
-            judge(rows[count]["again"], alone)
+            rows[count] = measure_process(engine, count, path, cache)
+            rows[count]["again"] = measure_process(engine, count, path, cache)
+            add_ratios(rows[count], alone)
+            add_ratios(rows[count]["again"], alone)
     return {"engine": engine, "alone": alone, "xrt": rows}
 
 
-def judge(row: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Add to the figures how they stand to the engine alone."""
+def add_ratios(row: dict[str, Any], alone: dict[str, Any]) -> None:
+    """Add the ratios to the engine alone."""
     if "failed" in row or "failed" in alone:
         return
     if not np.isclose(row["sum"], alone["sum"], rtol=1e-3):
@@ -149,52 +149,23 @@ def judge(row: dict[str, Any], alone: dict[str, Any]) -> None:
     row["within"] = row["peak"] - row["packed"] <= TARGET * alone["peak"] + ALLOWANCE
 
 
-def figures(megabytes: int, large: int, engines: list[str], regions: list[int]) -> dict[str, Any]:
+def measure_all(megabytes: int, large: int, engines: list[str], regions: list[int]) -> dict[str, Any]:
     from memory_model import write
 
-    found: dict[str, Any] = {"megabytes": megabytes, "large": large, "forms": {}, "beyond": {}}
+    from xrt.bench import machine
+
+    figures: dict[str, Any] = {"machine": machine(), "megabytes": megabytes, "large": large, "forms": {}, "beyond": {}}
     for form in FORMS:
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / f"{form}.onnx"
             write(path, megabytes, form)
-            found["forms"][form] = [compared(engine, path, regions) for engine in engines]
+            figures["forms"][form] = [compare(engine, path, regions) for engine in engines]
     for form in FORMS if large else ():
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / f"{form}.onnx"
             write(path, large, form)
-            found["beyond"][form] = compared(engines[0], path, regions[-1:])
-    return found
-
-
-def report(found: dict[str, Any]) -> str:
-    lines = [f"peak resident memory in MB, compile and run, on {found['megabytes']} MB of weights"]
-    for form, rows in found["forms"].items():
-        lines.append(f"weights {form}")
-        lines += [line for row in rows for line in _lines(row)]
-    for form, row in found["beyond"].items():
-        lines.append(f"a model of {found['large']} MB, weights {form}")
-        lines += _lines(row)
-    return "\n".join(lines)
-
-
-def _lines(row: dict[str, Any]) -> Iterator[str]:
-    yield _line(f"{row['engine']} alone", row["alone"])
-    for count, figures_ in row["xrt"].items():
-        yield _line(f"{row['engine']} in {count} region{'s' * (int(count) != 1)}", figures_)
-        yield _line("  from the cache", figures_["again"])
-
-
-def _line(title: str, row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return f"  {title:18} {row['failed'][:140]}"
-    text = f"  {title:18} peak {row['peak'] / 1e6:8.0f}, at the end {row['now'] / 1e6:8.0f}"
-    if "ratio" in row:
-        verdict = "within" if row["within"] else "OVER"
-        text += (
-            f", of it packed by the engine {row['packed'] / 1e6:.0f}; {row['ratio']:.2f} x, without that "
-            f"{row['ratio_unpacked']:.2f} x: {verdict} {TARGET} x + {ALLOWANCE / 1e6:.0f}"
-        )
-    return text
+            figures["beyond"][form] = compare(engines[0], path, regions[-1:])
+    return figures
 
 
 def main() -> None:
@@ -215,8 +186,10 @@ def main() -> None:
         print(json.dumps(measure(engine, int(regions), Path(path))))
         return
     counts = [int(count) for count in arguments.regions.split(",")]
-    found = figures(arguments.megabytes, arguments.large, arguments.engines.split(","), counts)
-    print(json.dumps(found, indent=2) if arguments.json else report(found))
+    from output import print_figures
+
+    figures = measure_all(arguments.megabytes, arguments.large, arguments.engines.split(","), counts)
+    print_figures("memory", figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

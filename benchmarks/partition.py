@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from output import print_figures
 
 from xrt.bench import RatioInterval, interleave, machine, ratio
 from xrt.engines import CompileContext, Executable, GraphCompiler
@@ -127,36 +127,33 @@ GRAPHS: dict[str, tuple[Callable[[int], Function], tuple[GraphCompiler, ...]]] =
 # ---------------------------------------------------------------------- time
 
 
-def measured(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Time one sort of graph in all sizes, and count its regions."""
+def measure(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Measure one kind of graph in all sizes, and count its regions."""
     make, engines = GRAPHS[name]
     graphs = {size: make(size) for size in sizes}
     calls = {str(size): lambda graph=graph: partition(graph, engines) for size, graph in graphs.items()}
     gc.collect()
-    gc.freeze()  # a collection that falls into one size would go over the graphs of all the others
+    gc.freeze()  # garbage collection during one size would scan the graphs of the others
     times = interleave(calls, rounds=rounds, clock=time.process_time)
     gc.unfreeze()
     smallest = times[str(sizes[0])]
     rows = []
     for size, graph in graphs.items():
-        mine = times[str(size)]
-        growth = ratio(mine, [smallest])
+        timing = times[str(size)]
+        growth = ratio(timing, [smallest])
         scale = sizes[0] / size
         rows.append(
             {
                 "graph": name,
                 "nodes": size,
-                "median_s": mine.median,
-                "slowest_s": max(mine.seconds),
-                "us_per_node": 1e6 * mine.median / size,
+                "median_s": timing.median,
+                "slowest_s": max(timing.seconds),
+                "us_per_node": 1e6 * timing.median / size,
                 "per_node_to_smallest": asdict(RatioInterval(growth.median * scale, growth.low * scale, growth.high * scale)),
                 "regions": len(partition(graph, engines).launches),
             }
         )
     return rows
-
-
-# ---------------------------------------------------------------------- report
 
 
 def main() -> None:
@@ -168,20 +165,9 @@ def main() -> None:
     sizes = [int(size) for size in arguments.sizes.split(",")]
     figures = {
         "machine": machine(),
-        "partition": [row for name in GRAPHS for row in measured(name, sizes, arguments.rounds)],
+        "partition": [row for name in GRAPHS for row in measure(name, sizes, arguments.rounds)],
     }
-    print(json.dumps(figures, indent=2) if arguments.json else report(figures))
-
-
-def report(figures: dict[str, Any]) -> str:
-    head = f"  {'graph':18} {'nodes':>7} {'median':>9} {'slowest':>9} {'us/node':>8} {'growth':>24} {'regions':>8}"
-    lines = [figures["machine"], "", "partition and fold, a tenth unsupported; growth: time per node against the smallest", head]
-    lines += [
-        f"  {row['graph']:18} {row['nodes']:7d} {1e3 * row['median_s']:6.0f} ms {1e3 * row['slowest_s']:6.0f} ms "
-        f"{row['us_per_node']:8.2f} {RatioInterval(**row['per_node_to_smallest'])!s:>24} {row['regions']:8d}"
-        for row in figures["partition"]
-    ]
-    return "\n".join(lines)
+    print_figures("partition", figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.output import print_figures
 from benchmarks.pytorch_ways import compile_ways
 from xrt.bench import Timing, interleave, machine, ratio
 from xrt.measure.statistics import take_turns
@@ -239,7 +240,7 @@ def start(a: argparse.Namespace, part: str, subject: str, **environment: str) ->
 
 
 def measure(a: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "machine": machine("torch", "onnxruntime", "openvino"),
         "threads": a.threads,
         "load": os.getloadavg()[0],
@@ -251,73 +252,37 @@ def measure(a: argparse.Namespace) -> dict[str, Any]:
             if part == "calls":
                 for mkl, more in (("as installed", {}), ("MKL's check overridden", override)):
                     rows = {name: start(a, part, name, **caches, **more) for name in a.models.split(",")}
-                    found.setdefault(part, {})[mkl] = rows
+                    figures.setdefault(part, {})[mkl] = rows
             elif part == "capture":
-                found[part] = {name: start(a, part, name) for name in a.models.split(",")}
+                figures[part] = {name: start(a, part, name) for name in a.models.split(",")}
             elif part == "memory":
                 path = Path(work, "bert.onnx")
                 start(a, "export", str(path))
-                ways = ("onnxruntime", "xrt")
-                found[part] = {way: start(a, part, way, XRT_BENCHMARK_ONNX=str(path), **caches) for way in ways}
+                figures[part] = {
+                    way: start(a, part, way, XRT_BENCHMARK_ONNX=str(path), **caches) for way in ("onnxruntime", "xrt")
+                }
             else:
-                found[part] = start(a, part, "-", **caches)
-    return found
+                figures[part] = start(a, part, "-", **caches)
+    return figures
 
 
 def compile_override(folder: Path) -> Path:
-    """Return a library with the one function by which MKL asks whether the processor is Intel's."""
+    """Compile a library that overrides the function by which MKL checks the vendor of the processor."""
     source, library = folder / "mkl.cpp", folder / "libmkl_intel.so"
     source.write_text(MKL_SOURCE, encoding="utf-8")
     subprocess.run(["c++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     return library
 
 
-def report(found: dict[str, Any]) -> str:
-    lines = [str(found["machine"]), f"{found['threads']} threads, load {found['load']:.1f} at the beginning"]
-    for mkl, rows in found.get("calls", {}).items():
-        ways = list(next(iter(rows.values()))["seconds"])
-        lines += ["", f"milliseconds per call, {mkl}:", f"{'model':10}" + "".join(f"{way:>17}" for way in ways)]
-        for name, row in rows.items():
-            lines.append(f"{name:10}" + "".join(f"{1e3 * row['seconds'][way]:17.2f}" for way in ways))
-        lines += [f"{way}: {describe(rows, way)}" for way in ways if way in OURS]
-    for name, row in found.get("capture", {}).items():
-        mine, other = row["from_torch"], row["torch.export"]
-        lines.append(
-            f"capture of {name}: from_torch {mine:.2f} s, torch.export alone {other:.2f} s, lowering {mine - other:.2f} s"
-        )
-    lines += [f"Linear(3, 3), {way}: {1e6 * seconds:.1f} us a call" for way, seconds in found.get("dispatch", {}).items()]
-    for way, count in found.get("recompiles", {}).items():
-        lines.append(f"batches of 4, 5, 6 and 7, {way}: {count} graphs compiled")
-    if "sizes" in found:
-        row = found["sizes"]
-        counts = (f"{row['before'][kind]} and {row['after'][kind]} {kind}" for kind in ("graphs", "executables"))
-        lines.append(
-            f"dynamic=True, after three sizes and after {row['calls']} calls of {row['threads']} threads: {', '.join(counts)}; "
-            f"{row['wrong']} results wrong"
-        )
-    if "memory" in found:
-        mine, other = (found["memory"][way]["peak"] for way in ("xrt", "onnxruntime"))
-        lines.append(
-            f"peak of BERT-base on ort: {mine / 1e6:.0f} MB, module and onnxruntime {other / 1e6:.0f} MB: {mine / other:.2f} x"
-        )
-    return "\n".join(lines)
-
-
-def describe(rows: Mapping[str, Any], way: str) -> str:
-    """Return one of XRT's ways against eager and against the best of the others."""
-    name, best = find_worst(rows, way)
-    return f"{mean_over_eager(rows, way):.2f} x eager (geometric mean); at least {best:.2f} x the best other ({name})"
-
-
 def mean_over_eager(rows: Mapping[str, Any], way: str) -> float:
-    """Return the geometric mean of how many times as long eager takes."""
+    """The geometric mean of the speedup over eager."""
     return statistics.geometric_mean(row[way]["eager"]["median"] for row in rows.values())
 
 
 def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
-    """Return the model where the best other way is quickest against this one, and how many times as long that takes."""
+    """The model with the smallest speedup over the best of the others, and that speedup."""
     best = {name: min(row[way][other]["median"] for other in OTHERS if other in row[way]) for name, row in rows.items()}
-    return min(best.items(), key=lambda found: found[1])
+    return min(best.items(), key=lambda item: item[1])
 
 
 def main() -> None:
@@ -334,8 +299,7 @@ def main() -> None:
     if a.child:
         print(json.dumps(run_child(a)))
         return
-    found = measure(a)
-    print(json.dumps(found, indent=2) if a.json else report(found))
+    print_figures("pytorch", measure(a), as_json=a.json)
 
 
 if __name__ == "__main__":

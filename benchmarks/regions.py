@@ -15,13 +15,13 @@ has threads to wake.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from output import print_figures
 from region_pairs import ENGINES, KINDS, memory_kinds, pairs
 
 import xrt
@@ -125,7 +125,7 @@ def main() -> None:
         "pairs": list(pairs(a)),
         "pairs_on_one_thread": list(pairs(replace_threads(a, 1))) if a.threads > 1 else [],
     }
-    print(json.dumps(figures, indent=2) if a.json else report(figures))
+    print_figures("regions", figures, as_json=a.json)
 
 
 def replace_threads(a: argparse.Namespace, threads: int) -> argparse.Namespace:
@@ -161,35 +161,6 @@ def alternations(a: argparse.Namespace) -> list[dict[str, Any]]:
         cut = xrt.XRTModule(function, engine=["ort", other], strict=True, pins=pins, threads=a.threads)
         rows.append(measured(f"ort, {other}", cut, whole, x, a.threads, a.rounds))
     return rows
-
-
-def report(figures: dict[str, Any]) -> str:
-    lines = [figures["machine"], "", "a model in regions, over the same regions called alone; bound; over one region; idle"]
-    for row in (*figures["cuts"], *figures["alternations"]):
-        shown = [RatioInterval(**row[key]) for key in ("to_regions_alone", "bound_to_regions_alone", "to_one_region")]
-        lines.append(
-            f"  {row['what']:9} {row['regions']:3d} regions {row['cut_ms']:8.2f} ms: {shown[0]} x; bound {shown[1]} x; "
-            f"one region {row['whole_ms']:.2f} ms: {shown[2]} x, lost fusion {row['lost_fusion_ms']:.2f} ms; "
-            f"idle {row['idle_cpu']:.1%} of a core"
-        )
-    lines += ["", "a region into given memory and over its input, over new memory: best (median)"]
-    for row in figures["memory"]:
-        ways = [f"{name} {_best(row[name])}" for name in ("given", "over") if name in row]
-        lines.append(f"  {row['engine']:9} {row['kind']:10} {row['us']:8.0f} us: {', '.join(ways)}")
-    for key, which in (("pairs", ""), ("pairs_on_one_thread", ", on one thread")):
-        lines += [
-            "",
-            f"two engines in turns{which}, less 20 us per boundary, over the same regions alone, and by hand: best (median)",
-        ]
-        for row in figures[key]:
-            shown = row if "why_not" in row else {**row, **{way: _best(row[way]) for way in ("to_parts", "to_parts_in_turn")}}
-            found = row.get("why_not") or "{us:8.0f} us: {to_parts}, by hand {to_parts_in_turn}".format(**shown)
-            lines.append(f"  {', '.join(row['engines']):14} {row['kind']:10} {found}")
-    return "\n".join(lines)
-
-
-def _best(found: dict[str, float]) -> str:
-    return f"{found['best']:.3f} ({found['median']:.3f})"
 
 
 if __name__ == "__main__":

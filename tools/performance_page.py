@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.conformance_page import table
@@ -85,11 +85,15 @@ def _make_section(benchmark: Benchmark, record: Record) -> str:
         parts.append(_QUICK)
     parts += section.list_tables(entry.figures)
     if verdicts := list_verdicts(benchmark, record):
-        rows = ((v.what, v.target, v.figure, "yes" if v.is_reached else "**missed**") for v in verdicts)
-        parts.append(table(("what", "target", "figure", "reached"), rows))
+        parts.append(make_verdict_table(verdicts))
     if section.remarks:
         parts.append(f"{section.remarks}\n")
     return "\n".join(parts)
+
+
+def make_verdict_table(verdicts: Sequence[Verdict]) -> str:
+    rows = ((v.what, v.target, v.figure, "yes" if v.is_reached else "**missed**") for v in verdicts)
+    return table(("what", "target", "figure", "reached"), rows)
 
 
 def _format_command(benchmark: Benchmark, arguments: str) -> str:

@@ -258,7 +258,7 @@ def _list_memory_verdicts(figures: Figures) -> Iterator[Verdict]:
 
 
 def _format_regions(count: str) -> str:
-    return "one region" if count == "1" else f"{count} regions"
+    return "one region" if str(count) == "1" else f"{count} regions"
 
 
 def _judge_peak(what: str, xrt: Figures, alone: Figures) -> Verdict:

@@ -18,6 +18,7 @@ RECORD = Record.read()
 NO_FIGURES = {
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
+    "output": "prints the figures of all",
     "pytorch_models": "a part of pytorch.py",
     "pytorch_ways": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
