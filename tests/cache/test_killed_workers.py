@@ -21,8 +21,7 @@ from xrt.engines import CompileContext, Executable
 from xrt.errors import CompileFailed
 from xrt.graph import Function
 
-BLOCKED = "XRT_TEST_BLOCKED"
-"""Environment variable with a path: compiles wait while the file exists."""
+BLOCKED = "XRT_TEST_BLOCKED"  # the path of a file: compiles wait while it exists
 
 
 @dataclass(frozen=True)
