@@ -1,17 +1,17 @@
-"""How fast are lower precisions, how large is their error, and what does auto make of a budget of error or of accuracy?
+"""How fast are lower precisions, how large is their error, and what does auto choose within a budget of error or of accuracy?
 
-*live*: BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 with random weights whose
-activations are live. Each engine in each precision that it has here, and auto with budgets of 0, 0.1, 1 and 5 %: errors are of
-outputs, on examples that were neither calibrated nor validated on. *trained*: classifiers that are trained here, auto with a
-budget of one point of accuracy, and ONNX Runtime's static quantization and NNCF's accuracy control in their own runtimes.
-*qdq*: quantized models that these tools have made, on XRT's engines and on the libraries alone. All candidates of a model take
+*live*: BERT-base, GPT-2 (six layers; also with outlier channels), ConvNeXt-T and MobileNet v2 with random weights scaled so that
+activations have about unit size. Each engine in each of its precisions, and auto with error budgets of 0, 0.1, 1 and 5 %. Errors
+are those of outputs, on examples used neither for calibration nor for validation. *trained*: classifiers that are trained here,
+auto with a budget of one point of accuracy, ONNX Runtime's static quantization and NNCF's accuracy control in their own
+runtimes. *qdq*: models quantized by these tools, on XRT's engines and on the libraries alone. All candidates of a model take
 turns in one process.
 
     python benchmarks/precision.py [--quick] [--json] [--parts live,trained,qdq] [--models bert,...] [--work DIR]
         [--budget S] [--seconds S] [--threads N] [--engines ort,openvino]
 
-With ``--work`` what was found of a model is kept in a directory, and a later run with the same options measures only what is not
-there: a long run may be made in pieces, by ``--parts`` and ``--models``. Needs the extras `all` and `benchmarks`.
+``--work`` stores the figures of each model in a directory; a later run with the same options measures only the missing ones, so
+that a long run can be split by ``--parts`` and ``--models``. Needs the extras `all` and `benchmarks`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by a test
+sys.path.insert(0, str(Path(__file__).parent))  # also if a test imports this module
 
-from precision_figures import drop_rounds, find_losing_steps, find_other_answers, find_over, find_slower, find_slowest, make_mean
+from output import print_figures
+from precision_figures import drop_rounds, make_mean
 
 from xrt.bench import machine
 from xrt.runtime import available_cores
@@ -47,7 +48,7 @@ MEANS = ("auto 0.1%", "auto 1%", "auto 5%")
 
 
 def list_pieces(parts: list[str], models: list[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield the parts, each with its models, of those that are asked for."""
+    """Yield the selected parts, each with its selected models."""
     for part in parts:
         for model in MODELS[part]:
             if models is None or model in models:
@@ -55,81 +56,82 @@ def list_pieces(parts: list[str], models: list[str] | None) -> Iterator[tuple[st
 
 
 def measure_piece(part: str, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a process of its own found; where it failed, the reason."""
+    """Measure a model in a new process; if that fails, return the reason as ``failed``."""
     pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(options["threads"]))
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--child", part, model, json.dumps(options)]
     began, load = time.perf_counter(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as cache:
         environment = {**os.environ, **pools, "PYTHONPATH": path, "XRT_CACHE_DIR": cache}
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - began
-    if done.returncode:
-        return {"failed": f"the process ended with code {done.returncode}"}
-    return {**json.loads(done.stdout.splitlines()[-1]), "seconds": seconds, "load": load}
+    if process.returncode:
+        return {"failed": f"the process ended with code {process.returncode}"}
+    return {**json.loads(process.stdout.splitlines()[-1]), "seconds": seconds, "load": load}
 
 
-def measure_kept(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Return what an earlier run with the same options has found, else measure it now and keep it, unless it failed."""
+def measure_once(part: str, model: str, options: Mapping[str, Any], work: Path) -> dict[str, Any]:
+    """Return stored figures with the same options, or measure the model and store them unless it failed."""
     path = work / f"{part}-{model}.json"
     if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["options"] == dict(options):
-            tell(f"{part} {model}: as found before")
-            return dict(kept["found"])
-    tell(f"{part} {model}")
-    found = measure_piece(part, model, options)
-    if "failed" not in found:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored["options"] == dict(options):
+            log(f"{part} {model}: stored")
+            return dict(stored["figures"])
+    log(f"{part} {model}")
+    figures = measure_piece(part, model, options)
+    if "failed" not in figures:
         work.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"options": options, "found": found}), encoding="utf-8")
-    return found
+        path.write_text(json.dumps({"options": options, "figures": figures}), encoding="utf-8")
+    return figures
 
 
 def run_child(part: str, model: str, options: str) -> None:
-    from precision_parts import PARTS, Asked
+    from precision_parts import PARTS, Options
 
-    given = json.loads(options)
-    print(json.dumps(PARTS[part](model, Asked(**{**given, "engines": tuple(given["engines"])}))))
+    values = json.loads(options)
+    print(json.dumps(PARTS[part](model, Options(**{**values, "engines": tuple(values["engines"])}))))
 
 
-def tell(words: str) -> None:
-    print(f"{datetime.now(UTC):%H:%M:%S} {words}", file=sys.stderr, flush=True)
+def log(text: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- all of them
 
 
 def measure(pieces: list[tuple[str, str]], options: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Measure the pieces, and return what the page needs."""
-    found: dict[str, Any] = {}
+    """Measure the selected models of each part."""
+    figures: dict[str, Any] = {}
     for part, model in pieces:
-        record = measure_kept(part, model, options, work)
-        found.setdefault(part, {})[model] = record
-        tell("\n" + "\n".join(list_lines(part, model, record)))
-    records = [record for part in found.values() for record in part.values()]
-    seconds, load = sum(one.get("seconds", 0.0) for one in records), max((one.get("load", 0.0) for one in records), default=0.0)
-    live = found.get("live", {})
+        record = measure_once(part, model, options, work)
+        figures.setdefault(part, {})[model] = record
+        log("\n" + "\n".join(list_lines(part, model, record)))
+    records = [record for part in figures.values() for record in part.values()]
+    seconds = sum(record.get("seconds", 0.0) for record in records)
+    load = max((record.get("load", 0.0) for record in records), default=0.0)
+    live = figures.get("live", {})
     return {
         "machine": machine("onnxruntime", "openvino", "nncf"),
         **options,
         "means": {name: mean for name in MEANS if (mean := make_mean(live, name)) is not None},
-        **{part: {model: drop_rounds(record) for model, record in models.items()} for part, models in found.items()},
+        **{part: {model: drop_rounds(record) for model, record in models.items()} for part, models in figures.items()},
         "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": seconds},
     }
 
 
-# ---------------------------------------------------------------------- as text
+# ---------------------------------------------------------------------- progress
 
 
 def list_lines(part: str, model: str, record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each row of a model."""
+    """Yield a line for each candidate of a model."""
     if "failed" in record:
         yield f"{model}: {record['failed']}"
         return
     for row in record["rows"]:
         yield f"{model:11} {describe_comparison(row) if part == 'qdq' else describe_row(row)}"
     for name, reason in record["left"].items():
-        yield f"{model:11} {name} is left out: {reason}"
+        yield f"{model:11} {name} is not measured: {reason}"
 
 
 def describe_row(row: Mapping[str, Any]) -> str:
@@ -148,59 +150,40 @@ def describe_comparison(row: Mapping[str, Any]) -> str:
 
 
 def describe_answers(row: Mapping[str, Any]) -> str:
-    own, alone = (f"{row[name]:.2g}" for name in ("to_reference", "alone_to_reference"))
-    return f"differs by {row['difference']:.2g}, from the reference by {own} (alone {alone})"
-
-
-def list_summary(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is said of all models together."""
-    yield f"{found['machine']}; {found['threads']} threads, searches of {found['budget']:g} s"
-    for name, mean in found["means"].items():
-        spread = f"{mean['median']:.2f} ({mean['low']:.2f} to {mean['high']:.2f})"
-        yield f"{name}: gain {spread} over the best engine in float32, geometric mean of {mean['models']}"
-    judged = {**found.get("live", {}), **found.get("trained", {})}
-    over, worst = find_other_answers(found.get("qdq", {})), find_slowest(found.get("qdq", {}))
-    for engine, (ratio, name) in worst.items():
-        yield f"quantized models on {engine}: at most {ratio:.2f} of the library alone ({name})"
-    for what, listed in (
-        ("other answers to quantized models than the library's, and no nearer to the reference", over),
-        ("slower than 0.98 of the best engine in float32 for certain", find_slower(judged)),
-        ("slower with a larger budget for certain", find_losing_steps(judged)),
-        ("over the budget, or wrong, on unseen examples", find_over(judged)),
-    ):
-        yield f"{what}: {'; '.join(listed) or 'none'}"
+    xrt, alone = (f"{row[name]:.2g}" for name in ("to_reference", "alone_to_reference"))
+    return f"differs by {row['difference']:.2g}, from the reference by {xrt} (alone {alone})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small models and short searches: it works, no more")
+    parser.add_argument("--quick", action="store_true", help="small models and short searches: shows that it works")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--parts", default=",".join(MODELS), help=f"which parts (default {','.join(MODELS)})")
-    parser.add_argument("--models", help="which models of these parts (default all)")
-    parser.add_argument("--work", type=Path, help="a directory to keep what is found, and to go on from")
+    parser.add_argument("--parts", default=",".join(MODELS), help=f"parts (default {','.join(MODELS)})")
+    parser.add_argument("--models", help="models of these parts (default: all)")
+    parser.add_argument("--work", type=Path, help="a directory for figures, to continue an interrupted run")
     parser.add_argument("--budget", type=float, help="seconds of each search (default 40; quick 8)")
     parser.add_argument("--seconds", type=float, help="seconds of the turns of a model (default 30; quick 2)")
-    parser.add_argument("--threads", type=int, default=available_cores(), help="what all may use (default: all cores)")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="threads of each candidate (default: all cores)")
     parser.add_argument("--engines", default="ort,openvino", help="the single engines, and those of auto (default ort,openvino)")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    if a.child:
-        run_child(*a.child)
+    arguments = parser.parse_args()
+    if arguments.child:
+        run_child(*arguments.child)
         return
-    parts, models = a.parts.split(","), a.models.split(",") if a.models else None
-    known = {model for part in parts for model in MODELS.get(part, ())}
-    if other := sorted({*parts} - {*MODELS}) or sorted({*(models or ())} - known):
-        parser.error(f"there is no {other[0]!r}; parts: {', '.join(MODELS)}; models: {', '.join(sorted(known))}")
+    parts, models = arguments.parts.split(","), arguments.models.split(",") if arguments.models else None
+    selectable = {model for part in parts for model in MODELS.get(part, ())}
+    if other := sorted({*parts} - {*MODELS}) or sorted({*(models or ())} - selectable):
+        parser.error(f"there is no {other[0]!r}; parts: {', '.join(MODELS)}; models: {', '.join(sorted(selectable))}")
     options = {
-        "threads": a.threads,
-        "budget": a.budget or (8.0 if a.quick else 40.0),
-        "seconds": a.seconds or (2.0 if a.quick else 30.0),
-        "engines": a.engines.split(","),
-        "is_quick": a.quick,
+        "threads": arguments.threads,
+        "budget": arguments.budget or (8.0 if arguments.quick else 40.0),
+        "seconds": arguments.seconds or (2.0 if arguments.quick else 30.0),
+        "engines": arguments.engines.split(","),
+        "is_quick": arguments.quick,
     }
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as folder:
-        found = measure(list(list_pieces(parts, models)), options, a.work or Path(folder))
-    print(json.dumps(found, indent=1) if a.json else "\n".join(list_summary(found)))
+        figures = measure(list(list_pieces(parts, models)), options, arguments.work or Path(folder))
+    print_figures("precision", figures, as_json=arguments.json)
 
 
 if __name__ == "__main__":

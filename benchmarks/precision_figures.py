@@ -1,4 +1,4 @@
-"""The figures of `benchmarks/precision.py`: candidates take turns, and have errors on unseen examples."""
+"""The figures of `benchmarks/precision.py`: times of candidates in turn, and their errors on unseen examples."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ __all__ = [
 Example: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = dict[str, Any]
 Models: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""By name: the record of a model, with its rows."""
+"""Records of models by name, with a row per candidate."""
 
 LEAST = 0.98
-"""What no plan of auto may be slower than, as a gain."""
+"""The smallest gain that a plan of auto may have."""
 ROUNDING = 1e-4
-"""What two engines may differ by in float32: a budget of nothing is no promise to have the bits of another engine."""
+"""Relative difference of two engines in float32, which a budget of 0 allows."""
 SAME, SHARE = 1e-3, 0.1
-"""What answers to a quantized model may differ by, at least, and as a share of what its quantization costs: sums of floats in
-another order move some values by one step of rounding, which the layers behind amplify."""
+"""Allowed difference of results of a quantized model: absolute, and as a share of its quantization error. Sums in another order
+move some values by one quantization step, which later layers amplify."""
 TURN = 0.03
 MOST_ROUNDS, LEAST_ROUNDS = 60, 6
 
@@ -52,24 +52,23 @@ class Candidate:
     """One way to run a model."""
 
     call: Callable[[Example], Sequence[Any]]
-    """From an example to the outputs."""
     is_exact: bool = False
-    """Whether it is a single engine in float32: the best of these is what gains are over."""
+    """Whether it is a single engine in float32; gains are relative to the fastest of these."""
     limit: float | None = None
-    """Of an error budget, where it has one."""
+    """The error budget, if any."""
     search: float | None = None
-    """Seconds that it took to be found."""
+    """Seconds of its search."""
     plan: str = ""
-    kept: tuple[str, ...] = ()
-    """Nodes that stay in float32, the first ones."""
+    exact_nodes: tuple[str, ...] = ()
+    """The first nodes that stay in float32."""
 
 
 # ---------------------------------------------------------------------- measuring
 
 
 def take_rounds(candidates: Mapping[str, Candidate], example: Example, seconds: float) -> dict[str, list[float]]:
-    """Let the candidates take turns on one example; return seconds per call, one for each round."""
-    calls = {name: _bind(one.call, example) for name, one in candidates.items()}
+    """Measure the candidates in turn on one example; return seconds per call by round."""
+    calls = {name: _bind(candidate.call, example) for name, candidate in candidates.items()}
     repeats = {name: choose_calls_per_turn(seconds_per_turn(call, 1), TURN) for name, call in calls.items()}
     turns = {name: _make_turn(call, repeats[name]) for name, call in calls.items()}
     until = time.perf_counter() + seconds
@@ -85,46 +84,54 @@ def _make_turn(call: Callable[[], Any], repeats: int) -> Callable[[], float]:
 
 
 def run_examples(call: Callable[[Example], Sequence[Any]], examples: Sequence[Example]) -> list[list[Any]]:
-    """Return the outputs of each example, in memory of their own."""
+    """The outputs of each example, copied."""
     return [[np.array(value) for value in call(example)] for example in examples]
 
 
 def measure_errors(
     candidates: Mapping[str, Candidate], exact: str, examples: Sequence[Example], metric: Any = None
 ) -> dict[str, Row]:
-    """Return what the outputs of each candidate are off by on unseen examples: relative, or as a loss of a metric.
+    """Measure the errors of outputs on unseen examples: relative, or as the loss of a metric.
 
-    ``items_over`` counts the examples whose own error is over the limit; a metric has one of all examples only.
+    ``items_over`` counts examples whose error is over the limit; a metric has one value for all examples.
     """
     budget = ErrorBudget(1.0) if metric is None else ErrorBudget(1.0, metric)
     expected = run_examples(candidates[exact].call, examples)
-    found = {}
-    for name, one in candidates.items():
-        outputs = expected if name == exact else run_examples(one.call, examples)
+    rows = {}
+    for name, candidate in candidates.items():
+        outputs = expected if name == exact else run_examples(candidate.call, examples)
         error = budget.measure_error(expected, outputs, examples)
         row: Row = {"error": error.error, "worst": error.worst, "fault": find_fault(expected, outputs)}
         if metric is not None:
             row["metric"] = float(metric([each[0] for each in outputs], list(examples)))
-        elif one.limit is not None:
-            own = (budget.measure_error([a], [b], [e]).error for a, b, e in zip(expected, outputs, examples, strict=True))
-            row["items_over"] = sum(each > one.limit for each in own)
-        found[name] = row
-    return found
+        elif candidate.limit is not None:
+            errors = (budget.measure_error([a], [b], [e]).error for a, b, e in zip(expected, outputs, examples, strict=True))
+            row["items_over"] = sum(each > candidate.limit for each in errors)
+        rows[name] = row
+    return rows
 
 
 def measure_ratio(of: Sequence[float], to: Sequence[float]) -> dict[str, float]:
-    """Return how many times as long the first takes, by the rounds that both took part in."""
+    """The ratio of two candidates within rounds."""
     return asdict(compute_round_ratio(of, to))
 
 
 def make_rows(candidates: Mapping[str, Candidate], rounds: Mapping[str, list[float]], errors: Mapping[str, Row]) -> list[Row]:
-    """Return a row for each candidate, with the time of the best single engine in float32 over its own."""
-    best = min((name for name, one in candidates.items() if one.is_exact), key=lambda name: statistics.median(rounds[name]))
+    """Make a row per candidate, with its gain over the fastest single engine in float32."""
+    best = min(
+        (name for name, candidate in candidates.items() if candidate.is_exact), key=lambda name: statistics.median(rounds[name])
+    )
     rows = []
-    for name, one in candidates.items():
+    for name, candidate in candidates.items():
         row: Row = {"candidate": name, "ms": 1e3 * statistics.median(rounds[name])}
         row |= {"gain": measure_ratio(rounds[best], rounds[name]), **errors[name]}
-        row |= {"limit": one.limit, "search": one.search, "plan": one.plan, "kept": list(one.kept), "rounds": rounds[name]}
+        row |= {
+            "limit": candidate.limit,
+            "search": candidate.search,
+            "plan": candidate.plan,
+            "kept": list(candidate.exact_nodes),
+            "rounds": rounds[name],
+        }
         rows.append({key: value for key, value in row.items() if value not in (None, "", [])} | {"best": name == best})
     return rows
 
@@ -133,7 +140,7 @@ def make_rows(candidates: Mapping[str, Candidate], rounds: Mapping[str, list[flo
 
 
 def list_auto(models: Models) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of auto with a budget, each with the name of its model."""
+    """Yield the rows of auto with an error budget, with the names of their models."""
     for model, record in models.items():
         for row in record.get("rows", ()):
             if row["candidate"].startswith("auto") and "limit" in row:
@@ -141,24 +148,24 @@ def list_auto(models: Models) -> Iterator[tuple[str, Row]]:
 
 
 def find_slower(models: Models) -> list[str]:
-    """Return the plans of auto that are slower than the best engine in float32 for certain."""
+    """List plans of auto whose whole interval is slower than the best engine in float32."""
     rows = list_auto(models)
     return [f"{model} {row['candidate']} {row['gain']['median']:.2f}" for model, row in rows if row["gain"]["high"] < LEAST]
 
 
 def find_over(models: Models) -> list[str]:
-    """Return the plans of auto whose error on unseen examples is over the budget, or whose outputs are wrong altogether."""
-    found = []
+    """List plans of auto whose error on unseen examples is over the budget, or whose outputs are wrong."""
+    plans = []
     for model, row in list_auto(models):
         if row["error"] > max(row["limit"], ROUNDING):
-            found.append(f"{model} {row['candidate']}: {row['error']:.3%}")
+            plans.append(f"{model} {row['candidate']}: {row['error']:.3%}")
         elif "fault" in row:
-            found.append(f"{model} {row['candidate']}: {row['fault']}")
-    return found
+            plans.append(f"{model} {row['candidate']}: {row['fault']}")
+    return plans
 
 
 def find_losing_steps(models: Models) -> list[str]:
-    """Return the steps to a larger budget that made the plan slower for certain."""
+    """List steps to a larger budget that made a plan slower, by the whole interval."""
     return [
         f"{model} {step['of']} over {step['to']}: {step['median']:.2f}"
         for model, record in models.items()
@@ -168,23 +175,23 @@ def find_losing_steps(models: Models) -> list[str]:
 
 
 def list_quantized(models: Models) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of quantized models, each with the names of its model and of the tool that made it."""
+    """Yield the rows of quantized models, with the names of model and tool."""
     for model, record in models.items():
         for row in record.get("rows", ()):
             yield f"{model} of {row['tool']}", row
 
 
 def find_slowest(models: Models) -> dict[str, tuple[float, str]]:
-    """Return for each engine the largest ratio to its library alone, and the model that has it."""
-    found: dict[str, tuple[float, str]] = {}
+    """Map each engine to its largest ratio to the library alone, and the model with that ratio."""
+    slowest: dict[str, tuple[float, str]] = {}
     for name, row in list_quantized(models):
         ratio = (row["ratio"]["median"], name)
-        found[row["engine"]] = max(found.get(row["engine"], ratio), ratio)
-    return found
+        slowest[row["engine"]] = max(slowest.get(row["engine"], ratio), ratio)
+    return slowest
 
 
 def find_other_answers(models: Models) -> list[str]:
-    """Return where an engine's answers are other than its library's, and no nearer to those of the reference."""
+    """List results that differ from those of the library and are further from those of the reference."""
     return [
         f"{name} on {row['engine']}: {row['difference']:.2g}"
         for name, row in list_quantized(models)
@@ -193,18 +200,18 @@ def find_other_answers(models: Models) -> list[str]:
 
 
 def make_mean(models: Models, candidate: str) -> dict[str, float] | None:
-    """Return the geometric mean of a candidate's gain over the models of random weights, without the hard ones."""
+    """The geometric mean of a candidate's gain over the models with random weights, without the hard ones."""
     pairs = []
     for model, record in models.items():
         rows = {row["candidate"]: row for row in record.get("rows", ())}
         best = next((row for row in rows.values() if row["best"]), None)
         if candidate in rows and best is not None and not model.endswith("_hard"):
             pairs.append((best["rounds"], rows[candidate]["rounds"]))
-    found = compute_geometric_mean(pairs)
-    return None if found is None else {**asdict(found), "models": len(pairs)}
+    mean = compute_geometric_mean(pairs)
+    return None if mean is None else {**asdict(mean), "models": len(pairs)}
 
 
 def drop_rounds(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record without the times of rounds, which the page does not need."""
+    """Remove the times of rounds, which the page does not show."""
     rows = [{key: value for key, value in row.items() if key != "rounds"} for row in record.get("rows", ())]
     return {**record, "rows": rows} if "rows" in record else dict(record)

@@ -1,7 +1,7 @@
-"""The models of random weights of `benchmarks/precision.py`, all of them live, and one made hard for int8.
+"""The models with random weights of `benchmarks/precision.py`, and one that is hard for int8.
 
-A network of random weights may have activations that are all but zero, which prove nothing. In these each layer gives numbers of
-about unit size, and a residual branch of ConvNeXt has the weight 0.5 in place of 1e-6.
+Activations of a network with random weights may be almost zero, which proves nothing. Here each layer returns values of about unit
+size, and residual branches of ConvNeXt have the weight 0.5 instead of 1e-6.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["NAMES", "PrecisionModel", "make_hard", "make_model"]
 
 NAMES = ("bert", "gpt", "gpt_hard", "convnext", "mobilenet")
 FACTOR, CHANNELS = 40.0, 6
-"""How much larger the outlier channels of the hard model are, and how many there are."""
+"""Factor and number of the outlier channels of the hard model."""
 
 
 @dataclass(frozen=True)
 class PrecisionModel:
-    """A model, and examples of its inputs by a seed; equal seeds give equal examples."""
+    """A model, with examples of its inputs drawn by a seed."""
 
     name: str
     function: Function
     draw: Callable[[int], dict[str, Any]]
     metric: Any = None
-    """A metric of outputs and examples; None where the model has none."""
+    """A metric of outputs and examples, if any."""
 
 
 def make_model(name: str, *, is_small: bool) -> PrecisionModel:
-    """Return a model of `NAMES`, at its own size or at one for a quick run."""
+    """Make a model of `NAMES`, in full size or small for a quick run."""
     small = {"hidden": 128, "heads": 4, "layers": 2} if is_small else {}
     if name == "bert":
         function = load("bert", **small, **({"tokens": 32, "vocabulary": 1000} if is_small else {}))
     elif name in ("gpt", "gpt_hard"):
-        own = small or {"layers": 6}
-        function = load("gpt", **own, **({"tokens": 32, "vocabulary": 1000} if is_small else {}))
+        sizes = small or {"layers": 6}
+        function = load("gpt", **sizes, **({"tokens": 32, "vocabulary": 1000} if is_small else {}))
         function = make_hard(function) if name == "gpt_hard" else function
     elif name == "mobilenet":
         function = load("mobilenet", **({"image": 64, "width": 50, "classes": 100} if is_small else {}))
@@ -57,21 +57,21 @@ def make_model(name: str, *, is_small: bool) -> PrecisionModel:
 
 
 def make_hard(function: Function) -> Function:
-    """Return the same function with a few channels behind each normalization 40 times as large, and weights that undo it.
+    """Scale a few channels of each normalization by 40, and the weights that read them by 1/40: the function stays the same.
 
-    Only normalizations that products alone read are changed.
+    Changes only normalizations whose results are read by matrix products alone.
     """
     typed = infer_shapes(function)
     constants = dict(typed.constants)
     for node in typed.nodes:
         users = typed.users(node.outputs[0])
         products = [use.node for use in users]
-        readable = all(one.op == "MatMul" and one.inputs[0] == node.outputs[0] and one.inputs[1] in constants for one in products)
+        readable = all(p.op == "MatMul" and p.inputs[0] == node.outputs[0] and p.inputs[1] in constants for p in products)
         if node.op != "LayerNormalization" or not products or not readable or len(node.inputs) < 3:
             continue
         for name in node.inputs[1:3]:
             constants[name] = _scale(constants[name], FACTOR, axis=0)
-        for name in dict.fromkeys(one.inputs[1] for one in products):
+        for name in dict.fromkeys(product.inputs[1] for product in products):
             constants[name] = _scale(constants[name], 1 / FACTOR, axis=0)
     return typed.replace(constants=constants)
 
@@ -88,7 +88,7 @@ def _scale(constant: Constant, factor: float, axis: int) -> Constant:
 
 
 class Block(nn.Module):
-    """A block of ConvNeXt (Liu et al., arXiv:2201.03545) whose branch counts: its layer scale is 0.5."""
+    """A block of ConvNeXt (Liu et al., arXiv:2201.03545) with a layer scale of 0.5."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ChannelNorm(nn.Module):
 
 
 def make_convnext(*, is_small: bool) -> Function:
-    """Return ConvNeXt-T, or a narrow one of four blocks."""
+    """Make ConvNeXt-T, or a narrow network of four blocks."""
     torch.manual_seed(0)
     depths, widths, image = ((1, 1, 1, 1), (24, 48, 96, 192), 64) if is_small else ((3, 3, 9, 3), (96, 192, 384, 768), 224)
     layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ChannelNorm(widths[0])]
@@ -123,9 +123,9 @@ def make_convnext(*, is_small: bool) -> Function:
             layers += [ChannelNorm(widths[place - 1]), nn.Conv2d(widths[place - 1], width, 2, 2)]
         layers += [Block(width) for _ in range(depth)]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], 1000))
-    for one in net.modules():
-        if isinstance(one, nn.Linear | nn.Conv2d):  # numbers of about unit size behind each layer
-            nn.init.normal_(one.weight, std=one.weight[0].numel() ** -0.5)
-            if one.bias is not None:
-                nn.init.normal_(one.bias, std=0.1)
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):  # outputs of about unit size
+            nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=0.1)
     return xrt.from_torch(net.eval(), (torch.randn(1, 3, image, image),))

@@ -1,4 +1,4 @@
-"""What `benchmarks/precision.py` measures of one model, in a process of its own."""
+"""The three parts of `benchmarks/precision.py`, each for one model in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ from xrt.passes.quantize import QuantizationOptions, fold_batch_normalization, f
 from xrt.placement.result import describe_plan
 from xrt.precision import ErrorBudget
 
-__all__ = ["PARTS", "Asked", "measure_live", "measure_qdq", "measure_trained"]
+__all__ = ["PARTS", "Options", "measure_live", "measure_qdq", "measure_trained"]
 
 BUDGETS = (0.0, 0.001, 0.01, 0.05)
 ACCURACY_DROP = 0.01
 WEIGHTS = {"weights int8": QuantizationOptions()}
 MOST_NAMED = 60
-"""Nodes in float32 that a record names."""
+"""The largest number of float32 nodes that a record lists."""
 COMPARED_ENGINES = {"ort": open_onnxruntime, "openvino": open_openvino}
 """Engines for quantized models, each with its library alone."""
 COMPARED = 4
-"""Examples on which the answers to a quantized model are compared, with the reference engine's too, which is slow."""
+"""Examples for comparing results of quantized models; few, because the reference engine is slow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run is asked for."""
+class Options:
+    """Options of a run."""
 
     threads: int
     budget: float
-    """Seconds of each search."""
+    """Seconds per search."""
     seconds: float
-    """Of the turns of a model."""
+    """Seconds of the rounds of a model."""
     engines: tuple[str, ...] = ("ort", "openvino")
     is_quick: bool = False
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Examples of calibration, of validation, and unseen ones."""
+        """Numbers of examples: calibration, validation, unseen."""
         return (4, 6, 8) if self.is_quick else (8, 16, 64)
 
     def draw(self, model: PrecisionModel, *, has_metric: bool = False) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return examples of calibration, of validation, and unseen ones; an accuracy needs more of validation."""
+        """Draw examples for calibration and validation, and unseen ones; an accuracy needs more for validation."""
         first, second, third = self.counts
         second = 2 * second if has_metric else second
-        found = [model.draw(seed) for seed in range(first + second + third)]
-        return found[:first], found[first : first + second], found[first + second :]
+        examples = [model.draw(seed) for seed in range(first + second + third)]
+        return examples[:first], examples[first : first + second], examples[first + second :]
 
 
 @dataclass
 class Bench:
-    """The candidates of one model, made one after the other; what fails is left out, with the reason."""
+    """The candidates of one model. One that fails is skipped, with the reason in ``left``."""
 
     model: PrecisionModel
-    asked: Asked
+    options: Options
     stack: ExitStack
     calibrate: list[Any]
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Bench:
         """Make a module, call it once, and add it."""
         module = None
         try:
-            module = xrt.XRTModule(self.model.function if function is None else function, threads=self.asked.threads, **options)
+            module = xrt.XRTModule(self.model.function if function is None else function, threads=self.options.threads, **options)
             began = time.perf_counter()
             call = _call_module(self.stack.enter_context(module))
             call(example)
@@ -93,13 +93,13 @@ class Bench:
         limit = limit.limit if isinstance(limit, ErrorBudget) else limit
         is_auto = name.startswith("auto")
         search, plan = (time.perf_counter() - began, _describe(module)) if is_auto else (None, "")
-        self.candidates[name] = Candidate(call, is_exact, limit, search, plan, _list_kept(module))
+        self.candidates[name] = Candidate(call, is_exact, limit, search, plan, _list_exact_nodes(module))
 
     def add_singles(self, example: Any, cache: Path) -> None:
-        """Add each engine in float32, in each lower precision that it has here, and with quantized weights alone."""
+        """Add each engine in float32, in each lower precision it supports, and with quantized weights only."""
         inputs = {value.name for value in self.model.function.inputs}
-        calibrate = [{name: one[name] for name in inputs} for one in self.calibrate]
-        for spec in self.asked.engines:
+        calibrate = [{name: values[name] for name in inputs} for values in self.calibrate]
+        for spec in self.options.engines:
             engine = registry.create(spec)
             self.add_module(f"{spec} fp32", example, engine=spec, cache=cache, is_exact=True)
             for name in ("bf16", "fp16"):
@@ -118,20 +118,20 @@ class Bench:
         prepared = infer_shapes(fuse_biases(infer_shapes(fold_batch_normalization(infer_shapes(self.model.function)))))
         for name, options in WEIGHTS.items():
             function = quantize_weights(prepared, options)
-            if function is not prepared:  # a network of convolutions alone has no weights of 4 bits
+            if function is not prepared:  # unchanged if it has no weights to quantize
                 yield name, function
 
     def add_auto(self, name: str, example: Any, cache: Path, **options: Any) -> None:
         """Add auto over the engines."""
-        common = {"budget": self.asked.budget, "progress": False, "cache": cache}
-        self.add_module(name, example, engine=[*self.asked.engines, "auto"], **common, **options)
+        common = {"budget": self.options.budget, "progress": False, "cache": cache}
+        self.add_module(name, example, engine=[*self.options.engines, "auto"], **common, **options)
 
     def measure(self, unseen: Sequence[Any], metric: Any = None) -> dict[str, Any]:
-        """Let all take turns, and measure their errors."""
-        exact = next(name for name, one in self.candidates.items() if one.is_exact)
-        rounds = take_rounds(self.candidates, unseen[0], self.asked.seconds)
+        """Measure all candidates in turn, and their errors."""
+        exact = next(name for name, candidate in self.candidates.items() if candidate.is_exact)
+        rounds = take_rounds(self.candidates, unseen[0], self.options.seconds)
         errors = measure_errors(self.candidates, exact, unseen, metric)
-        auto = [name for name, one in self.candidates.items() if name.startswith("auto")]
+        auto = [name for name in self.candidates if name.startswith("auto")]
         steps = [{"of": a, "to": b, **measure_ratio(rounds[a], rounds[b])} for a, b in pairwise(auto)]
         return {"rows": make_rows(self.candidates, rounds, errors), "steps": steps, "left": self.left, "unseen": len(unseen)}
 
@@ -140,33 +140,33 @@ def _call_module(module: xrt.XRTModule) -> Callable[[Any], Sequence[Any]]:
     names = [value.name for value in module.inputs]
 
     def call(example: Any) -> Sequence[Any]:
-        found = module(**{name: example[name] for name in names})
-        return found if isinstance(found, tuple) else (found,)
+        results = module(**{name: example[name] for name in names})
+        return results if isinstance(results, tuple) else (results,)
 
     return call
 
 
 def _describe(module: xrt.XRTModule) -> str:
     record = module.tuned.precision if module.tuned is not None else None
-    kept = f", {len(record.kept)} nodes in fp32" if record is not None and record.kept else ""
-    return f"{record.precision if record else 'fp32'} on {describe_plan(module.plan)}{kept}"
+    exact = f", {len(record.kept)} nodes in fp32" if record is not None and record.kept else ""
+    return f"{record.precision if record else 'fp32'} on {describe_plan(module.plan)}{exact}"
 
 
-def _list_kept(module: xrt.XRTModule) -> tuple[str, ...]:
+def _list_exact_nodes(module: xrt.XRTModule) -> tuple[str, ...]:
     record = module.tuned.precision if module.tuned is not None else None
-    return tuple(one.name for one in record.kept[:MOST_NAMED]) if record is not None else ()
+    return tuple(node.name for node in record.kept[:MOST_NAMED]) if record is not None else ()
 
 
 # ---------------------------------------------------------------------- random weights, budgets of error
 
 
-def measure_live(name: str, asked: Asked) -> dict[str, Any]:
-    """Return the figures of a model of random weights: single engines in all precisions, and auto within each budget."""
-    model = make_model(name, is_small=asked.is_quick)
-    calibrate, validate, unseen = asked.draw(model)
+def measure_live(name: str, options: Options) -> dict[str, Any]:
+    """Measure a model with random weights: single engines in all precisions, and auto within each budget."""
+    model = make_model(name, is_small=options.is_quick)
+    calibrate, validate, unseen = options.draw(model)
     with ExitStack() as stack:
         cache = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-precision-")))
-        bench = Bench(model, asked, stack, calibrate)
+        bench = Bench(model, options, stack, calibrate)
         bench.add_singles(unseen[0], cache)
         bench.add_auto("auto fp32", unseen[0], cache)
         for limit in BUDGETS:
@@ -178,18 +178,18 @@ def measure_live(name: str, asked: Asked) -> dict[str, Any]:
 # ---------------------------------------------------------------------- trained classifiers, a budget of accuracy
 
 
-def measure_trained(name: str, asked: Asked) -> dict[str, Any]:
-    """Return the figures of a trained classifier, and of what other tools make of it in their own runtimes."""
-    model = train_model(name, is_small=asked.is_quick)
-    calibrate, validate, unseen = asked.draw(model, has_metric=True)
+def measure_trained(name: str, options: Options) -> dict[str, Any]:
+    """Measure a trained classifier, and its forms quantized by other tools in their own runtimes."""
+    model = train_model(name, is_small=options.is_quick)
+    calibrate, validate, unseen = options.draw(model, has_metric=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-precision-")))
-        bench = Bench(model, asked, stack, calibrate)
+        bench = Bench(model, options, stack, calibrate)
         bench.add_singles(unseen[0], folder / "singles")
         bench.add_auto("auto fp32", unseen[0], folder / "exact")
         budget = ErrorBudget(ACCURACY_DROP, model.metric)
         data = {"max_error": budget, "calibrate": calibrate, "validate": validate}
-        bench.add_auto("auto, 1 point", unseen[0], folder / "lowered", **data)  # finds all by itself: its time counts
+        bench.add_auto("auto, 1 point", unseen[0], folder / "lowered", **data)  # with an empty cache: its time counts
         _add_other_tools(bench, folder, validate)
         return bench.measure(unseen, model.metric)
 
@@ -197,24 +197,24 @@ def measure_trained(name: str, asked: Asked) -> dict[str, Any]:
 def _add_other_tools(bench: Bench, folder: Path, validate: list[Any]) -> None:
     """Add the models of other tools in the sessions of their own runtimes, and the exact model there."""
     _write_model(bench.model, folder, bench.calibrate, validate)
-    threads = bench.asked.threads
+    threads = bench.options.threads
     bench.candidates["onnxruntime alone, fp32"] = Candidate(open_onnxruntime(folder / "model.onnx", threads))
     bench.candidates["openvino alone, fp32"] = Candidate(open_openvino(folder / "model.onnx", threads))
     options = {"drop": ACCURACY_DROP, "is_transformer": bench.model.name.startswith("texts")}
     for tool, title in (("onnxruntime", "onnxruntime, quantize_static"), ("nncf accuracy", "openvino, NNCF accuracy control")):
         try:
-            found = run_tool(tool, folder, threads, **options)
-            call = open_onnxruntime(found.path, threads) if tool == "onnxruntime" else open_openvino(found.path, threads)
-            bench.candidates[title] = Candidate(call, search=found.seconds)
+            result = run_tool(tool, folder, threads, **options)
+            call = open_onnxruntime(result.path, threads) if tool == "onnxruntime" else open_openvino(result.path, threads)
+            bench.candidates[title] = Candidate(call, search=result.seconds)
             if tool != "onnxruntime":
-                default = open_openvino(found.path, threads, None)
-                bench.candidates[f"{title}, default hint"] = Candidate(default, search=found.seconds)
-        except (ToolFailed, RuntimeError) as error:  # a runtime that refuses the model raises its own errors
+                default = open_openvino(result.path, threads, None)
+                bench.candidates[f"{title}, default hint"] = Candidate(default, search=result.seconds)
+        except (ToolFailed, RuntimeError) as error:  # of the runtime that refuses the model
             bench.left[title] = _shorten(error)
 
 
 def _shorten(error: Exception) -> str:
-    """Return an error in one line, without the names of folders that are gone."""
+    """An error in one line, without the names of temporary folders."""
     return re.sub(r"\S*/xrt-precision-\w+/", "", " ".join(str(error).split()))[:300]
 
 
@@ -227,51 +227,51 @@ def _write_model(model: PrecisionModel, folder: Path, calibrate: list[Any], vali
 # ---------------------------------------------------------------------- quantized models of other tools
 
 
-def measure_qdq(name: str, asked: Asked) -> dict[str, Any]:
-    """Return what XRT's engines take for quantized models that ONNX Runtime and NNCF have made, over the libraries alone."""
+def measure_qdq(name: str, options: Options) -> dict[str, Any]:
+    """Measure models quantized by ONNX Runtime and NNCF on XRT's engines and on their libraries alone."""
     load = train_model if name in TRAINED else make_model
-    model = load(name, is_small=asked.is_quick)
-    calibrate, validate, unseen = asked.draw(model)
+    model = load(name, is_small=options.is_quick)
+    calibrate, validate, unseen = options.draw(model)
     examples = unseen[:COMPARED]
     rows: list[dict[str, Any]] = []
     left: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="xrt-precision-") as directory:
         folder = Path(directory)
         _write_model(model, folder, calibrate, validate)
-        exact = run_examples(open_onnxruntime(folder / "model.onnx", asked.threads), examples)
+        exact = run_examples(open_onnxruntime(folder / "model.onnx", options.threads), examples)
         for tool in ("onnxruntime", "nncf"):
-            options = {"is_transformer": not name.startswith(("convnext", "mobilenet", "images"))}
+            tool_options = {"is_transformer": not name.startswith(("convnext", "mobilenet", "images"))}
             try:
-                found = run_tool(tool, folder, asked.threads, **options)
+                result = run_tool(tool, folder, options.threads, **tool_options)
             except ToolFailed as error:
                 left[tool] = _shorten(error)
                 continue
-            more, refused = _compare_engines(found.path, asked, examples, exact)
+            more, refused = _compare_engines(result.path, options, examples, exact)
             rows += [{"tool": tool, **row} for row in more]
             left |= {f"{tool}: {engine}": reason for engine, reason in refused.items()}
     return {"rows": rows, "left": left}
 
 
 def _compare_engines(
-    path: Path, asked: Asked, examples: list[Any], exact: list[list[Any]]
+    path: Path, options: Options, examples: list[Any], exact: list[list[Any]]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a row for each engine and its library, all of which take turns, and what was refused."""
+    """Measure each engine and its library in turn; return a row per engine, and the reasons of those that were refused."""
     candidates: dict[str, Candidate] = {}
     left: dict[str, str] = {}
     with ExitStack() as stack:
         for spec, open_alone in COMPARED_ENGINES.items():
             try:
-                call = open_alone(path, asked.threads)
+                call = open_alone(path, options.threads)
                 call(examples[0])
-                module = stack.enter_context(xrt.XRTModule(path, engine=spec, threads=asked.threads, cache=_make_folder(stack)))
+                module = stack.enter_context(xrt.XRTModule(path, engine=spec, threads=options.threads, cache=_make_folder(stack)))
                 ours = _call_module(module)
                 ours(examples[0])
-            except Exception as error:  # noqa: BLE001  # the libraries' errors have no common base
+            except Exception as error:  # noqa: BLE001  # errors of the libraries have no common base
                 left[spec] = _shorten(error)
                 continue
             candidates |= {spec: Candidate(ours), f"{spec} alone": Candidate(call)}
-        rounds = take_rounds(candidates, examples[0], asked.seconds)
-        outputs = {name: run_examples(one.call, examples) for name, one in candidates.items()}
+        rounds = take_rounds(candidates, examples[0], options.seconds)
+        outputs = {name: run_examples(candidate.call, examples) for name, candidate in candidates.items()}
         reference = run_examples(_call_module(stack.enter_context(xrt.XRTModule(path, engine="toy"))), examples)
     rows = []
     for spec in (spec for spec in COMPARED_ENGINES if spec in candidates):
@@ -291,15 +291,15 @@ def _compare_engines(
     return rows, left
 
 
-def _measure_difference(expected: list[list[Any]], found: list[list[Any]]) -> float:
-    return ErrorBudget(1.0).measure_error(expected, found, expected).error
+def _measure_difference(expected: list[list[Any]], actual: list[list[Any]]) -> float:
+    return ErrorBudget(1.0).measure_error(expected, actual, expected).error
 
 
 def _make_folder(stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-precision-")))
 
 
-PARTS: Mapping[str, Callable[[str, Asked], dict[str, Any]]] = {
+PARTS: Mapping[str, Callable[[str, Options], dict[str, Any]]] = {
     "live": measure_live,
     "trained": measure_trained,
     "qdq": measure_qdq,

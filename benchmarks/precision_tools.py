@@ -1,6 +1,6 @@
-"""What `benchmarks/precision.py` compares with: quantization by ONNX Runtime's and NNCF's tools, and their runtimes' sessions.
+"""Quantization by ONNX Runtime's and NNCF's tools, and sessions of their runtimes, for `benchmarks/precision.py`.
 
-A tool runs in a process of its own, from a folder with the model and the examples, and writes its model there:
+A tool runs in a process of its own. It reads model and examples from a folder, and writes its model there:
 
     python benchmarks/precision_tools.py TOOL FOLDER
 """
@@ -22,8 +22,8 @@ import numpy as np
 
 __all__ = [
     "TOOLS",
-    "Found",
     "ToolFailed",
+    "ToolResult",
     "measure_accuracy",
     "open_onnxruntime",
     "open_openvino",
@@ -35,16 +35,16 @@ Example = Mapping[str, Any]
 Call = Callable[[Example], list[Any]]
 
 PATIENCE = 3600.0
-"""Seconds after which a tool is ended: NNCF's accuracy control validates the model once per group of nodes."""
+"""Time limit of a tool in seconds: NNCF's accuracy control validates the model once per group of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a tool has found."""
+class ToolResult:
+    """The file that a tool wrote."""
 
     path: Path
     seconds: float
-    """What the tool itself took: reading the model and imports do not count."""
+    """Without imports and reading the model."""
 
 
 class ToolFailed(Exception):
@@ -52,8 +52,8 @@ class ToolFailed(Exception):
 
 
 def measure_accuracy(outputs: Sequence[Any], examples: Sequence[Example]) -> float:
-    """Return the share of items whose largest score is that of the label."""
-    hits = [found.argmax(-1) == example["label"] for found, example in zip(outputs, examples, strict=True)]
+    """The share of items whose label has the largest score."""
+    hits = [scores.argmax(-1) == example["label"] for scores, example in zip(outputs, examples, strict=True)]
     return float(np.concatenate(hits).mean())
 
 
@@ -61,13 +61,14 @@ def measure_accuracy(outputs: Sequence[Any], examples: Sequence[Example]) -> flo
 
 
 def write_examples(folder: Path, purpose: str, examples: Sequence[Example]) -> None:
-    """Write examples, for calibrating or validating, for a tool to read."""
+    """Write examples for calibration or validation."""
     np.savez(
-        folder / f"{purpose}.npz", **{f"{at}/{name}": value for at, one in enumerate(examples) for name, value in one.items()}
+        folder / f"{purpose}.npz",
+        **{f"{at}/{name}": value for at, example in enumerate(examples) for name, value in example.items()},
     )
 
 
-def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> Found:
+def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> ToolResult:
     """Run a tool on ``model.onnx`` and the examples of a folder; raises ToolFailed."""
     if tool.startswith("nncf") and find_spec("nncf") is None:
         raise ToolFailed("NNCF is not installed: pip install '.[benchmarks]'")
@@ -76,17 +77,17 @@ def run_tool(tool: str, folder: Path, threads: int, **options: Any) -> Found:
     command = [sys.executable, __file__, tool, str(folder)]
     environment = {**os.environ, **pools, "ORT_DISABLE_TELEMETRY": "1"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired as error:
         raise ToolFailed(f"no answer within {PATIENCE:g} s") from error
-    if done.returncode:
-        raise ToolFailed((done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300])
-    found = json.loads(done.stdout.splitlines()[-1])
-    return Found(folder / found["file"], found["seconds"])
+    if process.returncode:
+        raise ToolFailed((process.stderr.strip().splitlines() or ["no message"])[-1][:300])
+    result = json.loads(process.stdout.splitlines()[-1])
+    return ToolResult(folder / result["file"], result["seconds"])
 
 
 def open_onnxruntime(path: Path, threads: int) -> Call:
-    """Return a call of a session of ONNX Runtime, with its defaults."""
+    """Open a session of ONNX Runtime with its defaults; return its call."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -98,10 +99,10 @@ def open_onnxruntime(path: Path, threads: int) -> Call:
 
 
 def open_openvino(path: Path, threads: int, precision: str | None = "f32") -> Call:
-    """Return a call of an unpinned infer request of OpenVINO; ``precision`` is its hint, None for the library's default."""
+    """Open a model in OpenVINO with unpinned threads; return its call. ``precision`` None is the library's default hint."""
     from xrt.engines.openvino.library import core  # imports the library without its telemetry
 
-    # Pinned threads wait for what else runs on their core: unpinned, as XRT's are, the comparison is of the models.
+    # Pinned threads wait for other work on their core. XRT does not pin either.
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
     settings |= {"INFERENCE_PRECISION_HINT": precision} if precision else {}
     compiled = core().compile_model(str(path), "CPU", settings)
@@ -127,12 +128,12 @@ def _read_examples(folder: Path, purpose: str) -> list[dict[str, Any]]:
 
 
 def _list_inputs(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """Return the examples without what only a metric reads."""
-    return [{name: value for name, value in one.items() if name != "label"} for one in examples]
+    """The examples without the labels."""
+    return [{name: value for name, value in example.items() if name != "label"} for example in examples]
 
 
 def quantize_by_onnxruntime(folder: Path, options: Mapping[str, Any]) -> tuple[str, float]:
-    """Quantize statically, as ONNX Runtime's documents advise: preprocessed, uint8 by int8, weights per channel."""
+    """Quantize statically as ONNX Runtime's documentation recommends: preprocessed, uint8 by int8, weights per channel."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -160,9 +161,9 @@ def quantize_by_nncf(folder: Path, options: Mapping[str, Any]) -> tuple[str, flo
     model = onnx.load(folder / "model.onnx")
     examples = _list_inputs(_read_examples(folder, "calibrate"))
     began = time.perf_counter()
-    found = nncf.quantize(model, nncf.Dataset(examples), model_type=_choose_type(nncf, options))
+    quantized = nncf.quantize(model, nncf.Dataset(examples), model_type=_choose_type(nncf, options))
     seconds = time.perf_counter() - began
-    onnx.save(found, folder / "nncf.onnx")
+    onnx.save(quantized, folder / "nncf.onnx")
     return "nncf.onnx", seconds
 
 
@@ -179,21 +180,21 @@ def control_accuracy_by_nncf(folder: Path, options: Mapping[str, Any]) -> tuple[
         return {name: example[name] for name in names}
 
     def validate_accuracy(compiled: Any, examples: Iterator[Example]) -> tuple[float, list[float]]:
-        found = [measure_accuracy([compiled(pick_inputs(one))[0]], [one]) for one in examples]
-        return float(np.mean(found)), found
+        accuracies = [measure_accuracy([compiled(pick_inputs(example))[0]], [example]) for example in examples]
+        return float(np.mean(accuracies)), accuracies
 
     data = nncf.Dataset(calibrate, pick_inputs), nncf.Dataset(validate)
     began = time.perf_counter()
-    found = nncf.quantize_with_accuracy_control(
+    quantized = nncf.quantize_with_accuracy_control(
         model, *data, validate_accuracy, max_drop=options["drop"], model_type=_choose_type(nncf, options)
     )
     seconds = time.perf_counter() - began
-    openvino.save_model(found, folder / "nncf.xml", compress_to_fp16=False)
+    openvino.save_model(quantized, folder / "nncf.xml", compress_to_fp16=False)
     return "nncf.xml", seconds
 
 
 def _import_nncf() -> Any:
-    """Return NNCF, imported where it finds no telemetry: it then uses a stand-in of its own."""
+    """Import NNCF without its telemetry module, which it replaces by a stub."""
     modules: dict[str, Any] = sys.modules
     modules["openvino_telemetry"] = None
     import nncf
@@ -213,7 +214,7 @@ TOOLS: Mapping[str, Callable[[Path, Mapping[str, Any]], tuple[str, float]]] = {
 
 
 def main() -> None:
-    """Run one tool, and print its file and its seconds."""
+    """Run one tool; print its file and its seconds."""
     tool, folder = sys.argv[1], Path(sys.argv[2])
     options = json.loads((folder / "options.json").read_text(encoding="utf-8"))
     name, seconds = TOOLS[tool](folder, options)

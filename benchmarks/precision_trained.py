@@ -1,8 +1,8 @@
-"""The classifiers that `benchmarks/precision.py` trains, on images and on texts that code makes: none of their data is a file.
+"""The classifiers that `benchmarks/precision.py` trains on generated images and texts.
 
-The classes overlap, so that accuracies are about 95 % and many items are near the border of two classes: a small error of the
-outputs changes the class of some. Seeds are fixed, and training takes about ten seconds on one core. The *hard* ones are the same
-functions with a few channels far larger than the others, as in large transformers: int8 with one scale for all of them harms.
+The classes overlap: accuracies are about 95 %, and many items are near the border of two classes, where a small error changes the
+class. Seeds are fixed; training takes about ten seconds on one core. The *hard* models compute the same functions with a few
+channels far larger than the others, as in large transformers, where int8 with one scale per tensor loses accuracy.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ BATCH = 64
 CLASSES, SIDE, NOISE = 10, 24, 2.2
 TOPICS, WORDS, LENGTH, DISTANCE, WIDTH = 8, 128, 24, 0.8, 96
 OUTLIERS = 4
-"""Channels of each layer of the hard models that are far larger than the others."""
+"""Large channels per layer of the hard models."""
 FIRST_OF_TRAINING = 1_000_000
-"""The seed of the first batch of training: examples for calibrating and measuring have smaller ones."""
+"""Seed of the first training batch; examples for calibration and measurement have smaller seeds."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network to be trained, and batches of its data by a seed."""
+    """A network to train, with batches of its data drawn by a seed."""
 
     make_network: Callable[[], nn.Module]
     draw: Callable[[int, int], tuple[Any, Any]]
-    """From a seed and a number of items to inputs and labels."""
+    """Map a seed and a number of items to inputs and labels."""
     find_scaled: Callable[[nn.Module], Iterator[tuple[nn.Module, nn.Module]]]
-    """Normalizations, each with the layer that alone reads its result."""
+    """Pairs of a normalization and the only layer that reads its result."""
     factor: float
-    """How much larger the outlier channels of the hard model are."""
+    """Factor of the large channels of the hard model."""
     steps: int
     learning_rate: float
 
 
 def train_model(name: str, *, is_small: bool) -> PrecisionModel:
-    """Return a model of `TRAINED`, whose metric is its accuracy; a quick run trains less, and has smaller batches."""
+    """Train a model of `TRAINED`, with accuracy as its metric; small models have fewer steps and smaller batches."""
     task, batch = TASKS[name.removesuffix("_hard")], 16 if is_small else BATCH
     network = _train(task, task.steps // 2 if is_small else task.steps)
     if name.endswith("_hard"):
         _spread_channels(task, network)
     function = xrt.from_torch(network, (torch.from_numpy(task.draw(0, batch)[0]),))
-    (given,) = (value.name for value in function.inputs)
+    (name_of_input,) = (value.name for value in function.inputs)
 
     def draw(seed: int) -> dict[str, Any]:
         values, labels = task.draw(seed, batch)
-        return {given: values, "label": labels}
+        return {name_of_input: values, "label": labels}
 
     return PrecisionModel(name, function, draw, measure_accuracy)
 
@@ -69,7 +69,7 @@ def _train(task: Task, steps: int) -> nn.Module:
     optimizer = torch.optim.AdamW(network.parameters(), task.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.learning_rate, total_steps=steps)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums of another number of threads are others
+    torch.set_num_threads(1)  # another number of threads gives other sums
     try:
         for step in range(steps):
             values, labels = map(torch.from_numpy, task.draw(FIRST_OF_TRAINING + step, BATCH))
@@ -83,7 +83,7 @@ def _train(task: Task, steps: int) -> nn.Module:
 
 
 def _spread_channels(task: Task, network: nn.Module) -> None:
-    """Scale a few channels of each normalization, and undo it in the layer that reads them: the function stays the same."""
+    """Scale a few channels of each normalization, and the layer that reads them inversely: the function stays the same."""
     with torch.no_grad():
         for norm, reader in task.find_scaled(network):
             norm.weight[:OUTLIERS] *= task.factor
@@ -97,10 +97,10 @@ def _spread_channels(task: Task, network: nn.Module) -> None:
 
 @lru_cache(maxsize=1)
 def make_patterns() -> Any:
-    """Return a smooth pattern for each class; classes of a pair have the larger part of theirs in common."""
+    """Make a smooth pattern for each class; the two classes of a pair share most of theirs."""
     generator = np.random.default_rng(7)
-    shared, own = (_draw_fields(count, generator) for count in (CLASSES // 2, CLASSES))
-    return 0.8 * np.repeat(shared, 2, axis=0) + 0.6 * own
+    shared, single = (_draw_fields(count, generator) for count in (CLASSES // 2, CLASSES))
+    return 0.8 * np.repeat(shared, 2, axis=0) + 0.6 * single
 
 
 def _draw_fields(count: int, generator: np.random.Generator) -> Any:
@@ -111,7 +111,7 @@ def _draw_fields(count: int, generator: np.random.Generator) -> Any:
 
 
 def draw_images(seed: int, count: int) -> tuple[Any, Any]:
-    """Return patterns of random classes, moved by up to three pixels, of other contrast, in noise."""
+    """Draw patterns of random classes, shifted by up to three pixels, with random contrast and noise."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, CLASSES, count)
     shifts = generator.integers(-3, 4, (count, 2))
@@ -123,7 +123,7 @@ def draw_images(seed: int, count: int) -> tuple[Any, Any]:
 
 
 def make_image_network() -> nn.Module:
-    """Return a small network of the kind of MobileNet: depthwise convolutions are what int8 harms most."""
+    """Make a small network like MobileNet: int8 harms depthwise convolutions most."""
     layers: list[nn.Module] = [nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
     for width, out, stride in ((32, 64, 2), (64, 128, 2), (128, 128, 1)):
         layers += [nn.Conv2d(width, width, 3, stride, 1, groups=width, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
@@ -132,7 +132,7 @@ def make_image_network() -> nn.Module:
 
 
 def find_scaled_convolutions(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each normalization with the convolution behind its Relu, which may be scaled on either side."""
+    """Yield each normalization with the convolution after its Relu, which commutes with positive factors."""
     layers = list(network.children())
     for norm, _, reader in zip(layers, layers[1:], layers[2:], strict=False):
         if isinstance(norm, nn.BatchNorm2d) and isinstance(reader, nn.Conv2d):
@@ -144,22 +144,22 @@ def find_scaled_convolutions(network: nn.Module) -> Iterator[tuple[nn.Module, nn
 
 @lru_cache(maxsize=1)
 def make_topics() -> Any:
-    """Return the cumulative shares of words in each topic: frequencies fall with the rank, and each topic changes them."""
+    """Make cumulative word frequencies per topic: they fall with the rank, and differ by topic."""
     ranks = -0.7 * np.log(np.arange(1, WORDS + 1))
     shares = np.exp(ranks + DISTANCE * np.random.default_rng(3).standard_normal((TOPICS, WORDS)))
     return (shares / shares.sum(1, keepdims=True)).cumsum(1)
 
 
 def draw_texts(seed: int, count: int) -> tuple[Any, Any]:
-    """Return texts of random topics, as numbers of words."""
+    """Draw texts of random topics, as word ids."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, TOPICS, count)
-    drawn = generator.random((count, LENGTH))
-    return (drawn[:, :, None] > make_topics()[labels][:, None, :-1]).sum(-1), labels
+    samples = generator.random((count, LENGTH))
+    return (samples[:, :, None] > make_topics()[labels][:, None, :-1]).sum(-1), labels
 
 
 class Encoder(nn.Module):
-    """A layer of a transformer, with the normalizations first."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Encoder(nn.Module):
 
 
 class TextNetwork(nn.Module):
-    """Words and positions, two layers of a transformer, and the mean over the words."""
+    """Embeddings of words and positions, two transformer layers, and the mean over words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class TextNetwork(nn.Module):
 
 
 def find_scaled_products(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield the normalizations of each layer with the products that read them."""
+    """Yield the normalizations of each layer with the linear layers that read them."""
     for layer in network.layers:
         yield layer.first, layer.project
         yield layer.second, layer.widen
