@@ -1,7 +1,7 @@
 """The models with random weights of `benchmarks/precision.py`, and one that is hard for int8.
 
-Activations of a network with random weights may be almost zero, which proves nothing. Here each layer returns values of about unit
-size, and residual branches of ConvNeXt have the weight 0.5 instead of 1e-6.
+Activations of a network with random weights may be almost zero, which proves nothing. Here each layer returns values of about
+unit size, and residual branches of ConvNeXt have the weight 0.5 instead of 1e-6.
 """
 
 from __future__ import annotations
