@@ -23,18 +23,18 @@ TOP = Path(__file__).parents[2]
 @pytest.fixture(scope="module", name="results")
 def measured() -> dict[str, Any]:
     with simulate_devices():
-        there = device("cuda")
-        engines = cuda.status(there)
-        latency = list(cuda.latencies({"chain": cuda.chain(8)}, there, ["toy", "tvm"], 2))
-        found = {
+        gpu = device("cuda")
+        engines = cuda.status(gpu)
+        latency = list(cuda.latencies({"chain": cuda.chain(8)}, gpu, ["toy", "tvm"], 2))
+        figures = {
             "engines": engines,
             "latency": latency,
-            "chain": cuda.bandwidth(there, 16, 2),
-            "copies": cuda.copies(cuda.chain(8), there),
-            "mixtures": list(cuda.mixtures(cuda.chain(8), there, ["toy"], "Relu")),
+            "chain": cuda.bandwidth(gpu, 16, 2),
+            "copies": cuda.copies(cuda.chain(8), gpu),
+            "mixtures": list(cuda.mixtures(cuda.chain(8), gpu, ["toy"], "Relu")),
         }
     more = {"device": "simulated", "date": "2026-01-01", "versions": "none", "tests": {"all": {"passed": 3}}}
-    return json.loads(json.dumps(found | more))  # as it is written and read
+    return json.loads(json.dumps(figures | more))  # as written and read
 
 
 @pytest.mark.slow
