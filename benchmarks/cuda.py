@@ -1,9 +1,9 @@
 """What does XRT cost on a GPU?
 
-Four measurements with arrays on the device. (1) ResNet-50 and BERT: a call of the module, with and without a CUDA graph, against
-the engine's own call with bound device buffers. (2) Fifty elementwise operators on a large matrix: their share of the bandwidth of a
-copy. (3) The number of copies between host and device in a call. (4) A mixture of toy and each other engine on one device, which
-must copy nothing to the host.
+Four measurements with arrays on the device. (1) ResNet-50 and BERT: a call of the module, with and without a CUDA graph,
+against the engine's own call with bound device buffers. (2) Fifty elementwise operators on a large matrix: their share of
+the bandwidth of a copy. (3) The number of copies between host and device in a call. (4) A mixture of toy and each other
+engine on one device, which must copy nothing to the host.
 
     python benchmarks/cuda.py [--json] [--quick] [--rounds N]
 
