@@ -60,9 +60,9 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
 
         def forward(self, ids: Any, *past: Any) -> Any:
             cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-            found = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            caches = [part for layer in found.past_key_values.layers for part in (layer.keys, layer.values)]
-            return (found.logits[:, -1], *caches)
+            outputs = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            caches = [part for layer in outputs.past_key_values.layers for part in (layer.keys, layer.values)]
+            return (outputs.logits[:, -1], *caches)
 
     config = model.config
     heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -70,19 +70,19 @@ def capture(model: Any, source: str, capacity: int | str | None) -> Function:
     past = [
         torch.zeros(1, heads, 5, width) for _ in range(2 * config.num_hidden_layers)
     ]  # one tensor each: torch.onnx tells by it
-    tokens, held = torch.export.Dim("tokens"), torch.export.Dim("past")
-    shapes = ({1: tokens}, ({2: held},) * len(past))
+    tokens, past_size = torch.export.Dim("tokens"), torch.export.Dim("past")
+    shapes = ({1: tokens}, ({2: past_size},) * len(past))
     flat = Flat().eval()
-    given = (torch.zeros(1, 3, dtype=torch.int64), *past)
+    arguments = (torch.zeros(1, 3, dtype=torch.int64), *past)
     names = [
         [f"{when}.{n // 2}.{'value' if n % 2 else 'key'}" for n in range(len(past))] for when in ("past_key_values", "present")
     ]
     if source == "torch":
-        function = xrt.from_torch(flat, given, dynamic_shapes=shapes)
+        function = xrt.from_torch(flat, arguments, dynamic_shapes=shapes)
         inputs, outputs = ([value.name for value in ends[1:]] for ends in (function.inputs, function.outputs))
         return xrt.stateful(function, dict(zip(inputs, outputs, strict=True)), capacity=capacity)
     ends = {"input_names": ["ids", *names[0]], "output_names": ["logits", *names[1]]}
-    program = torch.onnx.export(flat, given, dynamo=True, dynamic_shapes=shapes, verbose=False, **ends)
+    program = torch.onnx.export(flat, arguments, dynamo=True, dynamic_shapes=shapes, verbose=False, **ends)
     return xrt.stateful(program.model_proto, capacity=capacity)
 
 

@@ -69,12 +69,12 @@ def run(model: str, engine: str, function: xrt.Function, reference: np.ndarray |
         regions = Counter(launch.engine.partition("{")[0] for launch in module.plan.launches)
         latency = median(timed_runs(module, values))
     expected = result if reference is None else reference
-    found = compare(result, expected, tolerance_for(result.dtype, "network"))
+    comparison = compare(result, expected, tolerance_for(result.dtype, "network"))
     wanted = set(engine.split(" + "))
-    fault = found.message
+    fault = comparison.message
     if set(regions) != wanted:
         fault = f"the plan uses {', '.join(sorted(regions))}, not {', '.join(sorted(wanted))}"
-    return Outcome(model, engine, regions, compiled, latency, result, found.absolute, fault)
+    return Outcome(model, engine, regions, compiled, latency, result, comparison.absolute, fault)
 
 
 def timed_runs(module: xrt.XRTModule, values: list[np.ndarray]) -> Iterator[float]:

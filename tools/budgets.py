@@ -44,35 +44,35 @@ class Budgets:
     @classmethod
     def read(cls, path: Path = BUDGETS) -> Budgets:
         """Read the file."""
-        held = tomllib.loads(path.read_text(encoding="utf-8"))
-        packages = held["packages"]
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        packages = data["packages"]
         return cls(
             {name: size["lines"] for name, size in packages.items()},
             {name: size["modules"] for name, size in packages.items()},
-            held["private_uses"],
-            frozenset(held["single_bases"]),
+            data["private_uses"],
+            frozenset(data["single_bases"]),
         )
 
-    def lowered_to(self, found: Budgets) -> Budgets:
+    def lowered_to(self, measured: Budgets) -> Budgets:
         """Return the smaller of both in each entry; entries of what is gone are dropped, and none is added."""
         return Budgets(
-            _lower(self.lines, found.lines),
-            _lower(self.modules, found.modules),
-            _lower(self.private_uses, found.private_uses),
-            self.single_bases & found.single_bases,
+            _lower(self.lines, measured.lines),
+            _lower(self.modules, measured.modules),
+            _lower(self.private_uses, measured.private_uses),
+            self.single_bases & measured.single_bases,
         )
 
-    def find_excess(self, found: Budgets) -> list[str]:
+    def find_excess(self, measured: Budgets) -> list[str]:
         """Name each figure of what is there that is above its budget."""
         return [
-            *_find_larger("{name}: {found} lines, the budget is {limit}", found.lines, self.lines),
-            *_find_larger("{name}: {found} modules, the budget is {limit}", found.modules, self.modules),
+            *_find_larger("{name}: {found} lines, the budget is {limit}", measured.lines, self.lines),
+            *_find_larger("{name}: {found} modules, the budget is {limit}", measured.modules, self.modules),
             *_find_larger(
-                "{name} is used {found} times outside of its module, {limit} allowed", found.private_uses, self.private_uses
+                "{name} is used {found} times outside of its module, {limit} allowed", measured.private_uses, self.private_uses
             ),
             *(
                 f"class {name} exists only to be a base of one other class"
-                for name in sorted(found.single_bases - self.single_bases)
+                for name in sorted(measured.single_bases - self.single_bases)
             ),
         ]
 
@@ -99,12 +99,12 @@ class Budgets:
         )
 
 
-def _lower(limits: Mapping[str, int], found: Mapping[str, int]) -> dict[str, int]:
-    return {name: min(limit, found[name]) for name, limit in limits.items() if name in found}
+def _lower(limits: Mapping[str, int], measured: Mapping[str, int]) -> dict[str, int]:
+    return {name: min(limit, measured[name]) for name, limit in limits.items() if name in measured}
 
 
-def _find_larger(text: str, found: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[str]:
-    for name, count in sorted(found.items()):
+def _find_larger(text: str, measured: Mapping[str, int], limits: Mapping[str, int]) -> Iterator[str]:
+    for name, count in sorted(measured.items()):
         if count > limits.get(name, 0):
             yield text.format(name=name, found=count, limit=limits.get(name, 0))
 
@@ -189,7 +189,7 @@ def _is_own(node: ast.Attribute) -> bool:
 def find_single_bases(trees: Trees) -> frozenset[str]:
     """Return the classes that one class alone inherits from and that nothing else names; imports and ``__all__`` do not count."""
     heirs: defaultdict[str, set[str]] = defaultdict(set)
-    named: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     classes = set()
     for tree in trees.values():
         for node in ast.walk(tree):
@@ -198,12 +198,12 @@ def find_single_bases(trees: Trees) -> frozenset[str]:
                 for base in node.bases:
                     heirs[_last_name(base)].add(node.name)
             elif isinstance(node, ast.Name):
-                named[node.id] += 1
+                uses[node.id] += 1
             elif isinstance(node, ast.Attribute):
-                named[node.attr] += 1
+                uses[node.attr] += 1
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                named.update([node.value] if node.value not in _listed(tree) else [])
-    return frozenset(name for name in classes if len(heirs[name]) == 1 and named[name] == 1)
+                uses.update([node.value] if node.value not in _listed(tree) else [])
+    return frozenset(name for name in classes if len(heirs[name]) == 1 and uses[name] == 1)
 
 
 def _last_name(base: ast.expr) -> str:
@@ -222,11 +222,11 @@ def _listed(tree: ast.Module) -> frozenset[str]:
 
 def main() -> None:
     """Lower the figures of the file to what is there."""
-    found = measure()
-    text = str(Budgets.read().lowered_to(found) if BUDGETS.exists() else found)
+    measured = measure()
+    text = str(Budgets.read().lowered_to(measured) if BUDGETS.exists() else measured)
     BUDGETS.write_text(text, encoding="utf-8")
-    print(f"wrote {BUDGETS.relative_to(TOP)}: {sum(found.lines.values()) - found.lines['tests']} lines of xrt/")
-    print("\n".join(Budgets.read().find_excess(found)))
+    print(f"wrote {BUDGETS.relative_to(TOP)}: {sum(measured.lines.values()) - measured.lines['tests']} lines of xrt/")
+    print("\n".join(Budgets.read().find_excess(measured)))
 
 
 if __name__ == "__main__":

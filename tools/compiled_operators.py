@@ -49,8 +49,8 @@ def copy(sample: Any, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
     """Return the arguments with tensors of their own, of another element type where one is given."""
 
     def clone(one: torch.Tensor) -> torch.Tensor:
-        made = one.detach().clone() if dtype is None or not one.is_floating_point() else one.detach().to(dtype)
-        return made.requires_grad_(one.requires_grad)
+        copy_ = one.detach().clone() if dtype is None or not one.is_floating_point() else one.detach().to(dtype)
+        return copy_.requires_grad_(one.requires_grad)
 
     return pytree.tree_map_only(torch.Tensor, clone, (sample.input, sample.args, sample.kwargs))
 
@@ -71,16 +71,16 @@ def run(operator: Any, arguments: tuple[Any, ...], is_grad: bool, backend: str |
     inputs = [one for one in pytree.tree_leaves(arguments) if isinstance(one, torch.Tensor) and one.requires_grad]
     wanted = [one for one in results if one.requires_grad]
     seeds = [torch.linspace(-1, 1, one.numel()).reshape(one.shape).to(one.dtype) for one in wanted]
-    found = torch.autograd.grad(wanted, inputs, seeds, allow_unused=True) if wanted else ()
-    return [*results, *(one for one in found if one is not None)]
+    gradients = torch.autograd.grad(wanted, inputs, seeds, allow_unused=True) if wanted else ()
+    return [*results, *(one for one in gradients if one is not None)]
 
 
-def judge(found: list[Any], expected: list[Any], exact: list[Any] | None) -> str:
+def judge(actual: list[Any], expected: list[Any], exact: list[Any] | None) -> str:
     """Return ``right``, ``near``, ``strides`` or ``wrong``."""
-    if [(one.dtype, one.shape) for one in found] != [(one.dtype, one.shape) for one in expected]:
+    if [(one.dtype, one.shape) for one in actual] != [(one.dtype, one.shape) for one in expected]:
         return "wrong"
     word = "right"
-    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+    for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
         try:
             torch.testing.assert_close(one, other, equal_nan=True, check_stride=False)
         except AssertionError:
@@ -107,12 +107,12 @@ def run_sample(operator: Any, sample: Any, mode: str) -> tuple[str, str]:
     except Exception:  # noqa: BLE001  # whatever it is, it is PyTorch's
         return "eager fails", ""
     try:
-        found = run(operator, copy(sample), is_grad, "xrt", mode == "dynamic")
+        results = run(operator, copy(sample), is_grad, "xrt", mode == "dynamic")
         try:
             exact = run(operator, copy(sample, torch.float64), is_grad, None)
         except Exception:  # noqa: BLE001  # some operators take one element type alone
             exact = None
-        word, why = judge(found, expected, exact), ""
+        word, why = judge(results, expected, exact), ""
     except Exception as error:  # noqa: BLE001  # counted as a failure
         word, why = "error", f"{type(error).__name__}: {str(error)[:300]}"
     if word in ("wrong", "strides", "error"):
@@ -142,16 +142,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--part", default="1/1", help="K/N: every N-th operator, from the K-th")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds, after which no further operator begins")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    counts: dict[str, Counter[str]] = {mode: Counter() for mode in asked.modes.split(",")}
-    end, operators = time.monotonic() + asked.budget, set()
-    for operator in list_operators(asked.names, asked.part):
+    counts: dict[str, Counter[str]] = {mode: Counter() for mode in arguments.modes.split(",")}
+    end, operators = time.monotonic() + arguments.budget, set()
+    for operator in list_operators(arguments.names, arguments.part):
         if time.monotonic() > end:
             break
         for mode, words in counts.items():
-            for sample in list_samples(operator, mode, asked.samples):
+            for sample in list_samples(operator, mode, arguments.samples):
                 word, why = run_sample(operator, sample, mode)
                 words[word] += 1
                 operators.add(operator.name)

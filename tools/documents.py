@@ -59,18 +59,18 @@ class WrongOutput(AssertionError):
 
 def list_examples(text: str) -> list[Example]:
     """Return the examples of a page, in order."""
-    found: list[Example] = []
+    examples: list[Example] = []
     end = -1
     for fence in _FENCE.finditer(text):
         kind, body = fence[1], fence[2]
         if kind == "python":
-            found.append(Example(kind, body, None, None))
+            examples.append(Example(kind, body, None, None))
         elif kind == "console":
-            found += _list_commands(body, fence.start(2))
-        elif found and found[-1].kind == "python" and _BETWEEN_CODE_AND_OUTPUT.fullmatch(text, end, fence.start()):
-            found[-1] = replace(found[-1], expected=body, span=fence.span(2))
+            examples += _list_commands(body, fence.start(2))
+        elif examples and examples[-1].kind == "python" and _BETWEEN_CODE_AND_OUTPUT.fullmatch(text, end, fence.start()):
+            examples[-1] = replace(examples[-1], expected=body, span=fence.span(2))
         end = fence.end()
-    return found
+    return examples
 
 
 def _list_commands(body: str, offset: int) -> Iterator[Example]:
@@ -138,12 +138,12 @@ def _run_line(line: str) -> None:
 def _as_terminal() -> Iterator[None]:
     """Let the command print tables as on a terminal, without colors."""
     console: Any = screen.out
-    kept = console._force_terminal, console._color_system, console._width
+    saved = console._force_terminal, console._color_system, console._width
     console._force_terminal, console._color_system, console._width = True, None, WIDTH
     try:
         yield
     finally:
-        console._force_terminal, console._color_system, console._width = kept
+        console._force_terminal, console._color_system, console._width = saved
 
 
 def write_outputs(path: Path, results: list[tuple[Example, str]]) -> bool:

@@ -127,14 +127,14 @@ def main() -> int:
     parser.add_argument("--only", help="plant the faults of one engine")
     only = parser.parse_args().only
     faults = [fault for fault in FAULTS if only in (None, fault.engine)]
-    found = 0
+    count = 0
     for fault in faults:
         start = time.perf_counter()
         test = find(fault)
-        found += bool(test)
+        count += bool(test)
         print(f"{fault}: {test or 'NOT FOUND'} ({time.perf_counter() - start:.0f} s)", flush=True)
-    print(f"{found} of {len(faults)} found")
-    return 0 if found == len(faults) else 1
+    print(f"{count} of {len(faults)} found")
+    return 0 if count == len(faults) else 1
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def list_samples(operator: Any) -> Iterator[Sample]:
     """Yield a bounded number of samples that PyTorch itself computes."""
     for dtype, count in SAMPLES.items():
         if dtype in operator.dtypes:
-            found = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), 40))
-            yield from (Sample(operator, one) for one in found[:: max(1, len(found) // count)][:count])
+            samples = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), 40))
+            yield from (Sample(operator, one) for one in samples[:: max(1, len(samples) // count)][:count])
 
 
 def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[str, str]] | None:
@@ -88,21 +88,21 @@ def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[s
     except Exception:  # noqa: BLE001  # whatever it is, it is PyTorch's
         return None
     try:
-        found = capture(sample, sample.tensors)
+        captured = capture(sample, sample.tensors)
     except ModelError as error:
         return dict.fromkeys(ENGINES, (DECLINED, str(error))), {}
     except Exception as error:  # noqa: BLE001  # counted as a failure
         return dict.fromkeys(ENGINES, (FAILED, repr(error))), {}
-    is_open = is_open or any(map(_is_random, found.declined))
-    return {engine: _run_engine(engine, sample, found, expected, name, is_open) for engine in ENGINES}, found.declined
+    is_open = is_open or any(map(_is_random, captured.declined))
+    return {engine: _run_engine(engine, sample, captured, expected, name, is_open) for engine in ENGINES}, captured.declined
 
 
 def _is_random(operator: str) -> bool:
     """Whether an operator, named as in ``aten.rand.default``, draws random numbers."""
-    found: Any = torch.ops
+    value: Any = torch.ops
     for part in operator.split("."):
-        found = getattr(found, part)
-    return torch.Tag.nondeterministic_seeded in found.tags
+        value = getattr(value, part)
+    return torch.Tag.nondeterministic_seeded in value.tags
 
 
 def _run_eager(sample: Sample, seed: int) -> list[Any]:
@@ -110,14 +110,14 @@ def _run_eager(sample: Sample, seed: int) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(sample(*sample.tensors)) if leaf is not None]
 
 
-def _run_engine(engine: str, sample: Sample, found: Capture, expected: list[Any], name: str, is_open: bool) -> Outcome:
-    engines = list(dict.fromkeys([engine, *(["torch"] if found.declined else []), "toy"]))
+def _run_engine(engine: str, sample: Sample, captured: Capture, expected: list[Any], name: str, is_open: bool) -> Outcome:
+    engines = list(dict.fromkeys([engine, *(["torch"] if captured.declined else []), "toy"]))
     leaves = list(sample.tensors)
     try:
-        module = xrt.XRTModule(found.function, engine=engines, strict=True, cache=CompileCache())
-        results = module(*collect_arrays(found, leaves, []))
+        module = xrt.XRTModule(captured.function, engine=engines, strict=True, cache=CompileCache())
+        results = module(*collect_arrays(captured, leaves, []))
         tensors = [share_tensor(result) for result in (results if isinstance(results, tuple) else (results,))]
-        outputs = [made for leaf in found.leaves if (made := leaf.pick(tensors, leaves)) is not None]
+        outputs = [made for leaf in captured.leaves if (made := leaf.pick(tensors, leaves)) is not None]
     except PlanError as error:
         return DECLINED, str(error)
     except Exception as error:  # noqa: BLE001  # counted as a failure

@@ -61,13 +61,13 @@ class Case:
 
 def save_case(export: Export, folder: Path) -> None:
     """Write model, inputs and expected outputs into ``folder/<name>``."""
-    made, target = export.make(), folder / export.name
+    model, target = export.make(), folder / export.name
     target.mkdir(parents=True, exist_ok=True)
-    made.write(target / "model.onnx")
-    arrays: dict[str, Any] = {"calls": len(made.calls), "tolerance": export.tolerance, "family": export.family}
-    for number, call in enumerate(made.calls):
+    model.write(target / "model.onnx")
+    arrays: dict[str, Any] = {"calls": len(model.calls), "tolerance": export.tolerance, "family": export.family}
+    for number, call in enumerate(model.calls):
         arrays |= {f"in.{number}.{name}": value for name, value in call.items()}
-    for number, outputs in enumerate(made.expected):
+    for number, outputs in enumerate(model.expected):
         arrays |= {f"out.{number}.{place:04d}": _storable(value) for place, value in enumerate(outputs)}
     with (target / "case.npz.partial").open("wb") as file:
         np.savez(file, **arrays)
@@ -91,5 +91,5 @@ def load_case(folder: Path) -> Case:
 
 
 def _select(file: Any, prefix: str) -> dict[str, Any]:
-    found = {name.removeprefix(prefix): file[name] for name in sorted(file.files) if name.startswith(prefix)}
-    return {name: value.astype(object) if value.dtype.kind == "U" else value for name, value in found.items()}
+    arrays = {name.removeprefix(prefix): file[name] for name in sorted(file.files) if name.startswith(prefix)}
+    return {name: value.astype(object) if value.dtype.kind == "U" else value for name, value in arrays.items()}

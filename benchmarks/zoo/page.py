@@ -62,14 +62,14 @@ def make_page(record: Mapping[str, Any]) -> str:
 def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str:
     if not modules:
         return "Not run.\n"
-    rows, gaps = [], [found["graphs"] for found in modules.values() if "graphs" in found]
+    rows, gaps = [], [outcomes["graphs"] for outcomes in modules.values() if "graphs" in outcomes]
     for name in LISTS:
         for way in WAYS:
-            found = [one[name][way] for one in modules.values() if name in one]
-            right = sum(one["verdict"] == "right" for one in found)
-            shares = [share for one in found if (share := get_share(one)) is not None]
+            outcomes = [one[name][way] for one in modules.values() if name in one]
+            right = sum(one["verdict"] == "right" for one in outcomes)
+            shares = [share for one in outcomes if (share := get_share(one)) is not None]
             shown = f"{100 * statistics.median(shares):.0f} %, {100 * min(shares):.0f} %" if shares else ""
-            rows.append((name, _WAYS[way], len(found), right, shown))
+            rows.append((name, _WAYS[way], len(outcomes), right, shown))
     summary = table(("engines", "by", "modules", "right", "nodes not on torch: median, least"), rows)
     more = [
         name
@@ -87,8 +87,8 @@ def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str
         (name, one.get("family", ""), one.get("graphs", ""), *(_describe_shares(one.get(each, {})) for each in LISTS))
         for name, one in sorted(modules.items())
     ]
-    left = ", ".join(sorted(set(every) - set(modules))) or "none"
-    top = _PYTORCH.format(count=len(modules), total=len(every), left=left, graphs=sum(gaps), budget=BUDGET)
+    missing = ", ".join(sorted(set(every) - set(modules))) or "none"
+    top = _PYTORCH.format(count=len(modules), total=len(every), left=missing, graphs=sum(gaps), budget=BUDGET)
     parts = [top, summary, "\n"]
     parts.append(f"{', '.join(more) or 'No module'} has more graphs with `xrt` than for the other backend.\n\n")
     if faults:
@@ -96,24 +96,24 @@ def _describe_pytorch(modules: Mapping[str, Any], every: Collection[str]) -> str
     return "".join([*parts, table(("module", "family", "graphs", *LISTS), listed)])
 
 
-def _describe_shares(found: Mapping[str, Any]) -> str:
-    shares = [get_share(found[way]) for way in WAYS if way in found]
+def _describe_shares(outcomes: Mapping[str, Any]) -> str:
+    shares = [get_share(outcomes[way]) for way in WAYS if way in outcomes]
     return ", ".join("-" if share is None else f"{100 * share:.0f} %" for share in shares)
 
 
 def _summarize(models: Mapping[str, Any]) -> str:
     rows = []
     for engine in ENGINES:
-        found = [model[engine] for model in models.values() if engine in model]
-        words = Counter(one["verdict"] for one in found)
-        nodes, on_toy = (sum(one.get(key, 0) for one in found) for key in ("nodes", "on_toy"))
-        wholly = sum(bool(one.get("nodes")) and one["on_toy"] == one["nodes"] for one in found)
+        outcomes = [model[engine] for model in models.values() if engine in model]
+        words = Counter(one["verdict"] for one in outcomes)
+        nodes, on_toy = (sum(one.get(key, 0) for one in outcomes) for key in ("nodes", "on_toy"))
+        wholly = sum(bool(one.get("nodes")) and one["on_toy"] == one["nodes"] for one in outcomes)
         share = f"{100 * on_toy / nodes:.1f} %" if nodes and engine in TARGETS else ""
         target = f"{TARGETS[engine]} %" if engine in TARGETS else ""
         rows.append(
             (
                 engine,
-                len(found),
+                len(outcomes),
                 *(words[w] for w in ("right", "wrong", "declined", "error", "crash", "hang")),
                 share,
                 target,
@@ -137,13 +137,13 @@ def _summarize(models: Mapping[str, Any]) -> str:
 
 
 def _describe_auto(models: Mapping[str, Any]) -> str:
-    found = [model["auto"] for model in models.values() if "calls" in model.get("auto", {})]
-    if not found:
+    outcomes = [model["auto"] for model in models.values() if "calls" in model.get("auto", {})]
+    if not outcomes:
         return "Not run.\n"
-    calls = [seconds for one in found for seconds in one["calls"]]
-    unmeasured = sum(not one["measured"] for one in found)
+    calls = [seconds for one in outcomes for seconds in one["calls"]]
+    unmeasured = sum(not one["measured"] for one in outcomes)
     return (
-        f'`engine="auto", budget=5`: {len(found)} models, {len(calls)} calls that searched. The longest such call took '
+        f'`engine="auto", budget=5`: {len(outcomes)} models, {len(calls)} calls that searched. The longest such call took '
         f"{max(calls):.1f} s (target: 6 s), the median {statistics.median(calls):.1f} s. "
         f"{unmeasured} models were placed without a measurement (target: none).\n"
     )
@@ -166,10 +166,10 @@ def _describe_speed(models: Mapping[str, Any]) -> str:
 def _list_reasons(models: Mapping[str, Any]) -> str:
     rows = []
     for engine in TARGETS:
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for model in models.values():
-            found.update(model.get(engine, {}).get("reasons", ()))
-        rows += [(engine, count, reason) for reason, count in found.most_common(8)]
+            counts.update(model.get(engine, {}).get("reasons", ()))
+        rows += [(engine, count, reason) for reason, count in counts.most_common(8)]
     return table(("engine", "models", "reason"), rows)
 
 
@@ -198,8 +198,8 @@ def _count(model: Mapping[str, Any]) -> int:
 def _cell(model: Mapping[str, Any], engine: str) -> str:
     if engine not in model:
         return ""
-    found, on_toy = model[engine], model[engine].get("on_toy")
-    return found["verdict"] + (f", {on_toy} on toy" if on_toy else "")
+    outcome, on_toy = model[engine], model[engine].get("on_toy")
+    return outcome["verdict"] + (f", {on_toy} on toy" if on_toy else "")
 
 
 if __name__ == "__main__":

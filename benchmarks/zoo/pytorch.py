@@ -50,7 +50,8 @@ def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
 
     def capture_once(model: Any, args: Any, kwargs: Any = None, shapes: Any = None, **options: Any) -> Any:
         """Capture for the first list of engines alone: a capture depends on no engine."""
-        key = f"{[tuple(one.shape) for one in torch.utils._pytree.tree_leaves((args, kwargs)) if hasattr(one, 'shape')]} {shapes}"
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        key = f"{[tuple(leaf.shape) for leaf in leaves if hasattr(leaf, 'shape')]} {shapes}"
         if key not in captures:
             captures[key] = capture(model, args, kwargs, shapes, **options)
         return captures[key]
@@ -60,18 +61,20 @@ def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         reference = copy.deepcopy(model)
         expected = run_calls(reference, reference, calls)
-        writes = any(not torch.equal(one, two) for one, two in zip(model.buffers(), reference.buffers(), strict=True))
-        found: dict[str, Any] = {"family": module.family, "graphs": count_graphs(copy.deepcopy(model), calls)}
+        writes = any(
+            not torch.equal(module_copy, two) for module_copy, two in zip(model.buffers(), reference.buffers(), strict=True)
+        )
+        outcome: dict[str, Any] = {"family": module.family, "graphs": count_graphs(copy.deepcopy(model), calls)}
         with mock.patch.object(frontend, "capture", capture_once):
             for name in lists:
                 if writes:
                     captures.clear()
-                one = copy.deepcopy(model) if writes else model  # a capture holds the tensors of its module
-                found[name] = {
-                    "module": run(partial(run_module, one, calls, name), expected, module.tolerance),
+                module_copy = copy.deepcopy(model) if writes else model  # a capture holds the tensors of its module
+                outcome[name] = {
+                    "module": run(partial(run_module, module_copy, calls, name), expected, module.tolerance),
                     "compile": run(partial(run_compiled, copy.deepcopy(model), calls, name), expected, module.tolerance),
                 }
-    return found
+    return outcome
 
 
 def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> dict[str, Any]:
@@ -99,11 +102,11 @@ def run(call: Callable[[], Any], expected: Sequence[Any], tolerance: float) -> d
 
 def run_calls(call: Callable[..., Any], model: Any, calls: Iterable[Any]) -> list[list[Any]]:
     """Return the tensors of the results and of the inputs after each call, then the buffers."""
-    found = []
+    tensors = []
     for one in calls:
-        given = copy.deepcopy(one)
-        found.append([*list_tensors(call(**given)), *list_tensors(given)])
-    return [*found, list_tensors(list(model.buffers()))]
+        arguments = copy.deepcopy(one)
+        tensors.append([*list_tensors(call(**arguments)), *list_tensors(arguments)])
+    return [*tensors, list_tensors(list(model.buffers()))]
 
 
 def run_module(model: Any, calls: Iterable[Any], name: str) -> Any:
@@ -202,36 +205,40 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--lists", default=";".join(LISTS), help="lists of engines, separated by semicolons")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a module may take")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    lists = asked.lists.split(";")
-    if asked.child is not None:
-        try_modules(lists, asked.child)
+    options = parser.parse_args(arguments)
+    lists = options.lists.split(";")
+    if options.child is not None:
+        try_modules(lists, options.child)
         return
     every = [one.name for one in list_modules()]
-    names = [name for name in asked.models.split(",") if name] or every
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", asked.lists, "--child"]
-    for outcome in try_all(command, names, asked.limit):
+    names = [name for name in options.models.split(",") if name] or every
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", options.lists, "--child"]
+    for outcome in try_all(command, names, options.limit):
         name, lost, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
-        found = {key: value for key, value in outcome.items() if key not in ("model", "verdict", "reason")}
+        outcomes = {key: value for key, value in outcome.items() if key not in ("model", "verdict", "reason")}
         if lost:
-            found.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
+            outcomes.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
         with changed_record() as record:
-            record.setdefault("pytorch", {}).setdefault(name, {}).update(found)
+            record.setdefault("pytorch", {}).setdefault(name, {}).update(outcomes)
             record["pytorch_modules"] = sorted(every)
-        print(name, *(f"{each}: {', '.join(describe(found[each][way]) for way in WAYS)};" for each in lists), flush=True)
+        print(name, *(f"{each}: {', '.join(describe(outcomes[each][way]) for way in WAYS)};" for each in lists), flush=True)
 
 
-def describe(found: Mapping[str, Any]) -> str:
+def describe(outcome: Mapping[str, Any]) -> str:
     """Return the verdict, with the share of nodes on other engines than torch."""
-    share = get_share(found)
-    parts = [found["verdict"], f"{share:.0%}" if share is not None else "", f"({found['reason']})" if found["reason"] else ""]
+    share = get_share(outcome)
+    parts = [
+        outcome["verdict"],
+        f"{share:.0%}" if share is not None else "",
+        f"({outcome['reason']})" if outcome["reason"] else "",
+    ]
     return " ".join(part for part in parts if part)
 
 
-def get_share(found: Mapping[str, Any]) -> float | None:
+def get_share(outcome: Mapping[str, Any]) -> float | None:
     """Return the share of nodes on other engines than torch, None where XRT has run none."""
-    total = sum(found.get("nodes", {}).values())
-    return 1 - found["nodes"].get("torch", 0) / total if total else None
+    total = sum(outcome.get("nodes", {}).values())
+    return 1 - outcome["nodes"].get("torch", 0) / total if total else None
 
 
 if __name__ == "__main__":

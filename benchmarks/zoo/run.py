@@ -53,18 +53,18 @@ def run_engine(engine: str, names: Sequence[str], limit: float = LIMIT) -> Itera
 
 def try_all(command: Sequence[str], names: Sequence[str], limit: float) -> Iterator[dict[str, Any]]:
     """Yield what the command, given the names, prints for each; after a crash or a hang it is started again for the others."""
-    left = list(names)
-    while left:
-        for line in _read_lines([*command, *left], limit):
-            found = json.loads(line)
-            if "begin" in found:
-                current = found["begin"]
+    remaining = list(names)
+    while remaining:
+        for line in _read_lines([*command, *remaining], limit):
+            outcome = json.loads(line)
+            if "begin" in outcome:
+                current = outcome["begin"]
                 continue
-            if "lost" in found:
-                found = {"model": current, "verdict": found["lost"], "reason": found["reason"]}
-            left = left[left.index(found["model"]) + 1 :]
-            yield found
-            if found["verdict"] in ("crash", "hang"):
+            if "lost" in outcome:
+                outcome = {"model": current, "verdict": outcome["lost"], "reason": outcome["reason"]}
+            remaining = remaining[remaining.index(outcome["model"]) + 1 :]
+            yield outcome
+            if outcome["verdict"] in ("crash", "hang"):
                 break
 
 
@@ -127,15 +127,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default="")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a model may take")
-    asked = parser.parse_args(arguments)
-    names = [name for name in asked.models.split(",") if name] or list_models()
-    for engine in asked.engines.split(","):
-        for found in run_engine(engine, names, asked.limit):
-            print(engine, found["model"], found["verdict"], found.get("on_toy", ""), found["reason"], flush=True)
-            name = found.pop("model")
+    options = parser.parse_args(arguments)
+    names = [name for name in options.models.split(",") if name] or list_models()
+    for engine in options.engines.split(","):
+        for outcome in run_engine(engine, names, options.limit):
+            print(engine, outcome["model"], outcome["verdict"], outcome.get("on_toy", ""), outcome["reason"], flush=True)
+            name = outcome.pop("model")
             family = load_case(FOLDER / name).family
             with changed_record() as record:
-                record["models"].setdefault(name, {}).update({engine: found, "family": family})
+                record["models"].setdefault(name, {}).update({engine: outcome, "family": family})
 
 
 if __name__ == "__main__":

@@ -79,5 +79,5 @@ def export_module(
                     module, arguments[0], str(path), dynamo=False, opset_version=opset, input_names=names, dynamic_axes=opened
                 )
 
-    given = [{name: np.ascontiguousarray(value.numpy()) for name, value in call.items()} for call in calls]
-    return Made(write, given, expected)
+    arrays = [{name: np.ascontiguousarray(value.numpy()) for name, value in call.items()} for call in calls]
+    return Made(write, arrays, expected)

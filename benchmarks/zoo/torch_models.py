@@ -83,8 +83,8 @@ def math(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def fourier(m: Any, x: torch.Tensor) -> list[torch.Tensor]:
-    found = torch.fft.rfft(x)
-    return [found.real, found.imag, found.abs()]
+    spectrum = torch.fft.rfft(x)
+    return [spectrum.real, spectrum.imag, spectrum.abs()]
 
 
 def spectrogram(m: Any, x: torch.Tensor) -> torch.Tensor:

@@ -171,20 +171,20 @@ def list_modules() -> Iterator[Module]:
             yield Module(one.name, family, partial(_make_module, one), one.tolerance)
 
 
-def _make_module(one: Architecture) -> tuple[torch.nn.Module, list[Inputs]]:
+def _make_module(architecture: Architecture) -> tuple[torch.nn.Module, list[Inputs]]:
     torch.manual_seed(0)
-    config = getattr(transformers, one.config)(**one.options)
+    config = getattr(transformers, architecture.config)(**architecture.options)
     config._attn_implementation = "eager"
-    kind = getattr(transformers, one.model)
-    module = kind.from_config(config) if one.model.startswith("Auto") else kind(config)
+    kind = getattr(transformers, architecture.model)
+    module = kind.from_config(config) if architecture.model.startswith("Auto") else kind(config)
     _randomize(module)
-    return module.eval(), [one.inputs(2, 12), one.inputs(3, 16 if 1 in one.open_axes else 12)]
+    return module.eval(), [architecture.inputs(2, 12), architecture.inputs(3, 16 if 1 in architecture.open_axes else 12)]
 
 
-def _make(one: Architecture) -> Made:
-    module, calls = _make_module(one)
-    axes = {name: one.open_axes if not value.is_floating_point() else (0,) for name, value in calls[0].items()}
-    return export_module(module, calls, dynamo=one.dynamo, opset=one.opset, axes=axes)
+def _make(architecture: Architecture) -> Made:
+    module, calls = _make_module(architecture)
+    axes = {name: architecture.open_axes if not value.is_floating_point() else (0,) for name, value in calls[0].items()}
+    return export_module(module, calls, dynamo=architecture.dynamo, opset=architecture.opset, axes=axes)
 
 
 def _randomize(module: torch.nn.Module) -> None:

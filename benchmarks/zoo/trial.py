@@ -43,11 +43,11 @@ def try_model(case: Case, engine: str) -> dict[str, Any]:
         return {"verdict": "declined", "reason": " ".join(str(error).split())[:300]}
     except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
         return {"verdict": "error", "reason": f"{type(error).__name__}: {error}"[:300]}
-    found: dict[str, Any] = {"seconds": time.perf_counter() - start, "calls": seconds}
+    outcome: dict[str, Any] = {"seconds": time.perf_counter() - start, "calls": seconds}
     faults = [fault for got, due in zip(results, expected, strict=True) for fault in compare(got, due, case.tolerance)]
-    found |= {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3])}
+    outcome |= {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3])}
     return (
-        found | count_nodes(module, engine) | describe_measurement(module, caught, engine) | compare_speed(module, case, engine)
+        outcome | count_nodes(module, engine) | describe_measurement(module, caught, engine) | compare_speed(module, case, engine)
     )
 
 
@@ -87,14 +87,14 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
         return {}
     session, call = open_session(case.path), dict(case.calls[0])
     alone = partial(session.run, None, call)
-    ways = {"ours": partial(module, **call), "alone": alone}
-    for way in ways.values():
+    candidates = {"ours": partial(module, **call), "alone": alone}
+    for way in candidates.values():
         way()
-    one = min(seconds_per_call(alone) for _ in range(20))
-    inner = max(1, int(SAMPLE / one))
-    samples = max(3, int(TURN / (one * inner)))
-    taken = take_turns({name: partial(turn_of, way, inner, samples) for name, way in ways.items()}, ROUNDS)
-    return {"alone": one, "ratio": compute_round_ratio(taken["ours"], taken["alone"]).median}
+    seconds = min(seconds_per_call(alone) for _ in range(20))
+    inner = max(1, int(SAMPLE / seconds))
+    samples = max(3, int(TURN / (seconds * inner)))
+    times = take_turns({name: partial(turn_of, way, inner, samples) for name, way in candidates.items()}, ROUNDS)
+    return {"alone": seconds, "ratio": compute_round_ratio(times["ours"], times["alone"]).median}
 
 
 def turn_of(call: Any, inner: int, samples: int) -> float:

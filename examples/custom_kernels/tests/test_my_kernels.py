@@ -41,9 +41,9 @@ def test_new_and_known_operators_meet_in_one_model() -> None:
 @pytest.mark.parametrize(("axis", "quick"), [(-1, True), (1, True), (0, False)])
 def test_the_predicate_chooses_the_softmax(axis: int, quick: bool) -> None:
     softmax = function(Node("Softmax", ("x",), ("y",), attributes=read_attributes({"axis": axis})))
-    found = my_kernels.ops.find(softmax.nodes[0], softmax)
-    assert not isinstance(found, str)
-    assert (found.code is my_kernels.quick_softmax) == quick
+    kernel = my_kernels.ops.find(softmax.nodes[0], softmax)
+    assert not isinstance(kernel, str)
+    assert (kernel.code is my_kernels.quick_softmax) == quick
     x = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
     mine, toys = (XRTModule(softmax, engine=name, strict=True)(x) for name in ("my_kernels", "toy"))
     np.testing.assert_allclose(mine, toys, rtol=1e-6)
