@@ -40,13 +40,6 @@ def test_the_defaults_promise_nothing() -> None:
     assert Least().remarks(EMPTY) == ()
 
 
-def test_prepare_and_close_may_be_left_out() -> None:
-    executable = Least().compile(EMPTY, CompileContext())
-    executable.prepare()
-    assert executable.run([3]) == [3]
-    executable.close()
-
-
 @pytest.mark.slow
 def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Least, "__module__", "numpy.engines.least")

@@ -9,12 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation, one
+from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation
 from tests.engines.written import tensor
 from xrt.engines import RunOptions
-from xrt.engines.iree.executable import get_device, is_small
-from xrt.engines.iree.export import list_parameters
-from xrt.engines.iree.lowering import preprocess
 from xrt.graph import Constant, Function, Node
 
 # ---------------------------------------------------------------------- arrays in and out
@@ -58,30 +55,7 @@ def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     assert [use.name for use in executable.memory() or ()] == ["workspace"]
 
 
-@pytest.mark.slow
-def test_weights_that_lie_badly_are_copied_and_reported() -> None:
-    raw = np.zeros(64 * 32 * 4 + 64, np.uint8)
-    start = (4 - raw.ctypes.data) % 64
-    w = raw[start : start + 64 * 32 * 4].view(np.float32).reshape(64, 32)
-    executable = compiled(weighted().replace(constants={"w": Constant(w)}))
-    copied = [use.nbytes for use in executable.memory() or () if use.name == "copied weights"]
-    assert copied in ([w.nbytes], [])  # a Constant may have copied it already
-    assert not executable.run([np.ones((3, 64), np.float32)])[0].any()
-
-
-def test_parameters_are_found_by_position() -> None:
-    f = preprocess(weighted())
-    assert list(list_parameters(f)) == ["w"]
-
-
 # ---------------------------------------------------------------------- threads
-
-
-def test_small_work_stays_in_the_calling_thread() -> None:
-    assert is_small(one("Relu", tensor(100, 100)))
-    assert not is_small(one("Relu", tensor(1024, 1024)))
-    assert not is_small(one("MatMul", tensor(100, 100), tensor(100, 100)))
-    assert get_device(1) is get_device(1) is not get_device(2)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xrt.engines.toolkit.node_query import EVERY, has_symbolic_dims, why_not_at_every_size
+from xrt.engines.toolkit.support import EVERY, has_symbolic_dims, why_not_at_every_size
 from xrt.graph import Node, Value
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node

@@ -131,7 +131,7 @@ DECLINED = {
     ),
     "in a body": (
         UNREAD,
-        f"in its body, node 'inner' (Relu): {LIBRARY} has no kernel for Relu of uint16",
+        f"its body 'main' holds node 'inner' (Relu): {LIBRARY} has no kernel for Relu of uint16",
     ),
     "domain": (
         one("Relu", [F32]).replace(opsets={"other": 1}),

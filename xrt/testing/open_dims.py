@@ -15,8 +15,8 @@ from xrt import passes
 from xrt.comparison import Comparison, Tolerance, compare_all
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
-from xrt.engines.toolkit.node_query import ELEMENTWISE, EVERY, why_not_at_every_size
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.engines.toolkit.support import ELEMENTWISE, EVERY, why_not_at_every_size
 from xrt.errors import CompileRefused, ModelError, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from xrt.engines.iree.lowering import is_decomposed
-from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_known_issue
+from xrt.engines.toolkit.known_issues import KnownIssue, Test, always
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators import find_value
-
-
-def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first known issue that applies to the node; None if there is none."""
-    return match_known_issue(ISSUES, node, function)
 
 
 def _has_input(place: int) -> Test:

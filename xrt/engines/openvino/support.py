@@ -6,7 +6,6 @@ reveal some of that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,16 +14,16 @@ from xrt.engines.openvino.export import NEWEST_OPSET, read_model
 from xrt.engines.openvino.library import LIBRARY, summarize_error
 from xrt.engines.openvino.lowering import decompose, find_decomposition
 from xrt.engines.openvino.tables import find_issue, list_data_inputs, why_not_computed
-from xrt.engines.toolkit.node_query import NodeQuery, find_small_constant
+from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Function, Node, TensorType, Value, since_version
 
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why OpenVINO does not support the node; None if it supports the node or its decomposition."""
-    reason = _why_not_itself(node, function)
+    reason = _SUPPORT.why_not(node, function)
     # A decomposition does not help if a value itself cannot be passed.
-    if reason is None or _why_not_known_types(node, function):
+    if reason is None or _SUPPORT.why_not_types(node, function):
         return reason
     lowered = find_decomposition(node, function)
     is_supported = lowered is not None and all(why_not(part, lowered) is None for part in lowered.nodes)
@@ -33,30 +32,12 @@ def why_not(node: Node, function: Function) -> str | None:
 
 def lower(function: Function) -> Function:
     """Decompose the nodes that OpenVINO supports only in decomposed form."""
-    return decompose(function, lambda node, holder: _why_not_itself(node, holder) is not None and why_not(node, holder) is None)
+    return decompose(function, lambda node, holder: _SUPPORT.why_not(node, holder) is not None and why_not(node, holder) is None)
 
 
-def _why_not_itself(node: Node, function: Function) -> str | None:
-    reason = (
-        _why_not_known(node, function)
-        or _why_not_crossing(node, function)
-        or why_not_computed(node, function)
-        or find_issue(node, function)
-    )
-    if reason is None and node.bodies:
-        return _why_not_inside(node, function)
-    return reason or check_conversion(node, function)
-
-
-def _why_not_inside(node: Node, function: Function) -> str | None:
-    """Explain which node of a body is not supported."""
+def _why_not_scan(node: Node, function: Function) -> str | None:
     if node.op_type == "Scan" and (outer := [n for body in node.bodies for n in body.captures if function.producer(n)]):
         return f"{LIBRARY} cannot read a Scan whose body reads what a node outside computes, as {outer[0]!r} is"
-    for body in node.bodies:
-        closed = _closed(body, function)
-        for inner in closed.nodes:
-            if reason := _why_not_itself(inner, closed):
-                return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
 
 
@@ -69,28 +50,13 @@ def _closed(body: Function, outer: Function) -> Function:
     )
 
 
-def _why_not_known(node: Node, function: Function) -> str | None:
+def _why_not_operator(node: Node, function: Function) -> str | None:
     if node.domain:
         return f"XRT exports only operators of ai.onnx to {LIBRARY}, and this one is of {node.domain!r}"
-    if since_version(node, function) is None:
-        return f"{node.op} is not an operator of opset {function.opsets.get('')}"
+    if reason := why_not_defined(node, function):
+        return reason
     if reason := why_not_downgradable(node, function, NEWEST_OPSET):
         return f"{LIBRARY} knows operators up to opset {NEWEST_OPSET}: {reason}"
-    return None
-
-
-def _why_not_crossing(node: Node, function: Function) -> str | None:
-    """Explain why a value of the node cannot be an input or output, as required if the node forms a region alone."""
-    return _why_not_known_types(node, function) or _why_empty(node, function)
-
-
-def _why_not_known_types(node: Node, function: Function) -> str | None:
-    for name in (*node.uses, *_typed(node, function)):
-        type_ = function.get_type(name)
-        if reason := why_not_carried(name, type_):
-            return reason
-        if not isinstance(type_, TensorType):
-            return f"the type of {name!r} is not known before the run"
     return None
 
 
@@ -102,8 +68,7 @@ def _typed(node: Node, function: Function) -> list[str]:
     if node.op_type != "Dropout" or len(node.outputs) != 2 or not node.outputs[1]:
         return list(node.defines)
     mask = node.outputs[1]
-    is_read = function.users(mask) or mask in {value.name for value in function.outputs}
-    return list(node.defines) if is_read else [node.outputs[0]]
+    return list(node.defines) if mask in list_used_outputs(node, function) else [node.outputs[0]]
 
 
 _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
@@ -113,7 +78,8 @@ _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp",
 def _why_empty(node: Node, function: Function) -> str | None:
     if node.op_type in _WITH_NOTHING:
         return None
-    for name in list_data_inputs(node, function):
+    data = list_data_inputs(node, function)
+    for name in filter(data.__contains__, (*node.uses, *node.defines)):
         type_ = function.get_type(name)
         if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
             return f"{name!r} is {type_}, which has no elements, and {LIBRARY} computes such in part of its operators only"
@@ -137,7 +103,7 @@ def check_conversion(node: Node, function: Function) -> str | None:
     tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     # Equal definitions share a cache entry, whatever the opset of the model.
     version = since_version(node, function) or function.opsets[""]
-    return _answer(NodeQuery.of(node, function, version, find_small_constant, tensors))
+    return _answer(NodeQuery.of(node, function, version=version, outputs=tensors))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -147,7 +113,8 @@ def _answer(question: NodeQuery) -> str | None:
         model = read_model(alone)
     except (RuntimeError, ValueError, TypeError) as error:
         return f"{LIBRARY} does not convert this {question.op_type}: {summarize_error(error)}"
-    return _ignored(question, alone, model) or _disagreement(question, alone.outputs, model)
+    results = [type_from(port.element_type, port.partial_shape) or port.element_type.get_type_name() for port in model.outputs]
+    return _ignored(question, alone, model) or explain_disagreement(LIBRARY, question.op_type, results, question.asked)
 
 
 def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
@@ -160,18 +127,11 @@ def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
     return f"{LIBRARY} ignores an input of this {question.op_type}: it keeps {count} of {len(alone.inputs)}"
 
 
-def _disagreement(question: NodeQuery, outputs: Sequence[Value], model: Any) -> str | None:
-    for port, value in zip(model.outputs, outputs, strict=True):
-        got, want = type_from(port.element_type, port.partial_shape), value.type
-        # Another element type or shape reveals that the frontend ignored an attribute.
-        if got is None or not _agrees(got, want):
-            shown = got or port.element_type.get_type_name()
-            return f"{LIBRARY} takes the result of this {question.op_type} for {shown}, where ONNX says {want}"
-    return None
-
-
-def _agrees(got: TensorType, want: Any) -> bool:
-    if got.dtype is not want.dtype or got.shape is None or want.shape is None:
-        return got.dtype is want.dtype
-    both = zip(got.shape, want.shape, strict=False)
-    return len(got.shape) == len(want.shape) and all(g == w for g, w in both if isinstance(g, int) and isinstance(w, int))
+_SUPPORT = LibrarySupport(
+    operator=(_why_not_operator,),
+    why_not_type=lambda node, name, type_: why_not_carried(name, type_),
+    outputs=_typed,
+    tables=(_why_empty, why_not_computed, find_issue, _why_not_scan),
+    answer=check_conversion,
+    close_body=_closed,
+)

@@ -23,7 +23,7 @@ from xrt.engines.toolkit.known_issues import (
     has_input,
     match_known_issue,
 )
-from xrt.engines.toolkit.node_query import has_symbolic_dims
+from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.graph import Dim, DType, Function, Node, TensorType, find_schema, since_version
 from xrt.operators import is_training
 

@@ -11,39 +11,36 @@ from xrt.engines.ort.executable import why_not_carried
 from xrt.engines.ort.export import export_model
 from xrt.engines.ort.session import LIBRARY, known_operators, newest_opset, why_not_opened
 from xrt.engines.ort.tables import find_known_issue
-from xrt.engines.toolkit.node_query import NodeQuery, close_over, find_small_constant
+from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.support import LibrarySupport, NodeQuery
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType
 
 
 def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Explain why ONNX Runtime does not support the node with those execution providers; None if it does."""
+    return _make_support(providers).why_not(node, function)
+
+
+@lru_cache(maxsize=16)
+def _make_support(providers: tuple[str, ...]) -> LibrarySupport:
+    return LibrarySupport(
+        operator=(_why_not_operator,),
+        why_not_type=lambda node, name, type_: why_not_carried(name, type_),
+        typed="none",
+        outputs=lambda node, function: tuple(node.defines),
+        tables=(find_known_issue,),
+        answer=lambda node, function: check_conversion(node, function, providers),
+        close_body=close_over,
+    )
+
+
+def _why_not_operator(node: Node, function: Function) -> str | None:
     if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
     if reason := why_not_downgradable(node, function, newest_opset()):
         return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
-    return _why_not_inside(node, function, providers)
-
-
-def _why_not_inside(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
-    """Explain for the node, then for the nodes in its bodies, which see the types of outer values."""
-    if (node.domain, node.op_type) not in known_operators():
-        return f"{LIBRARY} does not know {node.op}"
-    reason = find_known_issue(node, function) or _why_not_crossing(node, function)
-    if reason or not node.bodies:
-        return reason or check_conversion(node, function, providers)
-    for body in node.bodies:
-        closed = close_over(body, function)
-        for inner in closed.nodes:
-            if reason := _why_not_inside(inner, closed, providers):
-                return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
-    return None
-
-
-def _why_not_crossing(node: Node, function: Function) -> str | None:
-    """Explain why a value of the node cannot be an input or output, as required if the node forms a region alone."""
-    names = (name for name in (*node.uses, *node.defines) if name not in function.constants)
-    return next((reason for name in names if (reason := why_not_carried(name, function.get_type(name)))), None)
+    return None if (node.domain, node.op_type) in known_operators() else f"{LIBRARY} does not know {node.op}"
 
 
 # ---------------------------------------------------------------------- a session over the node alone
@@ -57,7 +54,7 @@ def check_conversion(node: Node, function: Function, providers: tuple[str, ...])
     """
     if any(function.get_type(name) is None for name in node.uses):
         return None
-    query = NodeQuery.of(node, function, function.opsets.get("", newest_opset()), find_small_constant, tuple(node.defines))
+    query = NodeQuery.of(node, function, version=function.opsets.get("", newest_opset()))
     outputs = tuple(output and (_any_size(output[0]),) for output in query.outputs)
     return _answer(replace(query, inputs=tuple(map(_any_size, query.inputs)), outputs=outputs), providers)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.support import LibrarySupport, why_not_defined
 from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
-from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
+from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
 
@@ -35,24 +36,16 @@ IN_UINT64 = frozenset(
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why PyTorch does not support the node in isolation; None if it does."""
-    if node.domain != DOMAIN and since_version(node, function) is None:
-        return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
-    wanted = (name for name in node.outputs if name and _is_wanted(name, function))
-    for name in (*node.uses, *wanted):
-        if reason := _why_not_type(node, name, function.get_type(name)):
-            return reason
-    return _why_not_kernel(node, function) or _why_not_bodies(node, function)
+    return _SUPPORT.why_not(node, function)
 
 
-def _is_wanted(name: str, function: Function) -> bool:
-    return bool(function.users(name)) or any(value.name == name for value in function.outputs)
+def _why_not_operator(node: Node, function: Function) -> str | None:
+    return None if node.domain == DOMAIN else why_not_defined(node, function)
 
 
-def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
+def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if isinstance(type_, SequenceType | OptionalType):
         return _why_not_type(node, name, type_.element)
-    if type_ is None:
-        return f"the type of {name!r} is not known before the run"
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and this engine takes tensors, sequences and optionals"
     dtype = type_.dtype
@@ -107,10 +100,10 @@ def _why_not_defined(one: Function, reason: str) -> str | None:
     return None
 
 
-def _why_not_bodies(node: Node, function: Function) -> str | None:
-    for body in node.bodies:
-        within = close_over(body, function)
-        for inner in within.nodes:
-            if reason := why_not(inner, within):
-                return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
-    return None
+_SUPPORT = LibrarySupport(
+    operator=(_why_not_operator,),
+    why_not_type=_why_not_type,
+    tables=(_why_not_kernel,),
+    answer=lambda node, function: None,
+    close_body=close_over,
+)

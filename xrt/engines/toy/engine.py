@@ -16,6 +16,7 @@ from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
 from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.support import why_not_bodies
 from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import KernelContext, ops
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, alone, select_kernel, with_segments
@@ -83,14 +84,10 @@ class Toy(GraphCompiler):
         return "" if self.native == "off" else why_not_shipped() or ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        if reason := self._choice().why_not(node, function) or why_not_on_device(node, function):
-            return reason
-        for body in node.bodies:
-            within = plan_device_steps(close_over(body, function), node.device)
-            for inner in within.nodes:
-                if reason := self.why_not(inner, within):
-                    return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
-        return None
+        reason = self._choice().why_not(node, function) or why_not_on_device(node, function)
+        return reason or why_not_bodies(
+            node, function, self.why_not, lambda body, outer: plan_device_steps(close_over(body, outer), node.device)
+        )
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         if node.device.partition(":")[0] not in ("", "cpu"):

@@ -11,7 +11,7 @@ from tvm.target import codegen as tvm_codegen
 
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
-from xrt.engines.toolkit.node_query import has_symbolic_dims
+from xrt.engines.toolkit.support import has_symbolic_dims
 from xrt.engines.tvm.cuda import codegen
 from xrt.engines.tvm.cuda.codegen import load_runtime
 from xrt.engines.tvm.cuda.executable import TvmOnDevice

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
-from xrt.engines.toolkit.node_query import ELEMENTWISE, NodeQuery, has_symbolic_dims, why_not_at_every_size
+from xrt.engines.toolkit.support import (
+    ELEMENTWISE,
+    LibrarySupport,
+    NodeQuery,
+    explain_disagreement,
+    has_symbolic_dims,
+    list_used_outputs,
+    support_every_size,
+    why_not_defined,
+)
 from xrt.engines.tvm.cuda.codegen import OLDEST, build, make_target as device_target
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import INLINE, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
+from xrt.graph import DType, Function, Node, TensorType, Type, find_schema, since_version
 from xrt.operators import Trait, find_value, has_trait, is_training, list_operators, list_shape_operands
-
-
-def find_known_issue(node: Node, function: Function) -> str | None:
-    """The reason of the first known issue that applies to the node; None if there is none."""
-    return match_known_issue(ISSUES, node, function)
 
 
 def _is_float(node: Node, function: Function) -> bool:
@@ -249,28 +253,38 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 def why_not(node: Node, function: Function) -> str | None:
     """Explain why TVM does not support the node on its device; None if it does."""
+    return _SUPPORT.why_not(node, function)
+
+
+def _why_not_form(node: Node, function: Function) -> str | None:
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
-    if node.bodies:
-        return f"{node.op} has a body, and XRT exports only straight-line code to TVM"
-    version = since_version(node, function)
-    if version is None:
-        return f"{node.op} is not an operator of opset {function.opsets.get('')}"
-    used = [name for name in node.outputs if name and _is_used(name, function)]
-    for name in (*node.uses, *used):
-        if reason := _type_refusal(name, function.get_type(name), produced=name in used):
-            return reason
-    if has_symbolic_dims(node, function) and (reason := _why_not_open(node, function)):
-        return reason
-    question = NodeQuery.of(node, function, version, _find_constant, used)
-    reason = find_known_issue(node, function) or _check_conversion(question)
-    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(question)
+    return f"{node.op} has a body, and XRT exports only straight-line code to TVM" if node.bodies else None
+
+
+def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
+    if not isinstance(type_, TensorType):
+        return f"{name!r} is {type_}, and TVM takes tensors only"
+    if type_.dtype not in DTYPES:
+        return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
+    if name in node.inputs and (type_.shape is None or None in type_.shape):
+        return f"the shape of {name!r} is not known before the run"
+    if 0 in (type_.shape or ()):
+        return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
+    return None
 
 
 def _why_not_open(node: Node, function: Function) -> str | None:
-    if node.device.partition(":")[0] not in ("", "cpu"):
+    if has_symbolic_dims(node, function) and node.device.partition(":")[0] not in ("", "cpu"):
         return "TVM's schedules for GPUs need fixed sizes"
-    return why_not_at_every_size(node, function, AT_EVERY_SIZE)
+    return _EVERY_SIZE(node, function)
+
+
+def _answer(node: Node, function: Function) -> str | None:
+    version, used = since_version(node, function), list_used_outputs(node, function)
+    query = NodeQuery.of(node, function, limit=INLINE, version=version, outputs=used)
+    reason = _check_conversion(query)
+    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(query)
 
 
 LOOPS_APART = frozenset(
@@ -281,28 +295,14 @@ AT_EVERY_SIZE = ELEMENTWISE.union(list_operators(Trait.REARRANGES), LOOPS_APART,
 """Operators that matched the reference at every size when compiled with symbolic dims."""
 
 
-def _is_used(name: str, function: Function) -> bool:
-    return bool(function.users(name)) or any(v.name == name for v in function.outputs)
-
-
-def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | None:
-    if type_ is None:
-        return None if produced else f"the type of {name!r} is not known before the run"
-    if not isinstance(type_, TensorType):
-        return f"{name!r} is {type_}, and TVM takes tensors only"
-    if type_.dtype not in DTYPES:
-        return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
-    if not produced and (type_.shape is None or None in type_.shape):
-        return f"the shape of {name!r} is not known before the run"
-    if 0 in (type_.shape or ()):
-        return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
-    return None
-
-
-def _find_constant(name: str, function: Function) -> Constant | None:
-    """A constant that the importer may read; None for other values."""
-    constant = find_value(name, function)
-    return constant if constant is not None and constant.array.size <= INLINE else None
+_EVERY_SIZE = support_every_size(AT_EVERY_SIZE)
+_SUPPORT = LibrarySupport(
+    operator=(_why_not_form, why_not_defined),
+    why_not_type=_why_not_type,
+    typed="inputs",
+    tables=(_why_not_open, partial(match_known_issue, ISSUES)),
+    answer=_answer,
+)
 
 
 @lru_cache(maxsize=4096)
@@ -320,8 +320,9 @@ def _check_conversion(question: NodeQuery) -> str | None:
     if len(imported.results) != len(wanted):
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
     is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in question.inputs)
-    reasons = (_disagreement(question.op_type, got, want, is_open) for got, want in zip(imported.results, wanted, strict=True))
-    return next((reason for reason in reasons if reason), None)
+    if any(got.shape is None or not (got.is_static or is_open) for got in imported.results):
+        return f"the shape of what {question.op_type} returns is not known to TVM before the run"
+    return explain_disagreement("TVM", question.op_type, imported.results, wanted)
 
 
 @lru_cache(maxsize=4096)
@@ -336,22 +337,6 @@ def _trial_on_device(question: NodeQuery) -> str | None:
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
         return f"TVM's schedules for GPUs cannot take this {question.op_type}: {summarize_error(cause)}"
     return None
-
-
-def _disagreement(op_type: str, got: TensorType, want: Type | None, is_open: bool) -> str | None:
-    if got.shape is None or not (got.is_static or is_open):
-        return f"the shape of what {op_type} returns is not known to TVM before the run"
-    if isinstance(want, TensorType) and not _agrees(got, want):
-        return f"TVM takes the result of this {op_type} for {got}, where ONNX says {want}"
-    return None
-
-
-def _agrees(got: TensorType, want: TensorType) -> bool:
-    if got.dtype is not want.dtype or want.shape is None or got.shape is None:
-        return got.dtype is want.dtype
-    return len(got.shape) == len(want.shape) and all(
-        not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True)
-    )
 
 
 _READ_AT_IMPORT = {"CumSum": (1,), "OneHot": (2,), "Pad": (2,), "Resize": (1,), "Trilu": (1,)}
