@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import warnings
 from dataclasses import replace
@@ -17,8 +16,7 @@ from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_
 from xrt.cache.entries import ENTRIES, explain_misses, list_entries
 from xrt.engines import CompileContext
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, PlanError
-from xrt.formats import onnx
-from xrt.graph import Constant, Function
+from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.testing.generate import rename_values
 
@@ -202,39 +200,6 @@ def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_pat
         except CacheError:
             continue
         assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
-
-
-# ---------------------------------------------------------------------- weights
-
-
-def test_the_weights_of_a_file_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.onnx"
-    base = chain(1)
-    large = base.replace(
-        inputs=base.inputs, constants={**base.constants, "big": Constant(np.zeros(2**19, np.float32)), "c0": base.constants["c0"]}
-    )
-    onnx.save(large, path)
-    os.utime(path, (1e9, 1e9))
-    monkeypatch.setattr("xrt.formats.output.SETTLED", 0)
-    hashed: list[str] = []
-    digest = Constant.digest.fget  # type: ignore[attr-defined]  # a property
-
-    def counting(self: Constant) -> bytes:
-        if self._digest is None:
-            hashed.append(str(self.type))
-        return digest(self)
-
-    monkeypatch.setattr(Constant, "digest", property(counting))
-    for expected in (2, 0):
-        hashed.clear()
-        with XRTModule(path, engine="toy", cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))) as made:
-            made(X)
-        assert len(hashed) == expected, hashed
-    onnx.save(large.replace(constants={**large.constants, "c0": Constant(np.full(4, 7, np.float32))}), path)
-    hashed.clear()
-    with XRTModule(path, engine="toy", cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))) as made:
-        np.testing.assert_array_equal(made(X), X + 7)
-    assert len(hashed) == 2, "a file that has changed is hashed again"
 
 
 # ---------------------------------------------------------------------- reports

@@ -97,6 +97,3 @@ def test_what_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text:
 def test_bench_needs_none_of_these() -> None:
     """Each of its candidates has a process of its own, whatever is asked."""
     assert {"isolate", "isolate_run", "memory_limit"}.isdisjoint(option.name for option in bench.bench_command.params)
-
-
-# ---------------------------------------------------------------------- hashes of weights

@@ -14,7 +14,6 @@ from tests.malformed_inputs.resealed import alter_section, alter_table
 from xrt.cache import CompileCache
 from xrt.cache.cost_store import STATUSES
 from xrt.cache.entries import ENTRIES
-from xrt.cache.weight_hashes import WEIGHT_HASHES
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.native import library
@@ -139,7 +138,6 @@ _ALL: Sequence[Reader] = (
     Reader("costs", _costs, samples.costs, TEXTUAL),
     Reader("decision", _decision, samples.decisions, TEXTUAL),
     Reader("statuses", STATUSES.read, samples.statuses, TEXTUAL),
-    Reader("weight hashes", WEIGHT_HASHES.read, samples.weight_hashes, TEXTUAL),
     Reader("model plans", _model_plans, samples.model_plans, TEXTUAL),
     Reader("spec", _spec, samples.specs, TEXTUAL, malicious.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, malicious.pins),

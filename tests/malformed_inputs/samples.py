@@ -51,7 +51,6 @@ __all__ = [
     "specs",
     "statuses",
     "texts",
-    "weight_hashes",
 ]
 
 _LARGE = 1 << 16
@@ -211,13 +210,6 @@ def cache_entries() -> tuple[Files, ...]:
             entries.keep(signature.key, CacheEntry(signature, *content))
             found.append({entries.path(signature.key).name: entries.path(signature.key).read_bytes()})
     return tuple(found)
-
-
-def weight_hashes() -> tuple[Files, ...]:
-    """Return the stored hashes of a model file's weights."""
-    weights = {"w": ["01" * 32, []], "v": ["00" * 32, [1, 2, 3, 4, 5]]}
-    facts = {"path": "/nowhere/model.onnx", "stamp": [1, 2, 3, 4, 5], "weights": weights}
-    return ({"weights.json": json.dumps(facts).encode()},)
 
 
 def model_plans() -> tuple[Files, ...]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from xrt.cache.entries import CacheEntry, StoredFailure
 from xrt.cache.records import DEFAULT_LIMIT, Store
 from xrt.cache.signature import CODE_UNKNOWN, Signature
-from xrt.cache.weight_hashes import WeightHashStore
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
 from xrt.forking import renew_after_fork
@@ -69,7 +68,6 @@ class DiskTier:
         """No file is touched before the first use. Beyond ``limit`` bytes the least recently used records are evicted."""
         self.store = Store(directory, limit)
         self.limit = limit
-        self.weights = WeightHashStore(self.store)
         self._lock = renew_after_fork(threading.Lock())
         self._statistics = DiskStatistics()
 
@@ -85,7 +83,6 @@ class DiskTier:
         """
         if not self.store.is_trusted():
             return make()
-        self.weights.keep()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # code changes cannot be detected, so nothing is stored
         if not force and (executable := self._find(signature, recipe)) is not None:

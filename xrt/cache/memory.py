@@ -23,7 +23,6 @@ from xrt.forking import get_generation, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     from xrt.cache.signature import Signature
-    from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
 
 
@@ -131,10 +130,6 @@ class Tier(Protocol):
     @property
     def statistics(self) -> DiskStatistics:
         """Counts since the creation of the tier."""
-
-    @property
-    def weights(self) -> WeightHashStore | None:
-        """The store of weight hashes, if any."""
 
     def get_or_compile(
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False

@@ -2,7 +2,7 @@
 
     <directory>/xrt-cache/entries/ab/abcd....xrt    an executable or a compile failure, by signature
     <directory>/xrt-cache/plans/....xrt             the compiled programs of a model file
-    <directory>/xrt-cache/<kind>/....json           smaller records: costs, decisions, support answers, weight hashes, ...
+    <directory>/xrt-cache/<kind>/....json           smaller records: costs, decisions, engine statuses, ...
     <directory>/xrt-cache/locks/abc                 held while a record with this prefix is created
     <directory>/xrt-cache/work/PID-....             working folder of a process
 

@@ -20,7 +20,6 @@ from rich.text import Text
 from xrt import __version__
 from xrt.cache import Records, Store, find_cache_directory, open_disk_tier, parse_size
 from xrt.cache.entries import ENTRIES, CacheListing, Miss, explain_misses, list_entries
-from xrt.cache.weight_hashes import WEIGHT_HASHES
 from xrt.cli.inputs import load_with_sizes
 from xrt.cli.options import add_json, module_keywords, module_options
 from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_lines, show_table
@@ -283,10 +282,10 @@ def gc_command(store: Store, size: str | None, failures: bool) -> None:
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
-    stale, old = Records(store, WEIGHT_HASHES).sweep(), Records(store, PLANS).sweep()
+    old = Records(store, PLANS).sweep()
     print_lines(
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
-        f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
+        f"{human_bytes(limit)}, {left} unfinished writes, and the plans of {old} changed files"
     )
 
 

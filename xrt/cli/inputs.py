@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from xrt import passes
 from xrt.bench import BenchTarget
 from xrt.bench.targets import find_batch_dim, name_batch, set_dims
-from xrt.cache import default_cache
 from xrt.cli.options import isolation_keywords, list_dims, module_keywords, parse_dims
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -46,7 +45,7 @@ def load_with_options(text: str) -> Function:
         return BenchTarget.parse(text).load()
     if is_bundle(text):
         return load_model(text)
-    function = make_source(Path(text), default_cache()).get_declared_function()
+    function = make_source(Path(text)).get_declared_function()
     if (context := click.get_current_context(silent=True)) is not None:
         context.meta["xrt.model"] = function
     return function

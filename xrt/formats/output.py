@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph.constants import FileIdentity, Mapping, Stamp, make_aligned_block, make_stamp
+from xrt.graph.constants import Mapping, Stamp, make_aligned_block, make_stamp
 
 try:
     import fcntl
@@ -151,11 +151,12 @@ def identify_file(path: Path) -> Stamp | None:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in a stored path
         return None
-    return make_stamp(status) if _is_settled(status) else None
+    return _make_settled_stamp(status)
 
 
-def _is_settled(status: os.stat_result) -> bool:
-    return max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED < time.time_ns()
+def _make_settled_stamp(status: os.stat_result) -> Stamp | None:
+    is_settled = max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED < time.time_ns()
+    return make_stamp(status) if is_settled else None
 
 
 def map_file(file: int, path: Path | None = None) -> memoryview:
@@ -164,9 +165,7 @@ def map_file(file: int, path: Path | None = None) -> memoryview:
     if not status.st_size:
         return memoryview(b"")  # an empty file cannot be mapped
     mapping = Mapping(file, 0, access=mmap.ACCESS_READ)
-    if _is_settled(status):
-        changed = max(status.st_mtime_ns, status.st_ctime_ns)
-        mapping.stamp = FileIdentity(status.st_dev, status.st_ino, status.st_size, changed)
+    mapping.stamp = _make_settled_stamp(status)
     mapping.path, mapping.inode = path, (status.st_dev, status.st_ino)
     return memoryview(mapping)
 

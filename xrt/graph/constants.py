@@ -6,15 +6,12 @@ import hashlib
 import math
 import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.forking import renew_after_fork
 from xrt.graph.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -30,24 +27,14 @@ def make_stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class FileIdentity(NamedTuple):
-    """Identifies one state of a file: a different file, or a modified one, has a different identity."""
-
-    device: int
-    inode: int
-    size: int
-    changed: int
-    """The later of the modification and status change times, in nanoseconds."""
-
-
 class Mapping(mmap.mmap):
     """A whole file mapped read-only by XRT.
 
     The pages are never written to, so they can be dropped and read again from the file.
     """
 
-    stamp: FileIdentity | None = None
-    """The file's identity when it was mapped; None if it was modified too recently for its times to detect another change."""
+    stamp: Stamp | None = None
+    """The file's stamp when it was mapped; None if it was modified too recently for its times to detect another change."""
     path: Path | None = None
     """Path of the file, if known."""
     inode: tuple[int, int] | None = None
@@ -104,12 +91,6 @@ def _origin(array: np.ndarray[Any, Any]) -> object:
     return base
 
 
-# Digests of file-backed constants are cached per process, so that loading a file again does not hash it again.
-REMEMBERED = 1 << 16
-_digests: OrderedDict[object, bytes] = OrderedDict()
-_lock = renew_after_fork(Lock())
-
-
 class Constant:
     """A read-only tensor, shared by reference between Functions.
 
@@ -155,16 +136,12 @@ class Constant:
     def digest(self) -> bytes:
         """SHA-256 over type, shape and content. Computed once, in linear time.
 
-        For a constant in a mapped file the digest is cached per process while the file is unchanged, and its pages are released
-        after hashing.
+        The pages of a constant in a mapped file are released after hashing: all weights of the file would stay resident.
         """
         if self._digest is None:
-            self._digest = _remembered(self)
+            self._digest = _hash(self)
+            release(self.array)
         return self._digest
-
-    def know_digest(self, digest: bytes) -> None:
-        """Set the digest to a value already computed for the same type, shape and content."""
-        self._digest = digest
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant):
@@ -202,33 +179,7 @@ def _masked(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     return np.asarray(raw & mask if raw.size and raw.max() > mask else raw).view(dtype.numpy)
 
 
-def _remembered(constant: Constant) -> bytes:
-    """Compute the digest, or look it up by the constant's location in its file."""
-    place = find_file_offset(constant.array)
-    if place is None:
-        return _hashed(constant)
-    mapping, offset = place
-    key = mapping.stamp, offset, constant.dtype, constant.shape
-    with _lock:
-        known = _digests.get(key)
-    if known is None:
-        known = _hashed(constant)
-        # Hashing read every page; without this, all weights of the file stay resident.
-        release(constant.array)
-        # Without a stamp a later change of the file could not be detected.
-        if mapping.stamp is not None:
-            _remember(key, known)
-    return known
-
-
-def _remember(key: object, digest: bytes) -> None:
-    with _lock:
-        _digests[key] = digest
-        if len(_digests) > REMEMBERED:
-            _digests.popitem(last=False)
-
-
-def _hashed(constant: Constant) -> bytes:
+def _hash(constant: Constant) -> bytes:
     hasher = hashlib.sha256(f"{constant.dtype}{constant.shape}".encode())
     if constant.dtype is DType.STRING:
         for text in constant.array.flat:

@@ -54,7 +54,6 @@ from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions
 
 if TYPE_CHECKING:
-    from xrt.cache.weight_hashes import WeightHashStore
     from xrt.engines import Executable
     from xrt.formats.container import Buffer
     from xrt.module.options import ModuleOptions
@@ -80,10 +79,6 @@ class BundleTier:
     sections: dict[Ingredients, str] = field(default_factory=dict)
     """Sections with compiled forms that are valid on this machine, by signature."""
     loaded: int = 0
-
-    @property
-    def weights(self) -> WeightHashStore | None:
-        return self.behind.weights if self.behind else None
 
     @property
     def statistics(self) -> DiskStatistics:

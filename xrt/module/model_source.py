@@ -15,7 +15,6 @@ from xrt.runtime import inputs
 
 if TYPE_CHECKING:
     from xrt.builder import Graph
-    from xrt.cache import CompileCache
     from xrt.placement.engine_list import EngineList
 
 EXPORTING = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
@@ -49,11 +48,8 @@ class ModelSource(Protocol):
         """Whether the Function is traced separately for each combination of input types."""
 
 
-def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
-    """Create the source of any model that a module accepts; raises ModelError for other objects.
-
-    The cache may already have the hashes of a file's weights.
-    """
+def make_source(model: Any) -> ModelSource:
+    """Create the source of any model that a module accepts; raises ModelError for other objects."""
     if is_graph(model):
         return TracedModel(model)
     if isinstance(model, StaticModel | BundledTraces):
@@ -63,7 +59,7 @@ def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
     if isinstance(model, type) and (is_graph(model, as_class=True) or is_of_torch(model)):
         raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}(...))")
     if isinstance(model, str | os.PathLike):
-        return _from_file(Path(model), cache)
+        return _from_file(Path(model))
     if is_of_torch(model):
         raise ModelError(f"a model of PyTorch's is exported first: {EXPORTING}")
     if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
@@ -113,14 +109,12 @@ def is_of_torch(model: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
 
-def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:
+def _from_file(path: Path) -> StaticModel:
     from xrt.formats.onnx.files import load_file
-    from xrt.formats.output import identify_file
 
     check_not_torch(path)
-    stamp = identify_file(path)
     try:
-        source = StaticModel(*load_file(path))
+        return StaticModel(*load_file(path))
     except ModelError as error:
         from xrt.formats.bundle import is_bundle
 
@@ -129,9 +123,6 @@ def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:
         raise ModelError(
             f"{os.fspath(path)!r} is a bundle, which has engines and plans of its own: call xrt.load({os.fspath(path)!r})"
         ) from error
-    if cache is not None and cache.disk is not None and cache.disk.weights is not None:
-        cache.disk.weights.recall(source.get_declared_function(), path.absolute(), stamp)
-    return source
 
 
 def check_not_torch(path: str | os.PathLike[str]) -> None:
@@ -252,11 +243,11 @@ class BundledModel(DeferredModel):
     """A model in a bundle."""
 
 
-def load_unchanged(path: Path, cache: CompileCache, check: Callable[[], None]) -> StaticModel:
+def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
     """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
     check()
     try:
-        model = _from_file(path, cache)
+        model = _from_file(path)
     except (ModelError, OSError):
         check()
         raise

@@ -401,7 +401,7 @@ def open_model(
     if engine is not None:
         engines = make_engine_list(engine, device, settings, cache)
         stored = find_stored_plans(model, cache, settings, engines)
-        return engines, stored, (stored and stored.source) or make_source(model, cache)
+        return engines, stored, (stored and stored.source) or make_source(model)
     plans: dict[str, StoredPlans | None] = {}
     sources: list[ModelSource] = []
 
@@ -412,7 +412,7 @@ def open_model(
             sources[:] = [stored.source]
             return None
         if not sources:
-            sources.append(make_source(model, cache))
+            sources.append(make_source(model))
         return None if sources[0].is_traced else _why_not(sources[0].get_declared_function(), settings, engines)
 
     engines = _choose(device, settings, cache, why_not)

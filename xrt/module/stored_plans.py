@@ -250,7 +250,7 @@ class StoredPlans:
         record = self._record
         if record is None:
             return None
-        load = partial(load_unchanged, self._path, self._context.cache, partial(check_unchanged, record.files))
+        load = partial(load_unchanged, self._path, partial(check_unchanged, record.files))
         return DeferredModel(record.inputs, record.outputs, load)
 
     # ------------------------------------------------------------------ reading
@@ -363,7 +363,7 @@ class StoredPlans:
         for location in source.locations:
             path = self._path.parent / location.replace("\\", "/")
             stamp = identify_file(path)
-            if stamp is None or (*stamp[:3], max(stamp[3:])) not in mapped:
+            if stamp is None or stamp not in mapped:
                 return ()
             files += [(os.fspath(path), stamp), (os.fspath(path.resolve()), stamp)]
         return tuple(dict.fromkeys(files))
