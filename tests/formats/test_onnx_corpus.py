@@ -78,7 +78,7 @@ def test_what_a_node_says_of_the_limits_is_what_the_model_does(functions: dict[s
     lowered = 0
     for name, declared in functions.items():
         function = infer_shapes(declared)
-        reasons = [r for node in function.nodes if (r := why_not_downgradable(node, function, ENGINE_OPSET, ENGINE_IR))]
+        reasons = [r for node in function.nodes if (r := why_not_downgradable(node, function, ENGINE_OPSET))]
         if reasons:
             with pytest.raises(ModelError) as caught:
                 lowest_model(function, ENGINE_OPSET, ENGINE_IR)

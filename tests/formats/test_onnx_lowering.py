@@ -94,29 +94,23 @@ def test_an_engine_gets_no_docs_metadata_devices_or_control_edges() -> None:
     assert model.ir_version == 7
 
 
-def test_what_the_content_needs_of_the_ir_version() -> None:
-    four = TensorType(DType.INT4, (4, 4))
-    function = Function((Value("x", four),), (Value("y", four),), (Node("Foo", ("x",), ("y",), domain="d"),), opsets={"d": 1})
-    assert lowest_model(function).ir_version == 10
-
-
 # ---------------------------------------------------------------------------------------------- limits
 
 
 def test_a_limit_that_holds_changes_nothing() -> None:
     function = graph(Node("Relu", ("x",), ("y",)))
     assert lowest_model(function, max_opset=14, max_ir=7) == lowest_model(function)
-    assert why_not_downgradable(function.nodes[0], function, 14, 7) is None
+    assert why_not_downgradable(function.nodes[0], function, 14) is None
 
 
 def test_the_pairing_of_opset_and_ir_yields_to_the_limit() -> None:
     assert lowest_model(graph(Node("Relu", ("x",), ("y",))), max_ir=6).ir_version == 6
 
 
-def refused(function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str:
+def refused(function: Function, max_opset: int) -> str:
     with pytest.raises(ModelError) as caught:
-        lowest_model(function, max_opset, max_ir)
-    assert [r for node in function.nodes if (r := why_not_downgradable(node, function, max_opset, max_ir))] == [str(caught.value)]
+        lowest_model(function, max_opset)
+    assert [r for node in function.nodes if (r := why_not_downgradable(node, function, max_opset))] == [str(caught.value)]
     return str(caught.value)
 
 
@@ -142,18 +136,6 @@ def test_a_type_that_is_not_known() -> None:
         "node 'n' (Celu) took its meaning at opset 28; the limit is 27, and it cannot be converted: "
         "the types of its inputs are not known; infer shapes first"
     )
-
-
-def test_an_element_type_newer_than_the_ir_version() -> None:
-    six = TensorType(DType.FLOAT6E2M3, (4,))
-    function = Function(
-        (Value("x", six),), (Value("y", six),), (Node("Foo", ("x",), ("y",), domain="d"),), opsets={"d": 1}, types={}
-    )
-    assert refused(function, max_ir=13) == "value 'x' of type float6e2m3[4] needs IR version 14; the limit is 13"
-    constant = graph(
-        Node("Foo", ("k",), ("y",), domain="d"), opsets={"d": 1}, constants={"k": Constant(np.ones(2, ml_dtypes.int4))}
-    )
-    assert refused(constant, max_ir=9) == "value 'k' of type int4[2] needs IR version 10; the limit is 9"
 
 
 # ---------------------------------------------------------------------------------------------- conversions

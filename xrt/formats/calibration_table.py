@@ -20,8 +20,6 @@ from xrt.formats.documents import DocumentType
 from xrt.formats.output import replace_file
 from xrt.graph import Function, hash_values
 
-__all__ = ["CalibrationTable", "RangeDifference", "ValueRange"]
-
 MOST_TEXT = 4000
 Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -176,7 +174,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise CalibrationError(f"cannot read the calibration table {os.fspath(path)!r}: {reason}") from error
 
 
-_TYPE = DocumentType("xrt calibration table", "calibration table", CalibrationTable, 64 << 20, MOST_TEXT)
+_TYPE = DocumentType("xrt calibration table", "calibration table", CalibrationTable, 64 << 20)
 
 
 def _distance(a: ValueRange, b: ValueRange) -> float:

@@ -39,19 +39,6 @@ if TYPE_CHECKING:
 LARGEST_DENSE = 1 << 30
 DENSE_FREE = 1 << 24
 DENSE_RATIO = 1000
-# The field with the data of a tensor without raw_data; int32_data for all other element types.
-_FIELD = {
-    DType.FLOAT32: "float_data",
-    DType.COMPLEX64: "float_data",
-    DType.FLOAT64: "double_data",
-    DType.COMPLEX128: "double_data",
-    DType.INT64: "int64_data",
-    DType.UINT32: "uint64_data",
-    DType.UINT64: "uint64_data",
-    DType.STRING: "string_data",
-}
-# Narrow types that int32_data stores unpacked, one element per entry.
-_UNPACKED_IN_FIELD = (DType.FLOAT6E2M3, DType.FLOAT6E3M2)
 
 
 def encode_bytes(dtype: DType, count: int) -> int:
@@ -75,7 +62,14 @@ def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Const
         return Constant(_from_bytes(external.view(tensor, what), dtype, shape, what))
     if tensor.HasField("raw_data"):
         return Constant(_from_bytes(tensor.raw_data, dtype, shape, what))
-    return Constant(_from_field(tensor, dtype, shape, what))
+    if dtype is DType.STRING:
+        strings = np.empty(len(tensor.string_data), object)
+        strings[:] = list(tensor.string_data)
+        return Constant(_reshaped(strings, shape, what))
+    try:
+        return Constant(numpy_helper.to_array(tensor))
+    except (ValueError, OverflowError) as error:
+        raise ModelError(f"{what} is {TensorType(dtype, shape)}, and its data does not fit: {error}") from error
 
 
 def _dtype(tensor: TensorProto, what: str) -> DType:
@@ -105,31 +99,6 @@ def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], 
         return np.asarray(numpy_helper.to_array(packed))
     array = np.frombuffer(data, dtype.numpy.newbyteorder("<"))
     return _reshaped(array if array.flags.aligned else array.copy(), shape, what)
-
-
-def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
-    field = getattr(tensor, _FIELD.get(dtype, "int32_data"))
-    needed = _entries(dtype, math.prod(shape))
-    if needed != len(field):
-        raise ModelError(
-            f"{what} is {TensorType(dtype, shape)}, which takes {needed} entries, but its data is {len(field)} entries"
-        )
-    if dtype is DType.STRING:
-        out = np.empty(len(field), dtype=object)
-        out[:] = list(field)
-        return _reshaped(out, shape, what)
-    if not needed:
-        return _reshaped(np.empty(0, dtype.numpy), shape, what)
-    return np.asarray(numpy_helper.to_array(tensor))
-
-
-def _entries(dtype: DType, count: int) -> int:
-    """Number of entries of the typed field for ``count`` elements."""
-    if dtype in (DType.COMPLEX64, DType.COMPLEX128):
-        return 2 * count
-    if 0 < dtype.bits < 8 and dtype not in _UNPACKED_IN_FIELD:
-        return encode_bytes(dtype, count)
-    return count
 
 
 def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:

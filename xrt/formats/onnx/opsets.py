@@ -15,16 +15,7 @@ from xrt.formats.onnx.files import load
 from xrt.formats.onnx.inference import can_propagate
 from xrt.formats.onnx.messages import ExternalData, encode_data, external_tensor, summarize_error, write_tensor
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.writing import (
-    Style,
-    find_content_ir,
-    lowest_ir,
-    lowest_opsets,
-    newest_nodes,
-    node_ir,
-    to_model,
-    write_model,
-)
+from xrt.formats.onnx.writing import Style, lowest_ir, lowest_opsets, newest_nodes, to_model, write_model
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
 from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
@@ -125,7 +116,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         return None, "its inputs are too long for onnx's converter"
     if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
-    model = write_model(function, function.opsets, lowest_ir(function, function.opsets), Style(carries=False))
+    model = write_model(function, function.opsets, lowest_ir(function.opsets), Style(carries=False))
     try:
         older = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
@@ -250,19 +241,17 @@ def lowest_model(
     which is not written: pass the arrays of `external_weights` instead. Constants in bodies and Constant nodes stay inline unless
     `externalize_weights` moves them first.
 
-    The opset is at least ``least_opset`` if the Function's is: for libraries that insert operators of that opset.
+    The opset is at least ``least_opset`` if the Function's is: for libraries that insert operators of that opset. ``max_ir``
+    overrides the IR version that belongs to the opset.
 
-    Raises ModelError with the reason if a limit cannot be met.
+    Raises ModelError with the reason if an operator cannot be converted to ``max_opset``.
     """
     if max_opset is not None:
         function = convert_function(function, max_opset)
-    if max_ir is not None:
-        _check_ir(find_content_ir(function), max_ir)
     opsets = lowest_opsets(function)
     function = normalize(function)
     opsets[""] = max(opsets[""], _identities(function), min(least_opset, function.opsets.get("", 1)))
-    ir = lowest_ir(function, opsets, ceiling=max_ir)
-    return write_model(function, opsets, ir, _style(weights, location))
+    return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _style(weights, location))
 
 
 def lowest_opset(node: Node, function: Function) -> int:
@@ -270,17 +259,15 @@ def lowest_opset(node: Node, function: Function) -> int:
     return max((since_version(inner, holder) or 1 for holder, inner in _within(node, function) if not inner.domain), default=1)
 
 
-def why_not_downgradable(node: Node, function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str | None:
-    """Explain why `lowest_model` cannot meet these limits for this node, or return None.
+def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str | None:
+    """Explain why `lowest_model` cannot write this node at ``max_opset``, or return None.
 
     Never raises, and is fast: conversion is tried once per kind of node, and only if it is too new. Infer types first, since
     conversion needs the input types.
     """
     try:
-        if max_opset is not None and lowest_opset(node, function) > max_opset:
+        if lowest_opset(node, function) > max_opset:
             _check_convertible(node, function, max_opset)
-        if max_ir is not None:
-            _check_ir(node_ir(node, function), max_ir)
     except ModelError as error:
         return str(error)
     return None
@@ -343,12 +330,6 @@ def _reference(location: str, constant: Constant, name: str) -> TensorProto:
     if not _is_large(constant):
         return write_tensor(constant, name)
     return external_tensor(constant, name, location, 0)
-
-
-def _check_ir(need: tuple[int, str], max_ir: int) -> None:
-    version, what = need
-    if version > max_ir:
-        raise ModelError(f"{what} needs IR version {version}; the limit is {max_ir}")
 
 
 # Domain of the definition while it is a model-local function.

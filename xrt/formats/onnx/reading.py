@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, inliner
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    helper,
+    inliner,
+)
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx.messages import (
@@ -399,23 +410,21 @@ class _Reader:
         return tuple(found[name] for name in sorted(found))
 
     def attribute(self, proto: AttributeProto, what: str) -> Attribute:
-        number = proto.type or _kind_by_content(proto, what)
+        number, name = proto.type, proto.name
         if number == AttributeProto.INT:
-            return Attribute(proto.name, AttrKind.INT, proto.i)
+            return Attribute(name, AttrKind.INT, proto.i)
         if number == AttributeProto.INTS:
-            return Attribute(proto.name, AttrKind.INTS, tuple(proto.ints))
+            return Attribute(name, AttrKind.INTS, tuple(proto.ints))
+        if not number or proto.ref_attr_name:
+            raise ModelError(f"{what} {'refers to an attribute of a function' if number else 'has no kind'}")
+        stored: Any = helper.get_attribute_value(proto)
         if number == AttributeProto.SPARSE_TENSOR:
             # Only Constant has one, as `sparse_value`; its dense form is called `value`.
-            name = "value" if proto.name == "sparse_value" else proto.name
-            return Attribute(name, AttrKind.TENSOR, read_sparse(proto.sparse_tensor, self.external, what, self.room))
-        if number == AttributeProto.SPARSE_TENSORS:
-            dense = tuple(read_sparse(sparse, self.external, what, self.room) for sparse in proto.sparse_tensors)
-            return Attribute(proto.name, AttrKind.TENSORS, dense)
-        kind = AttrKind(number)
-        stored = getattr(proto, _FIELD[kind])
+            name, number = "value" if name == "sparse_value" else name, AttributeProto.TENSOR
+        kind = AttrKind.TENSORS if number == AttributeProto.SPARSE_TENSORS else AttrKind(number)
         if kind.is_list:
-            return Attribute(proto.name, kind, tuple(self.element(item, kind.element, what) for item in stored))
-        return Attribute(proto.name, kind, self.element(stored, kind, what))
+            return Attribute(name, kind, tuple(self.element(item, kind.element, what) for item in stored))
+        return Attribute(name, kind, self.element(stored, kind, what))
 
     def element(self, stored: Any, kind: AttrKind, what: str) -> Any:
         """Convert one element of an attribute."""
@@ -423,49 +432,13 @@ class _Reader:
             return stored if stored == stored else math.nan  # the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:
             return _text(stored)
+        if isinstance(stored, SparseTensorProto):
+            return read_sparse(stored, self.external, what, self.room)
         if kind is AttrKind.TENSOR:
             return read_tensor(stored, self.external, what)
         if kind is AttrKind.GRAPH:
             return self.function(stored)
         return _definite_type(stored, what)
-
-
-_FIELD = {
-    AttrKind.FLOAT: "f",
-    AttrKind.STRING: "s",
-    AttrKind.TENSOR: "t",
-    AttrKind.GRAPH: "g",
-    AttrKind.TYPE: "tp",
-    AttrKind.FLOATS: "floats",
-    AttrKind.STRINGS: "strings",
-    AttrKind.TENSORS: "tensors",
-    AttrKind.GRAPHS: "graphs",
-    AttrKind.TYPES: "type_protos",
-}
-_BY_CONTENT = {
-    "f": AttributeProto.FLOAT,
-    "i": AttributeProto.INT,
-    "s": AttributeProto.STRING,
-    "t": AttributeProto.TENSOR,
-    "g": AttributeProto.GRAPH,
-    "tp": AttributeProto.TYPE_PROTO,
-    "sparse_tensor": AttributeProto.SPARSE_TENSOR,
-    "floats": AttributeProto.FLOATS,
-    "ints": AttributeProto.INTS,
-    "strings": AttributeProto.STRINGS,
-    "tensors": AttributeProto.TENSORS,
-    "graphs": AttributeProto.GRAPHS,
-    "type_protos": AttributeProto.TYPE_PROTOS,
-    "sparse_tensors": AttributeProto.SPARSE_TENSORS,
-}
-
-
-def _kind_by_content(proto: AttributeProto, what: str) -> Any:
-    """Infer the kind of an attribute from its content; models before IR version 2 do not store it."""
-    for descriptor, _ in proto.ListFields():
-        if descriptor.name in _BY_CONTENT:
-            return _BY_CONTENT[descriptor.name]
-    raise ModelError(f"{what} has neither a kind nor a value")
 
 
 def _text(raw: bytes) -> str | bytes:

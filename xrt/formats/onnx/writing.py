@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,41 +40,12 @@ from xrt.formats.onnx.messages import (
     write_value,
 )
 from xrt.formats.output import replace_file
-from xrt.graph import (
-    Attribute,
-    AttrKind,
-    Constant,
-    DType,
-    Function,
-    Node,
-    OptionalType,
-    TensorType,
-    Type,
-    Value,
-    since_version,
-)
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, Type, Value, since_version
 from xrt.graph.node import read_attributes
 from xrt.graph.schemas import latest_version
-from xrt.graph.types import MapType, SequenceType
 
 # Before this version, initializers must also be inputs; XRT does not write them so.
 INITIALISERS_IR = 4
-# IR versions that introduced element types (`Version` in onnx.proto); all others are older than INITIALISERS_IR.
-_DTYPE_IR = {
-    DType.FLOAT8E4M3FN: 9,
-    DType.FLOAT8E4M3FNUZ: 9,
-    DType.FLOAT8E5M2: 9,
-    DType.FLOAT8E5M2FNUZ: 9,
-    DType.UINT4: 10,
-    DType.INT4: 10,
-    DType.FLOAT4E2M1: 11,
-    DType.FLOAT8E8M0: 12,
-    DType.UINT2: 13,
-    DType.INT2: 13,
-    DType.FLOAT6E2M3: 14,
-    DType.FLOAT6E3M2: 14,
-}
-_OPTIONAL_IR = 8
 
 
 def lowest_opsets(function: Function) -> dict[str, int]:
@@ -103,65 +73,14 @@ def newest_nodes(function: Function, max_opset: int) -> Iterator[tuple[Function,
             yield holder, node, since
 
 
-def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
-    """The lowest IR version that can represent the contents and was released no later than these opsets.
+def lowest_ir(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None = None) -> int:
+    """The IR version that was released with the newest of these opsets.
 
-    Pairing IR versions with opsets is a convention (each ONNX release has one of each), so ``ceiling`` overrides it.
+    The pairing is a convention (each ONNX release has one IR version and one opset), so ``ceiling`` overrides it.
     """
     operator_sets = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(operator_sets, ignore_unknown=True)
-    if ceiling is not None:
-        paired = min(paired, ceiling)
-    return max(INITIALISERS_IR, floor, paired, find_content_ir(function)[0])
-
-
-def find_content_ir(function: Function) -> tuple[int, str]:
-    """The lowest IR version with all types in the Function, and the value that requires it."""
-    return _greatest(_typed(function))
-
-
-def node_ir(node: Node, function: Function) -> tuple[int, str]:
-    """Like `find_content_ir`, for the values of one node including its bodies."""
-    touched = ((f"value {name!r}", function.get_type(name)) for name in (*node.uses, *node.defines))
-    return _greatest(chain(touched, _typed_inside(node)))
-
-
-def _greatest(typed: Iterable[tuple[str, Type | None]]) -> tuple[int, str]:
-    what, type_ = max(typed, key=lambda each: _type_ir(each[1]), default=("", None))
-    return _type_ir(type_), f"{what} of type {type_}"
-
-
-def _typed(function: Function) -> Iterator[tuple[str, Type | None]]:
-    """Yield everything with a type, including bodies, with a description for errors."""
-    for value in (*function.inputs, *function.outputs):
-        yield f"value {value.name!r}", value.type
-    for name, type_ in function.types.items():
-        yield f"value {name!r}", type_
-    for name, constant in function.constants.items():
-        yield f"value {name!r}", constant.type
-    for node in function.nodes:
-        if node.attributes:
-            yield from _typed_inside(node)
-
-
-def _typed_inside(node: Node) -> Iterator[tuple[str, Type | None]]:
-    for attribute in node.attributes:
-        if attribute.kind is AttrKind.TENSOR:
-            yield f"attribute {attribute.name!r} of node {node.name!r}", attribute.value.type
-    for body in node.bodies:
-        yield from _typed(body)
-
-
-def _type_ir(type_: Type | None) -> int:
-    if type(type_) is TensorType:
-        return _DTYPE_IR.get(type_.dtype, INITIALISERS_IR)
-    if isinstance(type_, OptionalType):
-        return max(_OPTIONAL_IR, _type_ir(type_.element))
-    if isinstance(type_, SequenceType):
-        return _type_ir(type_.element)
-    if isinstance(type_, MapType):
-        return _type_ir(type_.value)
-    return INITIALISERS_IR
+    return max(INITIALISERS_IR, floor, paired if ceiling is None else min(paired, ceiling))
 
 
 BOUNDS_ARE_INPUTS = 11
@@ -205,7 +124,7 @@ class Style:
 def to_model(function: Function) -> ModelProto:
     """Convert to a model that `load` converts back to an equal Function.
 
-    The IR version is the lowest that can represent the contents. Constants are copied into the model; if they exceed 2 GB it
+    The IR version is the one released with its opsets. Constants are copied into the model; if they exceed 2 GB it
     cannot be serialized: use `save`.
     """
     return write_styled_model(function, Style())
@@ -214,7 +133,7 @@ def to_model(function: Function) -> ModelProto:
 def write_styled_model(function: Function, style: Style) -> ModelProto:
     """Like `to_model`, with the options of ``style``."""
     floor = METADATA_IR if needs_metadata(function) else 0
-    return write_model(function, function.opsets, lowest_ir(function, function.opsets, floor=floor), style)
+    return write_model(function, function.opsets, lowest_ir(function.opsets, floor=floor), style)
 
 
 def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
