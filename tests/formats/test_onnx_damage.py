@@ -35,8 +35,10 @@ def with_weight(tensor: TensorProto) -> ModelProto:
         ),
         (
             TensorProto(data_type=1, dims=[1 << 62, 1 << 62], float_data=[1.0]),
-            (f"is float32[{1 << 62},{1 << 62}], and its data does not fit: "
-            f"cannot reshape array of size 1 into shape ({1 << 62},{1 << 62})"),
+            (
+                f"is float32[{1 << 62},{1 << 62}], and its data does not fit: "
+                f"cannot reshape array of size 1 into shape ({1 << 62},{1 << 62})"
+            ),
         ),
         (
             TensorProto(data_type=1, dims=[3]),

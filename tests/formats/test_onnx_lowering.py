@@ -306,25 +306,21 @@ def test_weights_by_reference() -> None:
 
 
 def with_hidden_weights() -> Function:
-    """Return a Function whose two branches have a large constant of the same name, one as a node, and a small one."""
+    """Return a Function whose two branches have a large constant of the same name, and a small one."""
     value = TensorType(DType.FLOAT32, (40, 40))
 
-    def branch(name: str, seed: int, *, by_node: bool) -> Function:
+    def branch(name: str, seed: int) -> Function:
         large = Constant(np.random.default_rng(seed).random((40, 40), np.float32))
-        nodes = [Node("Mul", ("x", "k"), (f"{name}_p",)), Node("Add", (f"{name}_p", "small"), (f"{name}_y",))]
-        if by_node:
-            nodes.append(Node("Constant", (), ("k",), name="constant").with_attributes(value=large))
-        constants = {"small": Constant(np.ones((), np.float32)), **({} if by_node else {"k": large})}
-        return Function((), (Value(f"{name}_y", value),), tuple(nodes), constants, {"": 21}, types={"k": value}, name=name)
+        nodes = (Node("Mul", ("x", "k"), (f"{name}_p",)), Node("Add", (f"{name}_p", "small"), (f"{name}_y",)))
+        constants = {"small": Constant(np.ones((), np.float32)), "k": large}
+        return Function((), (Value(f"{name}_y", value),), nodes, constants, {"": 21}, name=name)
 
-    choice = Node("If", ("c",), ("z",)).with_attributes(
-        then_branch=branch("t", 1, by_node=False), else_branch=branch("e", 2, by_node=True)
-    )
+    choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=branch("t", 1), else_branch=branch("e", 2))
     given = Value("x", value), Value("c", TensorType(DType.BOOL, ()))
     return Function(given, (Value("z", value),), (choice,), opsets={"": 21})
 
 
-def test_weights_of_bodies_and_nodes_are_brought_outside() -> None:
+def test_weights_of_bodies_are_brought_outside() -> None:
     function = with_hidden_weights()
     outside = externalize_weights(function)
     verify(outside)
@@ -341,9 +337,6 @@ def test_weights_of_bodies_and_nodes_are_brought_outside() -> None:
 
 def test_what_gives_out_a_weight_keeps_it() -> None:
     big = WEIGHTS["big"]
-    node = Node("Constant", (), ("y",)).with_attributes(value=big)
-    given_out = Function((), (Value("y", big.type),), (node,), opsets={"": 21})
-    assert externalize_weights(given_out) is given_out
     body = Function((), (Value("k", big.type),), (), {"k": big}, {"": 21}, name="body")
     choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=body, else_branch=body)
     function = Function((Value("c", TensorType(DType.BOOL, ())),), (Value("z", big.type),), (choice,), opsets={"": 21})

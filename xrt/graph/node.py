@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import re
@@ -121,19 +122,7 @@ _HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 @lru_cache(maxsize=64)
 def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Compile glob patterns to one regular expression, for ``fullmatch``; ``*`` matches any text, ``?`` one character."""
-    return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
-
-
-def _expression(pattern: str) -> str:
-    """Translate a glob pattern to a regular expression without exponential backtracking.
-
-    Matching takes at most the product of both lengths: the text between two stars is matched atomically, since the leftmost
-    match is as good as any later one.
-    """
-    first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
-    if not others:
-        return first
-    return first + "".join(f"(?>.*?{part})" for part in others[:-1]) + f".*{others[-1]}"
+    return re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns))
 
 
 @dataclass(frozen=True, slots=True)

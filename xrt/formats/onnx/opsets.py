@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -149,32 +149,13 @@ class _Hoist:
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
         given = {value.name for value in function.outputs}
         large = {name: c for name, c in function.constants.items() if name not in given and _is_large(c)}
-        large.update(_constant_nodes(function))
         if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
             return function
         names = {name: self.fresh.number(name) for name in large}
         self.found.update((names[name], constant) for name, constant in large.items())
         rest = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
-        return rename_function(function.replace(nodes=_others(nodes, large), constants=rest, types=types), names, {})
-
-
-def _constant_nodes(function: Function) -> dict[str, Constant]:
-    """Large values of Constant nodes that can be moved, by output name."""
-    kept = {value.name for value in function.outputs}
-    awaited = {name for node in function.nodes for name in node.control}
-    found: dict[str, Constant] = {}
-    for node in function.nodes:
-        if node.op == "Constant" and not node.control and node.name not in awaited and node.outputs[0] not in kept:
-            value = node.attr("value")
-            if isinstance(value, Constant) and _is_large(value):
-                found[node.outputs[0]] = value
-    return found
-
-
-def _others(nodes: Sequence[Node], constants: Collection[str]) -> tuple[Node, ...]:
-    """The nodes except Constant nodes for ``constants``."""
-    return tuple(node for node in nodes if not (node.op == "Constant" and node.outputs[0] in constants))
+        return rename_function(function.replace(nodes=nodes, constants=rest, types=types), names, {})
 
 
 def normalize(function: Function) -> Function:
@@ -287,18 +268,13 @@ def _identities(function: Function) -> int:
 
 
 def externalize_weights(function: Function) -> Function:
-    """Move large constants of bodies and Constant nodes to the constants of the Function.
+    """Move large constants of bodies, except outputs, to the constants of the Function; the bodies capture them under new names.
 
-    Bodies then capture them under new names. Not moved: outputs, and Constant nodes with control edges. Returns the Function
-    unchanged if nothing moves.
+    Returns the Function unchanged if nothing moves.
     """
     hoist = _Hoist(FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
-    values = _constant_nodes(function)
-    if not values and not hoist.found:
-        return function
-    types = {name: type_ for name, type_ in function.types.items() if name not in values}
-    return function.replace(nodes=_others(nodes, values), constants={**function.constants, **values, **hoist.found}, types=types)
+    return function.replace(nodes=nodes, constants={**function.constants, **hoist.found}) if hoist.found else function
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,67 +55,57 @@ def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
     return not domain and (op_type == SIMPLIFIED or (op_type == LAYER and 0 < opset < LAYER_OPSET))
 
 
-@dataclass
-class FusedNormalization:
-    """Decomposes a fused normalization into ONNX operators."""
+def expand_normalization(
+    node: Node, opset: int, constants: Mapping[str, Constant], dtype: DType | None
+) -> tuple[list[Node], dict[str, Constant]]:
+    """Decompose a fused normalization into ONNX operators; also return the additional constants that they read.
 
-    node: Node
-    opset: int
-    constants: Mapping[str, Constant]
-    """Constants of the graph."""
-    dtype: DType | None
-    """Element type of the scale; None if it is not declared."""
+    ``constants`` are those of the graph, ``dtype`` is the element type of the scale if it is declared.
+    """
+    x, scale, bias = (*node.inputs, "")[:3]
+    result, mean, inverse = (*node.outputs, "", "")[:3]
+    is_centered = node.op_type == LAYER
+    if not is_centered:
+        mean, inverse = "", mean or inverse  # without a mean its place may hold the deviation
+    nodes: list[Node] = []
+    added: dict[str, Constant] = {}
 
-    def expand(self) -> tuple[list[Node], dict[str, Constant]]:
-        """The nodes, and the additional constants they read."""
-        self.nodes: list[Node] = []
-        self.added: dict[str, Constant] = {}
-        node, outputs = self.node, (*self.node.outputs, "", "")
-        half = self.dtype if self.dtype in (DType.FLOAT16, DType.BFLOAT16) else None
-        dtype = np.float64 if self.dtype is DType.FLOAT64 else np.float32
-        x = self._write("Cast", node.inputs[0], to=DType.FLOAT32.onnx) if half else node.inputs[0]  # as stash_type demands
-        if node.op_type == LAYER:
-            x = self._write("Sub", x, self._mean(x, outputs[1]))
-        squares = self._mean(self._write("Pow", x, self._constant("two", np.array(2, dtype))))
-        epsilon = self._constant("epsilon", np.array(node.attr("epsilon", 1e-5), dtype))
-        deviation = self._write("Sqrt", self._write("Add", squares, epsilon))
-        inverse = outputs[2] if node.op_type == LAYER else outputs[1] or outputs[2]
-        if inverse:
-            self._write("Reciprocal", deviation, output=inverse)
-        result = self._write("Div", x, deviation)
-        result = self._write("Cast", result, to=half.onnx) if half else result
-        has_bias = len(node.inputs) > 2 and node.inputs[2]
-        result = self._write("Mul", result, node.inputs[1], output="" if has_bias else outputs[0])
-        if has_bias:
-            self._write("Add", result, node.inputs[2], output=outputs[0])
-        return self.nodes, self.added
-
-    def _mean(self, x: str, output: str = "") -> str:
-        axes = list(range(-self._count_axes(), 0))
-        if self.opset < AXES_ARE_INPUT:
-            return self._write("ReduceMean", x, output=output, axes=axes)
-        return self._write("ReduceMean", x, self._constant("axes", np.array(axes)), output=output)
-
-    def _count_axes(self) -> int:
-        axis, scale = self.node.attr("axis", -1), self.constants.get(self.node.inputs[1])
-        if axis < 0:
-            return -int(axis)
-        if scale is None:
-            raise ModelError(
-                f"the axes of {self.node.op_type} {self.node.outputs[0]!r} are not known: its scale is no initialiser"
-            )
-        return len(scale.shape)
-
-    def _constant(self, name: str, array: np.ndarray) -> str:
-        full = f"{self.node.outputs[0]}/{name}"
-        self.added[full] = Constant(array)
+    def constant(name: str, value: Any) -> str:
+        full = f"{node.outputs[0]}/{name}"
+        added[full] = Constant(np.array(value))
         return full
 
-    def _write(self, op: str, *inputs: str, output: str = "", **attributes: object) -> str:
-        output = output or f"{self.node.outputs[0]}/{op.lower()}_{len(self.nodes)}"
-        name = self.node.name and f"{self.node.name}/{op.lower()}_{len(self.nodes)}"
-        self.nodes.append(Node(op, inputs, (output,), read_attributes(attributes), name=name))
+    def write(op: str, *inputs: str, output: str = "", **attributes: object) -> str:
+        suffix = f"{op.lower()}_{len(nodes)}"
+        output = output or f"{node.outputs[0]}/{suffix}"
+        nodes.append(Node(op, inputs, (output,), read_attributes(attributes), name=node.name and f"{node.name}/{suffix}"))
         return output
+
+    def average(value: str, output: str = "") -> str:
+        if opset < AXES_ARE_INPUT:
+            return write("ReduceMean", value, output=output, axes=axes)
+        return write("ReduceMean", value, constant("axes", axes), output=output)
+
+    axis = int(node.attr("axis", -1))
+    if axis >= 0 and scale not in constants:
+        raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is no initialiser")
+    axes = list(range(axis if axis < 0 else -len(constants[scale].shape), 0))
+    half = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
+    number = np.float64 if dtype is DType.FLOAT64 else np.float32
+    if half:
+        x = write("Cast", x, to=DType.FLOAT32.onnx)  # as stash_type demands
+    if is_centered:
+        x = write("Sub", x, average(x, mean))
+    squares = average(write("Pow", x, constant("two", number(2))))
+    deviation = write("Sqrt", write("Add", squares, constant("epsilon", number(node.attr("epsilon", 1e-5)))))
+    if inverse:
+        write("Reciprocal", deviation, output=inverse)
+    x = write("Div", x, deviation)
+    x = write("Cast", x, to=half.onnx) if half else x
+    x = write("Mul", x, scale, output="" if bias else result)
+    if bias:
+        write("Add", x, bias, output=result)
+    return nodes, added
 
 
 def _check_version(domain: str, version: int, newest: int) -> None:
@@ -378,7 +367,7 @@ class _Reader:
         )
         if not is_fused:
             return [node]
-        nodes, added = FusedNormalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph)).expand()
+        nodes, added = expand_normalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph))
         constants.update(added)
         return nodes
 
