@@ -15,7 +15,8 @@ from xrt.engines.openvino import OpenVino
 from xrt.engines.openvino.support import lower
 from xrt.engines.openvino.tables import ISSUES, OPEN_ISSUES
 from xrt.engines.toy import Toy
-from xrt.graph import DType, Function, Node, TensorType, Type
+from xrt.graph import DType, Function, Node, Type
+from xrt.passes import infer_shapes
 
 
 def reference(f: Function, *inputs: Any) -> Sequence[Any]:
@@ -119,20 +120,23 @@ def test_poolings_whose_windows_reach_too_far_are_declined(pooling: Node, extent
     assert text in str(OpenVino().why_not(pooling, f))
 
 
+QUANTIZED_PRODUCT = [
+    *(node("QuantizeLinear", "x step zero", "q"), node("DequantizeLinear", "q step zero", "d")),
+    *(node("DequantizeLinear", "w steps", "e", axis=1), node("Relu", "e", "r"), node("MatMul", "d r", "y")),
+]
+STEPS = {"step": np.array(0.1, np.float32), "zero": np.array(0, np.int8), "steps": np.array([0.1, 0.2, 0.3], np.float32)}
+WEIGHTS = {"w": np.ones((4, 3), np.int8)}
 DECLINED = {
+    "a quantized vector by weights with several scales": (
+        infer_shapes(function({"x": tensor(4)}, {"y": tensor(3)}, QUANTIZED_PRODUCT, STEPS | WEIGHTS)),
+        "one axis too many",
+    ),
     "quotients of constants": (
-        function(
-            {}, {"y": tensor(2, dtype=DType.INT64)}, [node("Div", "a b", "y")], {"a": np.array([-7, 7]), "b": np.array([2, 2])}
-        ),
+        function({}, {"y": tensor(2, dtype=DType.INT64)}, [node("Div", "a a", "y")], {"a": np.array([-7, 7])}),
         "rounds the quotient of constant integers down",
     ),
     "a range that leads away": (
-        function(
-            {},
-            {"y": TensorType(DType.INT64, (None,))},
-            [node("Range", "a b c", "y")],
-            {"a": np.array(5), "b": np.array(0), "c": np.array(1)},
-        ),
+        function({}, {"y": tensor("n", dtype=DType.INT64)}, [node("Range", "a b b", "y")], {"a": np.array(5), "b": np.array(1)}),
         "counts the steps of a Range that lead away from its limit",
     ),
     "sums of bytes": (
@@ -145,7 +149,12 @@ DECLINED = {
 @pytest.mark.parametrize("case", DECLINED)
 def test_ordinary_values_that_come_out_wrong_are_declined(case: str) -> None:
     f, reason = DECLINED[case]
-    assert reason in str(OpenVino().why_not(f.nodes[0], f))
+    assert reason in str(OpenVino().why_not(f.nodes[-1], f))
+
+
+def test_other_products_of_weights_with_several_scales_are_supported() -> None:
+    f = infer_shapes(function({"x": tensor(1, 4)}, {"y": tensor(1, 3)}, QUANTIZED_PRODUCT, STEPS | WEIGHTS))
+    np.testing.assert_allclose(run(f, np.ones((1, 4), np.float32))[0], 4 * STEPS["steps"][None], rtol=1e-4)
 
 
 def test_a_maximum_of_int32_and_a_product_of_sizes_are_supported() -> None:

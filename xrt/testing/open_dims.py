@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from xrt import passes
-from xrt.comparison import Comparison, Tolerance, compare_all
+from xrt.comparison import Comparison
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -23,7 +23,7 @@ from xrt.graph import Function, Node, TensorType, Value
 from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import available_cores
 from xrt.testing.running import overlook_deviations
-from xrt.verify.comparison import find_output_tolerance
+from xrt.verify.comparison import Verdict, judge_outputs
 from xrt.verify.execution import copy_values, run_alone
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ class SizedInputs:
     values: list[Any]
     expected: list[Any]
 
-    tolerances: list[Tolerance]
-    """For each output, the tolerance of a network in the narrowest float type that its computation uses."""
-
     may_be_refused: bool
     """Whether RunFailed is acceptable at these sizes: the reference engine accepts some that ONNX does not allow, such as Split
     sizes that do not add up to the size of the axis."""
@@ -58,19 +55,29 @@ class SizedInputs:
         try:
             results = executable.run([copy_values(value) for value in self.values])
         except RunFailed as error:
-            found = Comparison("" if self.may_be_refused else f"RunFailed: {error}")
+            message = "" if self.may_be_refused else f"RunFailed: {error}"
         else:
-            if not (found := self._compare(results)):
-                found = self._compare(overlook_deviations(results, self.function, self.values, self.expected, [engine]))
+            message = self._judge(results) and self._judge(
+                overlook_deviations(results, self.function, self.values, self.expected, [engine])
+            )
         shapes = ", ".join(str(list(value.shape)) for value in self.values if isinstance(value, np.ndarray))
-        return found if found else Comparison(f"at {shapes}: {found.message}")
+        return Comparison(message and f"at {shapes}: {message}")
 
-    def _compare(self, results: Sequence[Any]) -> Comparison:
-        if len(results) != len(self.expected):
-            return compare_all(results, self.expected)
-        triples = zip(results, self.expected, self.tolerances, strict=True)
-        parts = (compare_all([mine], [theirs], tolerance) for mine, theirs, tolerance in triples)
-        return next((part for part in parts if not part), Comparison())
+    def _judge(self, results: Sequence[Any]) -> str:
+        """The first difference beyond tolerance, ties and rounding; empty if there is none."""
+        judged = judge_outputs(self._expanded(), self.values, results, self.expected, _run_reference)
+        return judged.message if judged.verdict is Verdict.DISAGREES else ""
+
+    def _expanded(self) -> Function:
+        """The Function with the definition of its only node: some (FlexAttention) cast to a narrower float."""
+        try:
+            return (expand(self.function) if len(self.function.nodes) == 1 else None) or self.function
+        except ModelError:  # onnx cannot inline a definition whose optional input is absent
+            return self.function
+
+
+def _run_reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    return run_alone(registry.create(REFERENCE), function, [copy_values(value) for value in inputs])
 
 
 def open_dims(function: Function, inputs: Sequence[Any], opening: Opening) -> Function:
@@ -167,21 +174,11 @@ def _compute(function: Function, values: list[Any]) -> SizedInputs | None:
         fixed = passes.specialize(function, shapes)
         if any(_contradicts(node, fixed) for node in fixed.nodes):
             return None
-        expected = run_alone(registry.create(REFERENCE), fixed, [copy_values(value) for value in values])
+        expected = _run_reference(fixed, values)
     except Exception:  # noqa: BLE001  # any failure means that these sizes are invalid
         return None
     may_be_refused = any(why_not_at_every_size(node, function, EVERY) for node in function.nodes)
-    tolerances = _find_tolerances(fixed, expected)
-    return SizedInputs(fixed, values, expected, tolerances, may_be_refused)
-
-
-def _find_tolerances(function: Function, results: Sequence[Any]) -> list[Tolerance]:
-    """The tolerance of each output. Expands function definitions, since some (FlexAttention) cast to a narrower float."""
-    try:
-        computed = (expand(function) if len(function.nodes) == 1 else None) or function
-    except ModelError:  # onnx cannot inline a definition whose optional input is absent
-        computed = function
-    return [find_output_tolerance(computed, value.name, result) for value, result in zip(computed.outputs, results, strict=True)]
+    return SizedInputs(fixed, values, expected, may_be_refused)
 
 
 def _contradicts(node: Node, function: Function) -> bool:
