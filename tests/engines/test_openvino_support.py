@@ -124,8 +124,8 @@ QUANTIZED_PRODUCT = [
     *(node("QuantizeLinear", "x step zero", "q"), node("DequantizeLinear", "q step zero", "d")),
     *(node("DequantizeLinear", "w steps", "e", axis=1), node("Relu", "e", "r"), node("MatMul", "d r", "y")),
 ]
-STEPS = {"step": np.array(0.1, np.float32), "zero": np.array(0, np.int8), "steps": np.array([0.1, 0.2, 0.3], np.float32)}
-WEIGHTS = {"w": np.ones((4, 3), np.int8)}
+STEPS: dict[str, Any] = {"step": np.array(0.1, "f4"), "zero": np.array(0, "i1"), "steps": np.array([0.1, 0.2, 0.3], "f4")}
+WEIGHTS: dict[str, Any] = {"w": np.ones((4, 3), np.int8)}
 DECLINED = {
     "a quantized vector by weights with several scales": (
         infer_shapes(function({"x": tensor(4)}, {"y": tensor(3)}, QUANTIZED_PRODUCT, STEPS | WEIGHTS)),
