@@ -49,12 +49,12 @@ BENCHMARKS = (
     ),
     Benchmark("memory", quick="--megabytes 20 --large 0 --engines ort --regions 1,8"),
     Benchmark("partition", quick="--rounds 3 --sizes 100,10000"),
-    Benchmark("auto", quick="--quick"),
+    Benchmark("auto", "--budget 20", quick="--quick"),
     Benchmark("imports", quick="--rounds 3"),
     Benchmark("first_result", "--models mobilenet,squeezenet,bert,gpt,vit", quick="--rounds 1 --engines ort --models squeezenet"),
     Benchmark("dynamic_shapes", quick="--rounds 3 --engines ort --models chain --sizes 4,8"),
     Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,recompiles,dispatch"),
-    Benchmark("precision", quick="--quick --models mobilenet,images --budget 5 --seconds 1"),
+    Benchmark("precision", "--budget 20", quick="--quick --models mobilenet,images --budget 5 --seconds 1"),
 )
 """In the order in which they run and appear on the page."""
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
