@@ -17,6 +17,7 @@ import xrt
 from tests.laws.laws import bounded, living
 from xrt.cache import CompileCache
 from xrt.comparison import BIT_EQUAL, compare_all
+from xrt.engines import Executable
 from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, OptionError, RunFailed
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
@@ -292,6 +293,32 @@ def test_a_compiled_form_that_does_not_load_is_compiled(path: Path, cold: Compil
         np.testing.assert_array_equal(xrt.load(path, cache=cold)(X), expected)
     with pytest.raises(BundleError, match="a compiled form cannot be loaded: no such luck"):
         xrt.load(path, strict=True, cache=cold)(X)
+
+
+class Unready(Executable):
+    """Cannot be prepared, and notes that it was closed."""
+
+    closed = 0
+
+    def prepare(self) -> None:
+        raise ValueError("no such luck")
+
+    def run(self, inputs: object, options: object = None) -> list[object]:
+        raise AssertionError("it was not prepared")
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_compiled_form_that_cannot_be_prepared_is_closed(
+    path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = saved(path)
+    monkeypatch.setattr("xrt.engines.ort.engine.Ort.load", lambda *_: Unready())
+    monkeypatch.setattr(Unready, "closed", 0)
+    with pytest.warns(CacheWarning, match="a region is compiled again, since no such luck"):
+        np.testing.assert_array_equal(xrt.load(path, cache=cold)(X), expected)
+    assert Unready.closed == 1
 
 
 # ---------------------------------------------------------------------- bad files

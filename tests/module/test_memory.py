@@ -123,6 +123,13 @@ def test_weights_in_files_and_weights_that_were_folded_away(tmp_path: Path) -> N
     ]
 
 
+def test_a_program_without_an_arena_is_told_from_a_plan_without_a_program() -> None:
+    m = xrt.XRTModule(products(1), engine="toy", strict=True)
+    m.compile()
+    assert m.memory().arena == 0
+    assert "between regions                  1.0 MB  per call: no arena; values, each in memory of its own" in str(m.memory())
+
+
 @pytest.mark.slow
 def test_an_engine_that_does_not_tell() -> None:
     m = xrt.XRTModule(products(1), engine=Reticent(), strict=True)

@@ -246,3 +246,13 @@ def test_a_module_tells_its_progress() -> None:
     assert told == [(1, 1)]
     with pytest.raises(xrt.errors.OptionError, match="progress must be a function of two numbers, or True, False or None; got 3"):
         xrt.XRTModule(relu, engine="toy", progress=3)
+
+
+def test_an_executable_that_cannot_be_prepared_is_closed(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Executable) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(Adding, "prepare", fail, raising=False)
+    (refusal,) = compiled(planned(1))
+    assert refusal.reason == "engine 'free' failed to compile xrt_free_0 (1 nodes): ValueError: no such luck"
+    assert [one.closed for one in journal.made] == [1]

@@ -91,6 +91,13 @@ def test_three_engines_go_round():
     assert list(homes(chain("Neg", "Neg", "Neg", "Neg"), engines).values()) == ["recording", "second", "picky", "recording"]
 
 
+def test_the_first_engine_follows_a_node_on_the_last_resort():
+    plan = Alternation(
+        chain("Neg", "Abs", "Neg"), (RecordingEngine(takes="Neg"), Second(takes="Neg"), RefusesRelu()), last_resort=True
+    )
+    assert [launch.engine.partition("{")[0] for launch in plan.plan().launches] == ["recording", "picky", "recording"]
+
+
 def test_what_nobody_takes_is_declined_with_every_reason():
     with pytest.raises(CompileRefused, match=r"Neg: second.*; recording.*"):
         homes(chain("Relu", "Neg"), (RecordingEngine(takes="Relu"), Second(takes="Abs")))
@@ -149,3 +156,10 @@ def test_one_round_that_fails_is_a_failure():
 def test_one_engine_has_nobody_to_alternate_with():
     with pytest.raises(OptionError, match="nodes alternate between two engines or more; list another"):
         conform("toy", RELU, groups=["simple"], alternate=True)
+
+
+def test_alternation_and_symbolic_dims_exclude_each_other():
+    with pytest.raises(
+        OptionError, match=r"^opening='every' compiles a case on one engine at a time, and alternate=True on several"
+    ):
+        conform(BOTH, RELU, groups=["simple"], alternate=True, opening="every")

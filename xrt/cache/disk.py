@@ -19,6 +19,7 @@ from xrt.cache.entries import CacheEntry, StoredFailure
 from xrt.cache.records import DEFAULT_LIMIT, Store
 from xrt.cache.signature import CODE_UNKNOWN, Signature
 from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import find_stale
@@ -112,8 +113,7 @@ class DiskTier:
         try:
             with self.store.make_working_directory() as folder:
                 context = replace(recipe.context, workdir=folder)
-                executable = recipe.engine.load(memoryview(entry.data), recipe.function, context)
-                executable.prepare()
+                executable = prepare_or_close(recipe.engine.load(memoryview(entry.data), recipe.function, context))
         except Exception as error:  # noqa: BLE001  # engines may raise anything, and can still compile
             if stale := find_stale(error):
                 raise stale from None

@@ -24,6 +24,7 @@ from xrt.cache.memory import LEAST_BYTES, MOST_BYTES as MOST_CACHED
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.errors import (
     BundleError,
@@ -95,8 +96,8 @@ class BundleTier:
             try:
                 with make_working_directory() as folder:
                     context = replace(recipe.context, workdir=folder)
-                    executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
-                executable.prepare()
+                    saved = self.file.read_compiled(section)
+                    executable = prepare_or_close(recipe.engine.load(saved, recipe.function, context))
             except Exception as error:
                 if self.strict:
                     raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error

@@ -156,7 +156,8 @@ def _rows(memory: Memory) -> Iterator[Row]:
     if memory.arena:
         yield "between regions", memory.arena, f"per call: the arena, for values of {_size(memory.crossing)}{rest}"
     else:
-        yield "between regions", memory.crossing, f"per call: values, each in memory of its own{rest}"
+        planned = "no arena; " if memory.is_compiled else ""  # None: the compile plans the arena
+        yield "between regions", memory.crossing, f"per call: {planned}values, each in memory of its own{rest}"
     seen: set[str] = set()
     for region in memory.regions:
         yield f"{region.name} on {region.engine}", region.weights, "of the weights"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory, PlanError
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release
@@ -311,7 +312,7 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     try:
         with _turn(region.engine):
             executable = region.engine.compile(launch.function, context)
-        executable.prepare()
+        prepare_or_close(executable)
     except CompileRefused:
         raise
     except Exception as error:

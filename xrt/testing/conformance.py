@@ -91,6 +91,8 @@ def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, ope
     """
     if alternate and len(engines) < 2:
         raise OptionError("nodes alternate between two engines or more; list another")
+    if alternate and opening is not None:
+        raise OptionError(f"opening={opening!r} compiles a case on one engine at a time, and alternate=True on several; pass one")
     if alternate:
         return tuple(run_alternating(engines, first) for first in range(len(engines)))
     if opening is not None:

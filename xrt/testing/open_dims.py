@@ -15,6 +15,7 @@ from xrt import passes
 from xrt.comparison import Comparison
 from xrt.engines import CompileContext
 from xrt.engines.contract import registry
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
 from xrt.engines.toolkit.support import ELEMENTWISE, EVERY, why_not_at_every_size
 from xrt.errors import CompileRefused, ModelError, RunFailed
@@ -135,9 +136,7 @@ def compile_for_all_sizes(engine: GraphCompiler, function: Function) -> Executab
     for node in ready.nodes:
         if (reason := engine.why_not(node, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    executable = engine.compile(ready, CompileContext(threads=available_cores()))
-    executable.prepare()
-    return executable
+    return prepare_or_close(engine.compile(ready, CompileContext(threads=available_cores())))
 
 
 UNJUDGED = frozenset({"AffineGrid", "Attention", "DynamicQuantizeLinear", "MeanVarianceNormalization"})

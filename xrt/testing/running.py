@@ -111,7 +111,11 @@ class Alternation:
     def _turn(self, node: Node, homes: dict[str, int]) -> int:
         makers = (self.function.producer(name) for name in node.uses)
         maker = next((maker for maker in makers if maker is not None), None)
-        return self.first if maker is None else (homes[maker.name] + 1) % (len(self.engines) - int(self.last_resort))
+        if maker is None:
+            return self.first
+        following = homes[maker.name] + 1
+        # After a node on the last resort, which has no turn, the first engine is next.
+        return following if following < len(self.engines) - int(self.last_resort) else 0
 
     def _home(self, node: Node, turn: int) -> int:
         """The index of the first engine that supports the node, starting at ``turn``."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from xrt import passes
 from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import adapt_to_host, available_cores
@@ -36,9 +37,7 @@ def compile_alone(
         placed = node if context.device == "cpu" else replace(node, device=context.device)
         if (reason := engine.why_not(placed, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    executable = adapt_to_host(engine.compile(ready, context), context)
-    executable.prepare()
-    return executable
+    return prepare_or_close(adapt_to_host(engine.compile(ready, context), context))
 
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:

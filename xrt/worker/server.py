@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
+from xrt.engines.contract.graph_compiler import prepare_or_close
 from xrt.engines.contract.spec import build
 from xrt.engines.toolkit.shared_values import put_values, read_function, read_values
 from xrt.formats.bundle import make_working_directory
@@ -72,7 +73,7 @@ class WorkerServer:
         return self._engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        adapt_to_host(executable, context).prepare()
+        prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._made[number] = executable, engine, function, context
         return {"made": number, "fresh": executable.outputs_are_fresh}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -282,6 +282,15 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
         given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {given} where the buffer for it is {due}")
     np.copyto(buffer, result)
+
+
+def prepare_or_close(executable: Executable) -> Executable:
+    """Prepare an executable and return it; if that fails, close it, because nobody else will."""
+    with ExitStack() as on_failure:
+        on_failure.callback(executable.close)
+        executable.prepare()
+        on_failure.pop_all()
+    return executable
 
 
 @cache
