@@ -18,7 +18,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, Ru
 from xrt.engines.contract import registry
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.module.memory import Memory
+from xrt.module.explain import Memory
 
 N = 512
 F32 = TensorType(DType.FLOAT32, (N, N))

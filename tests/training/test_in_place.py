@@ -14,7 +14,7 @@ import xrt
 from xrt import ops, training
 from xrt.errors import ModelError, XRTWarning
 from xrt.graph import list_states
-from xrt.module.fallback import format_implicit_fallback
+from xrt.module.programs import format_implicit_fallback
 from xrt.partition import Plan
 
 DRAW = np.random.default_rng(3)

@@ -17,7 +17,7 @@ from xrt import passes
 from xrt.errors import InputError, RunFailed
 from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.module.fallback import Call
+from xrt.module.specialization import Call
 from xrt.runtime import Program, to_run_failed
 from xrt.runtime.inputs import check_buffers, check_updated
 

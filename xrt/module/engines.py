@@ -37,9 +37,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _create_engines(engine, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
-        from xrt.module.precision import lower_engines  # only needed for int8
-
-        engines = lower_engines(engines)
+        engines = [one.lower_precision("int8") or one for one in engines]
     specs = [one.spec for one in engines]
     if (twice := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")

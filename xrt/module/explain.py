@@ -1,24 +1,27 @@
-"""Explain a Plan in text: its regions in order, their inputs and outputs, and why each node is on its engine."""
+"""Reports on one signature: its plan, region by region, with the reason for each node's engine; and its memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines.contract.graph_compiler import list_deviations
-from xrt.partition.plan import GROUPED, ReasonGroup, group, group_reasons, list_some
+from xrt.graph import Constant, TensorType
+from xrt.graph.constants import is_mapped
+from xrt.partition.plan import GROUPED, group, group_reasons, list_some
 from xrt.placement.result import is_of_engine
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
+    from xrt.engines import GraphCompiler, MemoryUse
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Function
     from xrt.module.module import XRTModule
     from xrt.partition import Launch, Plan, Reason
     from xrt.placement import CostReport
     from xrt.placement.engine_list import EngineList
+    from xrt.runtime import Program
 
 SPECIAL = "deviates on special values:"
 """Prefix of remarks about NaN, infinities and similar values."""
@@ -84,15 +87,16 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as dicts, lists and strings."""
-        own = {"account": self.account.to_dict() if self.account else None}
-        own["precision"] = self.precision.to_dict() if self.precision else None
-        data = asdict(replace(self, plan=None, account=None, precision=None)) | own
+        parts = {name: part and part.to_dict() for name, part in (("account", self.account), ("precision", self.precision))}
+        data = asdict(replace(self, plan=None, account=None, precision=None)) | parts
         del data["plan"]
         return data
 
     def _repr_html_(self) -> str:
         """Charts and tables for a notebook."""
-        return render_explanation(self)
+        from xrt.html.views import render_cell
+
+        return render_cell("explanation.html", is_page=False, **_describe_page(self))
 
     def __str__(self) -> str:
         return self.describe()
@@ -102,80 +106,73 @@ class Explanation:
         if not deviations:
             plain = (replace(r, remarks=tuple(x for x in r.remarks if not x.startswith(SPECIAL))) for r in self.regions)
             return replace(self, regions=tuple(plain)).describe(left_out=left_out)
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
+        return "\n".join(self._lines(left_out))
+
+    def _lines(self, left_out: bool) -> Iterator[str]:
+        engines = (f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
         where = f"; device {self.device}" if self.device != "cpu" else ""
-        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}{where}"]
-        shared = _shared_remarks(self.regions)
-        for alike in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
-            lines += _region_lines(alike[0], shared)
-            if alike[1:]:
-                names = list_some([region.name for region in alike[1:]])
-                lines.append(f"{names}  on {alike[0].engine}: the same operators as {alike[0].name}")
-        lines += [
-            f"on {engine}, {len(names)} regions: {remark} ({list_some(names)})" for (engine, remark), names in shared.items()
-        ]
+        yield f"engines: {', '.join(engines)}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
+        shared = _collect_shared_remarks(self.regions)
+        for first, *others in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
+            yield from _describe_region(first, shared)
+            if others:
+                names = list_some([region.name for region in others])
+                yield f"{names}  on {first.engine}: the same operators as {first.name}"
+        for (engine, remark), named in shared.items():
+            yield f"on {engine}, {len(named)} regions: {remark} ({list_some(named)})"
         if not self.regions:
-            lines.append("no regions: the outputs are inputs or constants")
+            yield "no regions: the outputs are inputs or constants"
         if self.copies:
-            lines.append(f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)")
-            lines += [f"  {copy}" for copy in self.copies]
-        lines += [self.graph] if self.graph else []
-        lines += [f"updates {update}" for update in self.updates]
+            yield f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)"
+            yield from (f"  {copy}" for copy in self.copies)
+        if self.graph:
+            yield self.graph
+        yield from (f"updates {update}" for update in self.updates)
         if self.reasons:
-            lines.append(f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):")
-            lines += _lines_of_nodes(group_reasons(reason for reason in self.reasons if not is_of_engine(reason)))
-            of_engines = group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1)
-            lines += [f"  {one.summary}" for one in of_engines]
-        lines += [
-            f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
-        ]
-        lines += self.placement
-        lines += self.left_out if left_out else ()
-        lines += str(self.account or "").splitlines()
-        return "\n".join([*lines, *([self.checks] if self.checks else [])])
-
-    def _engine(self, spec: str) -> str:
-        return f"{spec} (fallback)" if spec == self.implicit else spec
-
-
-def _lines_of_nodes(groups: Sequence[ReasonGroup]) -> Iterator[str]:
-    """Yield one line per group of nodes that share the reason why they are not on an engine."""
-    for one in groups:
-        first = one.reasons[0]
-        if len(one.reasons) > 1:
-            yield f"  {one.summary} ({one.nodes})"
-        else:
-            yield f"  {first.node} ({first.op}) not on {', '.join(one.engines)}: {first.text}"
+            yield f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):"
+            for one in group_reasons(reason for reason in self.reasons if not is_of_engine(reason)):
+                first_reason, engine = one.reasons[0], ", ".join(one.engines)
+                alone = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
+                yield f"  {one.summary} ({one.nodes})" if len(one.reasons) > 1 else f"  {alone}"
+            for one in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
+                yield f"  {one.summary}"
+        for pin in self.idle_pins:
+            yield f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them"
+        yield from self.placement
+        yield from self.left_out if left_out else ()
+        yield from str(self.account or "").splitlines()
+        if self.checks:
+            yield self.checks
 
 
-def _shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
-    """Collect remarks shared by several regions of an engine: (engine, remark) to region names."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _collect_shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
+    """Names of the regions that share a remark, by engine and remark."""
+    names: dict[tuple[str, str], list[str]] = {}
     for region in regions:
         for remark in region.remarks:
-            found.setdefault((region.engine, remark), []).append(region.name)
-    return {key: names for key, names in found.items() if len(names) >= GROUPED}
+            names.setdefault((region.engine, remark), []).append(region.name)
+    return {key: named for key, named in names.items() if len(named) >= GROUPED}
 
 
-def _region_lines(region: RegionReport, shared: Container[tuple[str, str]]) -> list[str]:
+def _describe_region(region: RegionReport, shared: Container[tuple[str, str]]) -> Iterator[str]:
     where = f" ({region.device})" if region.device else ""
     operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in region.operators)
-    lines = [
-        f"{region.name}  on {region.engine}{where}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})",
-        f"  in:  {', '.join(region.inputs) or 'nothing'}",
-        f"  out: {', '.join(region.outputs)}",
-    ]
-    return lines + [f"  {remark}" for remark in region.remarks if (region.engine, remark) not in shared]
+    yield f"{region.name}  on {region.engine}{where}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})"
+    yield f"  in:  {', '.join(region.inputs) or 'nothing'}"
+    yield f"  out: {', '.join(region.outputs)}"
+    yield from (f"  {remark}" for remark in region.remarks if (region.engine, remark) not in shared)
 
 
 def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, str]] = (), **details: Any) -> Explanation:
     """Explain a plan. ``remarks`` are added by region name; ``details`` are other fields of the Explanation."""
-    more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
     return Explanation(
         engines=plan.engines,
         implicit=engines.implicit,
-        regions=tuple(_region(x, by_spec.get(x.engine), lines) for x, lines in zip(plan.launches, more, strict=True)),
+        regions=tuple(
+            _report_region(x, by_spec.get(x.engine), [notes[x.name] for notes in remarks if x.name in notes])
+            for x in plan.launches
+        ),
         threads=engines.context.threads,
         reasons=plan.reasons,
         device=plan.device,
@@ -189,30 +186,30 @@ def explain(plan: Plan, engines: EngineList, *, remarks: Sequence[Mapping[str, s
 def explain_module(module: XRTModule) -> Explanation:
     """Explain the last signature of a module: see `XRTModule.explain`."""
     build, programs, checks = module.specialization, module.programs, module.checks
-    engines = programs.engines
-    left_out = engines.left_out if engines.is_auto else ()
-    notes = [line for line in left_out if not line.startswith("engine ")] if engines.is_auto else engines.left_out
+    engines, tuned, program = programs.engines, build.tuned, build.compiled
+    notes = [line for line in engines.left_out if not (engines.is_auto and line.startswith("engine "))]
     return explain(
         build.plan,
         build.engines,
         remarks=[build.remarks, checks.remarks({x.name: x.function for x in build.plan.launches})],
         idle_pins=tuple(map(str, build.idle_pins)),
-        placement=(*str(build.tuned or "").splitlines(), *notes, *module.sizes.remarks),
-        account=programs.placer.make_cost_report(build.plan, build.tuned, build.function),
+        placement=(*str(tuned or "").splitlines(), *notes, *module.sizes.remarks),
+        account=programs.placer.make_cost_report(build.plan, tuned, build.function),
         checks=str(checks),
-        graph=build.compiled.graph_remark if build.compiled else "",
-        updates=tuple(map(str, build.compiled.updates)) if build.compiled else (),
-        precision=build.tuned.precision if build.tuned else None,
-        left_out=left_out,
+        graph=program.graph_remark if program else "",
+        updates=tuple(map(str, program.updates)) if program else (),
+        precision=tuned.precision if tuned else None,
+        left_out=engines.left_out if engines.is_auto else (),
     )
 
 
-def _region(launch: Launch, engine: GraphCompiler | None, more: Sequence[str]) -> RegionReport:
+def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence[str]) -> RegionReport:
     function = launch.function
-    if engine is None:
-        own: tuple[str, ...] = (f"engine {launch.engine!r} is not among this module's, which plans again at its first call",)
-    else:
-        own = (*engine.remarks(function), *_deviations(engine, function))
+    remarks = [f"engine {launch.engine!r} is not among this module's, which plans again at its first call"]
+    if engine is not None:
+        kinds = list_deviations(engine.implementation, function)
+        deviations = "; ".join(f"{kind} in {', '.join(operators)}" if operators else kind for kind, operators in kinds)
+        remarks = [*engine.remarks(function), *([f"{SPECIAL} {deviations}"] if deviations else [])]
     return RegionReport(
         name=launch.name,
         engine=launch.engine,
@@ -221,42 +218,25 @@ def _region(launch: Launch, engine: GraphCompiler | None, more: Sequence[str]) -
         inputs=tuple(map(str, function.inputs)),
         outputs=tuple(map(str, function.outputs)),
         weights=sum({id(one.array): one.nbytes for one in function.constants.values()}.values()),
-        remarks=(*own, *more),
+        remarks=(*remarks, *notes),
         device=launch.device,
     )
 
 
-def _deviations(engine: GraphCompiler, function: Function) -> Iterator[str]:
-    found = [
-        f"{kind} in {', '.join(operators)}" if operators else kind
-        for kind, operators in list_deviations(engine.implementation, function)
-    ]
-    if found:
-        yield f"{SPECIAL} {'; '.join(found)}"
-
-
-def render_explanation(found: Explanation) -> str:
-    """Render an Explanation as HTML for a notebook cell."""
-    from xrt.html.views import render_cell
-
-    return render_cell("explanation.html", is_page=False, **_describe(found))
-
-
-def render_explanation_page(found: Explanation, model: str) -> str:
+def render_explanation_page(explanation: Explanation, model: str) -> str:
     """Render an Explanation as an HTML page; ``model`` is the model's name for the title."""
     from xrt.html.views import render_page
 
-    return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe(found))
+    return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe_page(explanation))
 
 
-def _describe(found: Explanation) -> dict[str, Any]:
+def _describe_page(found: Explanation) -> dict[str, Any]:
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors
 
-    engines = [f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines]
     facts = {
-        "engines": ", ".join(engines),
+        "engines": ", ".join(f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines),
         "threads": f"{format_count(found.threads, 'thread')} for all together",
         "device": found.device if found.device != "cpu" else None,
         "copies": f"{len(found.copies)} between devices, {size(found.bytes_copied)}" if found.copies else None,
@@ -265,12 +245,163 @@ def _describe(found: Explanation) -> dict[str, Any]:
         "idle pins": ", ".join(found.idle_pins) or None,
     }
     remarks = [(region.name, region.engine, remark) for region in found.regions for remark in region.remarks]
-    plan = describe_plan(found.plan, found.reasons)
-    return {
-        "found": found,
-        "facts": facts,
-        "remarks": remarks,
-        **plan,
-        **describe_costs(found.account),
-        **describe_errors(found.precision),
-    }
+    tables = describe_plan(found.plan, found.reasons) | describe_costs(found.account) | describe_errors(found.precision)
+    return {"found": found, "facts": facts, "remarks": remarks, **tables}
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """Memory of one region."""
+
+    name: str
+    engine: str
+    weights: int
+    """Bytes of the constants that it reads; a constant read by several regions is stored only once."""
+    uses: tuple[MemoryUse, ...] | None
+    """Memory that the engine reports, without weights; None if it reports none, or nothing is compiled yet."""
+    same_as: str = ""
+    """An earlier equal region whose executable it shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of one signature in bytes. Prints as a table; `to_dict` returns plain data."""
+
+    weights: int
+    """Bytes of constants that regions read, each counted once."""
+    mapped: int
+    """Bytes of ``weights`` and ``unused`` in memory-mapped files, whose pages the OS loads on demand and may evict."""
+    unused: int
+    """Bytes of model constants that no region reads after constant folding, but that are still in memory."""
+    crossing: int
+    """Bytes of the regions' outputs whose sizes are known at compile time."""
+    unknown: int
+    """Number of region outputs whose sizes are known only at run time."""
+    arena: int | None
+    """Bytes of the arena for values between regions, one per concurrent call; None before the compile."""
+    regions: tuple[RegionMemory, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the signature is compiled, so that engines report their memory."""
+        return self.arena is not None
+
+    @property
+    def _uses(self) -> Iterator[MemoryUse]:
+        return (use for region in self.regions if not region.same_as for use in region.uses or ())
+
+    @property
+    def held(self) -> int:
+        """Bytes in use between calls, as far as engines report them."""
+        return self.weights + self.unused + sum(use.nbytes or 0 for use in self._uses if not use.per_call)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of ``held`` in memory-mapped files, whose pages all processes of the host share."""
+        return self.mapped + sum(use.nbytes or 0 for use in self._uses if use.shared)
+
+    @property
+    def private(self) -> int:
+        """Bytes of ``held`` that are not shared between processes."""
+        return self.held - self.shared
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as dicts, lists and numbers."""
+        return {**asdict(self), "held": self.held, "shared": self.shared, "private": self.private}
+
+    def _repr_html_(self) -> str:
+        """An HTML table for a notebook."""
+        from xrt.html.views import render_cell  # only for notebooks
+
+        rows = [(name.strip(), size, why) for name, size, why in self._rows()]
+        table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
+        return render_cell("summary.html", title="Memory", facts={}, tables=[table])
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in self._rows())
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield table rows: a label, bytes, and a remark."""
+        yield "weights", _format_size(self.weights), f"held once; {_format_size(self.mapped)} of all constants in mapped files"
+        if self.unused:
+            yield "  unused", _format_size(self.unused), "constants of the model that were folded into others"
+        if self.arena:
+            places = f"the arena, for values of {_format_size(self.crossing)}"
+        else:  # before the compile, the arena is not planned yet
+            places = f"{'no arena; ' * self.is_compiled}values, each in memory of its own"
+        rest = f"; {self.unknown} more of sizes known only at run time" if self.unknown else ""
+        yield "between regions", _format_size(self.arena or self.crossing), f"per call: {places}{rest}"
+        seen: set[str] = set()
+        for region in self.regions:
+            yield f"{region.name} on {region.engine}", _format_size(region.weights), "of the weights"
+            if region.same_as:
+                uses = [("executable", "0 B", f"that of {region.same_as}, which is equal")]
+            elif region.uses is None:
+                uses = [("the engine's own", "?", "the engine does not tell")] * self.is_compiled
+            else:
+                reasons = (f"per call: {use.why}" if use.per_call else use.why for use in region.uses)
+                uses = [(use.name, _format_size(use.nbytes), why) for use, why in zip(region.uses, reasons, strict=True)]
+            for name, size, why in uses:
+                yield f"  {name}", size, "as above" if why in seen else why
+                seen.add(why)
+        hint = "" if self.is_compiled else "before the compile; m.compile() lets the engines tell theirs"
+        yield "held between calls", _format_size(self.held), hint
+        if self.shared:
+            why = "in mapped files: processes have the same pages, and the system may drop them"
+            yield "  shared", _format_size(self.shared), why
+            yield "  private", _format_size(self.private), "of this process alone"
+
+
+def measure_memory(plan: Plan, original: Function, program: Program | None) -> Memory:
+    """Compute the memory of a plan; ``original`` is the unoptimized model, ``program`` is None before the compile."""
+    used = _collect_constants([plan.function, *(launch.function for launch in plan.launches)])
+    everything = used | _collect_constants([original])
+    types = [value.type for launch in plan.launches for value in launch.function.outputs]
+    sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
+    return Memory(
+        weights=_count_bytes(used),
+        mapped=sum(constant.nbytes for constant in everything.values() if is_mapped(constant.array)),
+        unused=_count_bytes(everything) - _count_bytes(used),
+        crossing=sum(filter(None, sizes)),
+        unknown=sizes.count(None),
+        arena=program.arena_bytes if program else None,
+        regions=tuple(_measure_regions(plan.launches, program)),
+    )
+
+
+def _measure_regions(launches: Sequence[Launch], program: Program | None) -> Iterator[RegionMemory]:
+    first: dict[int, str] = {}
+    for index, launch in enumerate(launches):
+        weights, uses, name = _count_bytes(_collect_constants([launch.function])), None, launch.name
+        if program is not None:
+            executable = program.executables[index]
+            uses, name = executable.memory(), first.setdefault(id(executable), launch.name)
+        same_as = name if name != launch.name else ""
+        yield RegionMemory(launch.name, launch.engine, weights, None if uses is None else tuple(uses), same_as)
+
+
+def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:
+    """Constants by memory address and size, including those in bodies and attributes."""
+    constants: list[Constant] = []
+    for function in functions:
+        constants += function.constants.values()
+        for node in function.nodes:
+            for attribute in node.attributes:
+                values = attribute.value if attribute.kind.is_list else (attribute.value,)
+                constants += (value for value in values if isinstance(value, Constant))
+            constants += _collect_constants(node.bodies).values()
+    return {(constant.array.ctypes.data, constant.array.nbytes): constant for constant in constants}
+
+
+def _count_bytes(constants: Mapping[object, Constant]) -> int:
+    return sum(constant.nbytes for constant in constants.values())
+
+
+def _format_size(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "?"
+    units = (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
+    return f"{nbytes} B" if nbytes < 1000 else f"{nbytes / units[0]:.1f} {units[1]}"

@@ -72,6 +72,11 @@ def make_source(model: Any) -> ModelSource:
     )
 
 
+def get_model(source: ModelSource) -> Any:
+    """The Function or graph of a source."""
+    return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+
+
 def is_graph(model: object, *, as_class: bool = False) -> bool:
     """Whether this is an `xrt.Graph`, or with ``as_class`` also a subclass. Does not import the builder."""
     tracing = sys.modules.get("xrt.builder.tracing")

@@ -6,22 +6,23 @@ import copy
 import os
 import sys
 from abc import ABCMeta
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
+from xrt.errors import XRTError
 from xrt.module.dispatch import NO_MATCH, Dispatcher, unpack_outputs
 from xrt.module.engines import make_engine_list
-from xrt.module.fallback import Call, OutputChecks, shorten_tracebacks
-from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, check_declared, find_front_end, is_graph
+from xrt.module.model_source import BundledModel, BundledTraces, check_declared, find_front_end, get_model, is_graph
 from xrt.module.options import add_keywords, apply_constraints, parse_options
 from xrt.module.programs import Programs, open_model
-from xrt.module.specialization import Specialization, list_value_names
+from xrt.module.specialization import Call, Specialization, list_value_names
 from xrt.module.state import Session, StatefulFunctions
+from xrt.module.verification import OutputChecks
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from xrt.graph import Value
     from xrt.module.bundle import SelfTestReport
     from xrt.module.dispatch import IOBinding
-    from xrt.module.explain import Explanation
+    from xrt.module.explain import Explanation, Memory
     from xrt.module.keywords import ModuleKeywords
-    from xrt.module.memory import Memory
     from xrt.module.model_source import ModelSource
     from xrt.module.tuning import Objective
     from xrt.partition import Plan
@@ -44,6 +44,36 @@ if TYPE_CHECKING:
     from xrt.runtime import Profile, Program
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
+
+
+C = TypeVar("C", bound=type)
+_STEPS = ("check_inputs", "specialize")  # of wrapped methods
+
+
+def shorten_tracebacks(cls: C) -> C:
+    """Limit the traceback of an XRTError from a public method or property to two frames of XRT."""
+
+    def shorten(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                return method(*args, **named)
+            except XRTError as error:
+                if os.environ.get("XRT_TRACEBACK") == "full":
+                    raise
+                raise error.with_traceback(None)  # noqa: B904  # the same error: its cause and context stay
+
+        return call
+
+    for name, member in list(vars(cls).items()):
+        # `__call__` is the fast path; code that may fail is in `run_call`.
+        if (name.startswith("_") and name != "__init__") or name in _STEPS:
+            continue
+        if isinstance(member, FunctionType):
+            setattr(cls, name, shorten(member))
+        elif isinstance(member, property) and member.fget is not None:
+            setattr(cls, name, property(shorten(member.fget), member.fset, member.fdel, member.__doc__))
+    return cls
 
 
 @add_keywords
@@ -358,7 +388,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
         Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
         """
-        from xrt.module.verification import calibrate_module
+        from xrt.module.precision import calibrate_module
 
         return calibrate_module(self, batches, method, parameters)
 
@@ -484,7 +514,7 @@ def _find_model(source: ModelSource) -> Any:
     """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
     if isinstance(source, BundledModel | BundledTraces):
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
-    return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+    return get_model(source)
 
 
 def _why_not_written(part: Any) -> str | None:

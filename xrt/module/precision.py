@@ -1,19 +1,25 @@
-"""Lower precision in a module: examples for an error budget, int8 without a budget, and lower-precision engines."""
+"""Lower precision in a module: examples for an error budget, int8 without a budget, lower-precision engines, calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError, OptionError
+from xrt.graph import hash_values
 from xrt.partition.options import Pin
-from xrt.passes.quantize.form import QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
+from xrt.passes import infer_shapes
+from xrt.passes.quantize import list_calibrated_values
+from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import is_auto
 from xrt.precision.budget import PrecisionTerms, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
+from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.lowering import LoweringWithinBudget
 
 if TYPE_CHECKING:
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import Function
     from xrt.module.model_source import ModelSource
+    from xrt.module.module import XRTModule
     from xrt.module.options import ModuleOptions
     from xrt.placement.engine_list import EngineList
 
@@ -30,7 +37,7 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
 
     Raises CalibrationError or InputError for unsuitable examples, OptionError without examples.
     """
-    budget, inputs = settings.max_error, source.inputs
+    budget, inputs, choice = settings.max_error, source.inputs, settings.choice
     if budget is None:
         return None
     if settings.lock is not None and settings.calibrate is None and settings.validate is None:
@@ -53,27 +60,13 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
         raise CalibrationError("validate= has one batch, and the interval of an error needs two examples or more; pass more")
     if calibrate.items and calibrate.digest == validate.digest:
         raise CalibrationError("validate= has the batches of calibrate=; the error must be measured on others")
-    choice = settings.choice
+    declared = None if source.is_traced else source.get_declared_function
     return LoweringWithinBudget(
-        PrecisionTerms(
-            budget,
-            validate,
-            calibrate,
-            choice.names,
-            choice.exact_nodes,
-            choice.table,
-            None if source.is_traced else source.get_declared_function,
-            tuple(inputs),
-        )
+        PrecisionTerms(budget, validate, calibrate, choice.names, choice.exact_nodes, choice.table, declared, tuple(inputs))
     )
 
 
 # ---------------------------------------------------------------------- without a budget
-
-
-def lower_engines(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Replace each engine by its int8 variant if it has one."""
-    return [one.lower_precision("int8") or one for one in engines]
 
 
 def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCompiler], ModuleOptions]:
@@ -85,22 +78,20 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
         raise OptionError("a constraint on precision with engine='auto' needs an error budget; pass max_error= and validate=")
     if engine is None:
         raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
-    name, listed = settings.choice.names[0], engine if isinstance(engine, list | tuple) else [engine]
+    (name, *_), listed = settings.choice.names, engine if isinstance(engine, list | tuple) else [engine]
     engines = [registry.create(one) for one in listed]
-    lowered = {one.spec: one.lower_precision(name) for one in engines}
-    if not any(lowered.values()):
-        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(lowered)}")
-    found: list[GraphCompiler] = []
-    for one in engines:
-        lower = lowered[one.spec]
-        found += [one] if lower is None else [lower, one]
+    variants = [one.lower_precision(name) for one in engines]
+    if not any(variants):
+        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(one.spec for one in engines)}")
+    pairs = zip(variants, engines, strict=True)
     pins = tuple(
         Pin(pattern.patterns, lower.spec, "name" if pattern.by_name else "operator", forbid=True)
         for pattern in settings.choice.exact_nodes
-        for lower in lowered.values()
+        for lower in variants
         if lower is not None
     )
-    return found, replace(settings, clustering=replace(settings.clustering, pins=(*settings.clustering.pins, *pins)))
+    clustering = replace(settings.clustering, pins=(*settings.clustering.pins, *pins))
+    return [one for pair in pairs for one in pair if one is not None], replace(settings, clustering=clustering)
 
 
 def quantize_as_asked(
@@ -114,24 +105,94 @@ def quantize_as_asked(
     """
     prepared = prepare_for_quantization(function)
     choice, names = settings.choice, list_quantizable_nodes(prepared)
-    kept = {at for at, name in names if any(one.matches(prepared.node(name)) for one in choice.exact_nodes)}
-    if len(kept) == len(names):
-        raise OptionError(
-            f"nothing of model {function.name!r} is quantized: no product or convolution has constant weights of float32"
-            if not names
-            else f"nothing of model {function.name!r} is quantized: the constraints keep all {len(names)} nodes in float32"
-        )
+    exact = {at for at, name in names if any(one.matches(prepared.node(name)) for one in choice.exact_nodes)}
+    if len(exact) == len(names):
+        why = "no product or convolution has constant weights of float32"
+        if names:
+            why = f"the constraints keep all {len(names)} nodes in float32"
+        raise OptionError(f"nothing of model {function.name!r} is quantized: {why}")
     assert choice.table is not None  # measured by the module if the caller passed no table
     table = fit_table(choice.table, prepared, original)
-    return QuantizedForm(table, frozenset(kept), reduce_range=needs_reduced_range(engines)).apply(prepared)
+    return QuantizedForm(table, frozenset(exact), reduce_range=needs_reduced_range(engines)).apply(prepared)
 
 
 def measure_ranges(declared: Function, settings: ModuleOptions, engines: EngineList) -> CalibrationTable:
     """Calibrate: run the model on the ``calibrate`` batches and record the ranges of its values."""
     from xrt.module.module import XRTModule
 
-    prepared = prepare_for_quantization(declared)
-
-    names = [engine for engine in engines.engines if engine.spec != engines.implicit]
-    with XRTModule(prepared, names, cache=CompileCache()) as module:
+    listed = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    with XRTModule(prepare_for_quantization(declared), listed, cache=CompileCache()) as module:
         return module.calibrate(settings.calibrate)
+
+
+# ---------------------------------------------------------------------- ranges
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """The values to observe in calls of one signature."""
+
+    function: Function
+    keys: Mapping[str, str]
+    """Calibration keys by name of the observed value."""
+    groups: tuple[tuple[str, ...], ...]
+    """Names of values, grouped by the run that fetches them."""
+
+    @classmethod
+    def of(cls, function: Function) -> _Site:
+        prepared = prepare_for_quantization(infer_shapes(function))
+        more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
+        names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
+        if not names:
+            raise CalibrationError(
+                f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
+                "with constant weights, so there is nothing to calibrate"
+            )
+        ends = {value.name for value in function.inputs} | set(function.constants)
+        groups = tuple(group_by_bytes([name for name in names if name not in ends], function))
+        return cls(function, {name: keys[name] for name in names}, groups)
+
+    def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
+        """Run the model on copies of the inputs that it updates, and add the values of the run."""
+        updated = {name for name, _ in self.function.aliases}
+        inputs = {value.name: array for value, array in zip(self.function.inputs, values, strict=True)}
+        observer.check(inputs.items(), "input")
+        seen = {name: np.array(value) if name in updated else value for name, value in inputs.items()}
+        seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
+        for group in self.groups:
+            args = tuple(np.array(value) if name in updated else value for name, value in inputs.items())
+            seen |= module.run_call(args, {}, group, None, None)
+        observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
+
+
+def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
+    """Record the ranges of a module's values over batches: see `XRTModule.calibrate`."""
+    if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
+        raise CalibrationError(
+            f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
+        )
+    if module.sizes.pads_all:
+        raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
+    observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
+    for batch in batches:
+        args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+        values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
+        if (key := source.key(values, False)) not in sites:
+            sites[key] = _Site.of(source.function(values, False))
+        sites[key].observe(module, values, observer)
+    if not observer.batches:
+        raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")
+    return observer.make_table()
+
+
+def calibrate(
+    model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = None, **parameters: Any
+) -> CalibrationTable:
+    """Calibrate a model over batches: record the range of each value that quantization may need.
+
+    ``model`` is anything that `XRTModule` takes, and ``engine`` what runs it. The rest is as in `XRTModule.calibrate`.
+    """
+    from xrt.module.module import XRTModule
+
+    with XRTModule(model, engine=engine) as module:
+        return module.calibrate(batches, method, **parameters)

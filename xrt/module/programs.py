@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,7 +25,6 @@ from xrt.errors import (
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict
 from xrt.module.engines import make_engine_list
-from xrt.module.fallback import format_implicit_fallback
 from xrt.module.model_source import Shaped, make_source
 from xrt.module.options import make_module_lowering
 from xrt.module.sizes import SizePolicy
@@ -40,9 +39,10 @@ if TYPE_CHECKING:
     from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
+    from xrt.partition import Plan
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime import Program
+    from xrt.runtime import Program, Refusal
 
 MOST_COMPILES = 3
 """Number of calls that compiled, including the first, at which a warning recommends how to avoid recompiles."""
@@ -125,8 +125,8 @@ class Programs:
         function = source.get_declared_function() if declared else source.function(values, False)
         function = add_outputs(function, fetch)
         if self._is_undecided:
-            device, why_not = self.engines.context.device, partial(_why_not, function, self.settings)
-            self.engines = _choose(device, self.settings, self.cache, why_not)
+            device, why_not = self.engines.context.device, partial(why_not_whole, function, self.settings)
+            self.engines = choose_default_engine(device, self.settings, self.cache, why_not)
             self._is_undecided = False
         simple = optimize(function, fold=self.settings.fold_constants, engines=self.engines)
         if self.settings.choice.is_quantized and self.settings.max_error is None:
@@ -159,8 +159,8 @@ class Programs:
         self.check_open()
         program = build.program()
         if self.specializations.count(build, program):
-            message = format_implicit_fallback(program.plan, self.engines.implicit, build.refused)
-            if message and not self._has_warned:
+            plan, implicit = program.plan, self.engines.implicit
+            if not self._has_warned and (message := format_implicit_fallback(plan, implicit, build.refused)):
                 self._has_warned = True
                 warn(message, FallbackWarning)
             if self.stored is not None:
@@ -220,6 +220,28 @@ class Programs:
                     self.specializations.remove(one)
 
 
+def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
+    """Format the warning about nodes on the implicit engine: how many, and the reason for one of them.
+
+    Empty if each such node was already reported when its engine refused it, or updates state there because another engine
+    would copy the state.
+    """
+    by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
+    launches = (launch for launch in plan.launches if launch.engine == implicit)
+    nodes = [node for launch in launches for node in launch.nodes if node not in by_choice]
+    reported = {node for one in refused for node in one.nodes}
+    first = next((node for node in nodes if node not in reported), None)
+    if first is None:
+        return ""
+    why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")
+    run, it, named = ("nodes run", "them", ", such as") if len(nodes) != 1 else ("node runs", "it", ":")
+    return (
+        f"{len(nodes)} {run} on the reference engine {implicit!r}, as no engine of the list supports {it}{named} {first!r}{why}. "
+        f"m.explain() lists {it}; "
+        f"name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+    )
+
+
 def warn_of_signatures(limit: int) -> None:
     """Warn that a module evicts compiled programs."""
     warn(
@@ -241,8 +263,8 @@ class _Entry:
     build: Specialization
     program: Program | None = None
     """The program whose executables were counted."""
-    held: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(bytes, threads) that its executables hold between calls, by ``id``."""
+    usage: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """(bytes, threads) that its executables use between calls, by ``id``."""
 
 
 class SpecializationCache:
@@ -259,10 +281,15 @@ class SpecializationCache:
         self._entries: OrderedDict[object, _Entry] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
-        self._dropped = self._warned = False
+        self._has_evicted = self._has_warned = False
 
     def __iter__(self) -> Iterator[Specialization]:
         return iter(self.to_dict().values())
+
+    def to_dict(self) -> dict[Any, Specialization]:
+        """All specializations by their keys."""
+        with self._lock:
+            return {key: entry.build for key, entry in self._entries.items()}
 
     def get(self, key: object) -> Specialization | None:
         """Look up a specialization and mark it as most recently used; None if there is none."""
@@ -279,20 +306,18 @@ class SpecializationCache:
                 self._drop(key)
             self._entries[key] = _Entry(build)
             build.key = key
-            self._shrink(build)
-        self._warn()
+        self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
         """Drop a specialization if it is stored."""
         with self._lock:
-            entry = self._entries.get(build.key)
-            if entry is not None and entry.build is build:
+            if self._find(build) is not None:
                 self._drop(build.key)
 
-    def to_dict(self) -> dict[Any, Specialization]:
-        """All specializations by their keys."""
-        with self._lock:
-            return {key: entry.build for key, entry in self._entries.items()}
+    def _find(self, build: Specialization) -> _Entry | None:
+        """The entry of a specialization; None if it was dropped, or replaced."""
+        entry = self._entries.get(build.key)
+        return entry if entry is not None and entry.build is build else None
 
     def count(self, build: Specialization, program: Program) -> bool:
         """Count the memory and threads of a compiled program, and evict the least recently used others beyond the limits.
@@ -300,46 +325,46 @@ class SpecializationCache:
         Return whether the program was not counted before.
         """
         with self._lock:
-            entry = self._entries.get(build.key)
-            if entry is None or entry.build is not build:
-                return True  # it was dropped, or replaced, meanwhile
+            if (entry := self._find(build)) is None:
+                return True
             if entry.program is program:
                 return False
             entry.program = program
-            entry.held = {id(one): (count_bytes(one), one.idle_threads) for one in program.executables}
-            self._shrink(build)
-        self._warn()
+            entry.usage = {id(one): (count_bytes(one), one.idle_threads) for one in program.executables}
+        self._shrink(build)
         return True
 
-    def _list_held(self) -> list[tuple[int, int]]:
-        """(bytes, threads) of each executable of a program."""
-        return list({number: held for entry in self._entries.values() for number, held in entry.held.items()}.values())
+    def _sum_usage(self) -> tuple[int, int]:
+        """Bytes and threads that all executables use between calls."""
+        usage: dict[int, tuple[int, int]] = {}
+        for entry in self._entries.values():
+            usage |= entry.usage
+        return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes that the executables hold between calls; each counts as at least `LEAST_BYTES`."""
         with self._lock:
-            return sum(nbytes for nbytes, _ in self._list_held())
-
-    def _warn(self) -> None:
-        """Issue the SignatureWarning, once."""
-        if self._dropped and not self._warned:
-            self._warned = True
-            warn_of_signatures(self._max_bytes)
+            return self._sum_usage()[0]
 
     def _shrink(self, newest: Specialization) -> None:
-        while self._is_full:
-            key = next((key for key, entry in self._entries.items() if entry.build is not newest), None)
-            if key is None:
-                return
-            self._drop(key)
-            self._dropped = True
+        """Evict down to the limits; the first eviction issues a SignatureWarning."""
+        with self._lock:
+            while self._is_full:
+                key = next((key for key, entry in self._entries.items() if entry.build is not newest), None)
+                if key is None:
+                    break
+                self._drop(key)
+                self._has_evicted = True
+        if self._has_evicted and not self._has_warned:
+            self._has_warned = True
+            warn_of_signatures(self._max_bytes)
 
     @property
     def _is_full(self) -> bool:
-        sizes = self._list_held()
-        has_threads = sum(threads for _, threads in sizes) > self.max_threads and self._max_bytes < NO_LIMIT
-        return has_threads or max(sum(nbytes for nbytes, _ in sizes), len(self._entries) * LEAST_BYTES) > self._max_bytes
+        nbytes, threads = self._sum_usage()
+        too_many_threads = threads > self.max_threads and self._max_bytes < NO_LIMIT
+        return too_many_threads or max(nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
         entry = self._entries.pop(key)
@@ -360,9 +385,8 @@ class SpecializationCache:
     def prepare(self, types: object, call: FastPath) -> bool:
         """Store a prepared call for inputs of these types and shapes; return False if its specialization was evicted."""
         with self._lock:
-            entry = self._entries.get(call.build.key) if call.build is not None else None
-            if entry is None or entry.build is not call.build:
-                return False  # it was dropped, or replaced, meanwhile
+            if call.build is None or self._find(call.build) is None:
+                return False
             self._prepared[types] = call
             self._prepared.move_to_end(types)
             while len(self._prepared) > MAX_READY:
@@ -398,28 +422,31 @@ def open_model(
 
     An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
     """
-    if engine is not None:
-        engines = make_engine_list(engine, device, settings, cache)
+    opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
+
+    def open_on(engines: EngineList) -> tuple[StoredPlans | None, ModelSource]:
         stored = find_stored_plans(model, cache, settings, engines)
-        return engines, stored, (stored and stored.source) or make_source(model)
-    plans: dict[str, StoredPlans | None] = {}
-    sources: list[ModelSource] = []
+        source = (stored and stored.source) or next((one for _, one in opened.values()), None) or make_source(model)
+        opened[engines.specs[0]] = stored, source
+        return stored, source
 
     def why_not(engines: EngineList) -> str | None:
+        stored, source = open_on(engines)
         # Plans are stored only without regions on the implicit engine, so the model is supported and need not be read.
-        plans[engines.specs[0]] = stored = find_stored_plans(model, cache, settings, engines)
-        if stored is not None and stored.source is not None:
-            sources[:] = [stored.source]
+        if source.is_traced or (stored is not None and stored.source is not None):
             return None
-        if not sources:
-            sources.append(make_source(model))
-        return None if sources[0].is_traced else _why_not(sources[0].get_declared_function(), settings, engines)
+        return why_not_whole(source.get_declared_function(), settings, engines)
 
-    engines = _choose(device, settings, cache, why_not)
-    return engines, plans[engines.specs[0]], sources[0]
+    if engine is None:
+        engines = choose_default_engine(device, settings, cache, why_not)
+        return engines, *opened[engines.specs[0]]
+    engines = make_engine_list(engine, device, settings, cache)
+    return engines, *open_on(engines)
 
 
-def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]) -> EngineList:
+def choose_default_engine(
+    device: str, settings: ModuleOptions, cache: CompileCache, why_not: Callable[[EngineList], str | None]
+) -> EngineList:
     """Create the engine list with the first engine that is installed, honors the options and supports the model.
 
     If none supports all of it, the first installed engine gets the nodes that it supports. Libraries of engines behind the chosen
@@ -437,8 +464,7 @@ def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: 
         except (OptionError, DeviceError) as error:
             failure = failure or error
             continue
-        reason = why_not(engines)
-        if reason is None:
+        if (reason := why_not(engines)) is None:
             listed = ", ".join(DEFAULT_ENGINES)
             remarks.append(f"engine {name!r} is the default: the first installed of {listed} that supports the whole model")
             return replace(engines, left_out=(*engines.left_out, *remarks))
@@ -449,18 +475,17 @@ def _choose(device: str, settings: ModuleOptions, cache: CompileCache, why_not: 
     return replace(first, left_out=(*first.left_out, *remarks))
 
 
-def _why_not(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
+def why_not_whole(function: Function, settings: ModuleOptions, engines: EngineList) -> str | None:
     """Explain why the first engine of a list does not support every node of a model, or return None."""
-    # Fold constants only if necessary: most models are supported without, and planning folds again.
-    if _find_declined(function, engines) is None:
-        return None
-    return _find_declined(optimize(function, fold=settings.fold_constants, engines=engines), engines)
-
-
-def _find_declined(function: Function, engines: EngineList) -> str | None:
     from xrt.partition import SupportMatrix
     from xrt.placement.result import unwrap
 
-    matrix = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
-    reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
-    return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
+    def find_declined(function: Function) -> str | None:
+        matrix = SupportMatrix.of(function, unwrap(engines.engines[:1]), engines.homes.of(engines.specs[0]))
+        reasons = ((node, matrix.reason(number, 0)) for number, node in enumerate(function.nodes))
+        return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in reasons if reason is not None), None)
+
+    # Fold constants only if necessary: most models are supported without, and planning folds again.
+    if find_declined(function) is None:
+        return None
+    return find_declined(optimize(function, fold=settings.fold_constants, engines=engines))

@@ -1,49 +1,53 @@
-"""One signature of a module: its Function, its Plan and, once compiled, its Program."""
+"""One signature of a module: its Function, its Plan and, once compiled, its Program. A call whose region fails is repeated."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache
-from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
+from xrt.engines import RunOptions
+from xrt.errors import CompileRefused, DeviceError, FallbackWarning, InputError, PlanError, RunFailed, did_you_mean, warn
 from xrt.forking import renew_after_fork
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
 from xrt.progress import show_progress
-from xrt.runtime import Program, Refusal, RegionToCompile
+from xrt.runtime import OutputInspector, Program, Refusal, RegionToCompile, compile_plan, list_inplace_updates, list_regions
+from xrt.runtime.devices import use_array_device
+from xrt.runtime.inputs import check_buffers
+from xrt.runtime.program import DEFAULT
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-    from xrt.module.memory import Memory
+    from xrt.module.explain import Memory
     from xrt.module.options import ModuleOptions
     from xrt.partition import ClusteringOptions, Pin, Plan, SupportMatrix
     from xrt.placement import TuningResult
     from xrt.placement.engine_list import EngineList
 
+_log = logging.getLogger(__name__)
+
 
 def list_value_names(fetch: Any) -> tuple[str, ...]:
     """The names that a call fetches, each once; raises InputError for a string."""
-    if fetch is None:
-        return ()
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
-    return tuple(dict.fromkeys(fetch))
+    return tuple(dict.fromkeys(fetch or ()))
 
 
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
     """Add values to the outputs of a function; raises InputError for a name that it does not define."""
+    if not fetch:
+        return function
     known = set(function.value_names())
     for name in fetch:
         if name not in known:
             raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, known)}")
-    own = {value.name for value in function.outputs}
-    more = tuple(function.value(name) for name in fetch if name not in own)
-    return function.replace(outputs=function.outputs + more) if more else function
+    outputs = {value.name for value in function.outputs}
+    return function.replace(outputs=function.outputs + tuple(function.value(name) for name in fetch if name not in outputs))
 
 
 def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
@@ -61,18 +65,119 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     return passes.optimize(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
 
 
-_log = logging.getLogger(__name__)
-WorkingPlan: TypeAlias = tuple[Program, tuple[Refusal, ...], list[Any]]
-
-
 def drop_unused_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
     """Remove pins whose nodes were all folded or dropped; a pin that matched no node to begin with is still an error."""
 
     def matches(pin: Pin, function: Function) -> bool:
         return any(pin.match({pin.subject(node) for node in function.nodes}))
 
-    idle = [pin for pin in options.pins if not matches(pin, function) and matches(pin, original)]
-    return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
+    pins = tuple(pin for pin in options.pins if matches(pin, function) or not matches(pin, original))
+    return replace(options, pins=pins) if pins != options.pins else options
+
+
+# ---------------------------------------------------------------------- calls
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The values of one call."""
+
+    inputs: Sequence[Any]
+    options: RunOptions = DEFAULT
+    inspection: OutputInspector | None = None
+    before: tuple[tuple[Any, Any], ...] = ()
+    """(input, copy of its values before the call) for inputs that the model updates; only if the call is checked."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
+        """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
+        options = options or DEFAULT
+        if options.stream is not None and device == "cpu":
+            raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
+        if out is not None and options.out is not None:
+            raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
+        given = out if out is not None else options.out
+        if given is not None:
+            options = replace(options, out=check_buffers(given, function.outputs, function.inputs, inputs, device))
+        return cls(inputs, options)
+
+    def keep_inputs(self, function: Function) -> Call:
+        """Copy the inputs that the call updates, so that it can always be repeated."""
+        return replace(self, before=tuple((self.inputs[n], copy) for n, copy in self._copy_updated(function).items()))
+
+    def on_copies(self, function: Function) -> Call:
+        """The call on copies of the inputs that it updates, without the caller's buffers."""
+        copies = self._copy_updated(function)
+        inputs = tuple(copies.get(n, given) for n, given in enumerate(self.inputs))
+        return replace(self, inputs=inputs, options=replace(self.options, out=None))
+
+    def _copy_updated(self, function: Function) -> dict[int, Any]:
+        updated, copies = {name for name, _ in function.aliases}, {}
+        for number, (value, given) in enumerate(zip(function.inputs, self.inputs, strict=True)):
+            if value.name in updated:
+                with use_array_device(given):
+                    copies[number] = given.copy()
+        return copies
+
+    def on(self, program: Program) -> list[Any]:
+        """Run the call on a program."""
+        return program.run(self.inputs, self.options, self.inspection)
+
+    def restore(self, plan: Plan, error: RunFailed) -> None:
+        """Restore the inputs to their state before the region failed; raises RunFailed if that state is unknown."""
+        if self.before:
+            for given, copy in self.before:
+                with use_array_device(given):
+                    given[...] = copy
+        elif touched := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
+            names = ", ".join(map(repr, touched))
+            raise RunFailed(
+                f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
+                f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
+                error.region,
+                tuple(touched),
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that has failed in one region of a program."""
+
+    call: Call
+    program: Program
+    error: RunFailed
+
+    @property
+    def refusal(self) -> Refusal:
+        """The nodes to exclude from the engine: those of all regions that share the failed executable."""
+        launches, executables = self.program.plan.launches, self.program.executables
+        number = [launch.name for launch in launches].index(self.error.region)
+        alike = [launch for launch, one in zip(launches, executables, strict=True) if one is executables[number]]
+        return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
+
+    def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
+        """Restore the inputs. If impossible, return the failure with a call on copies of the inputs, and the error to raise."""
+        try:
+            self.call.restore(self.program.plan, self.error)
+        except RunFailed as error:
+            return replace(self, call=self.call.on_copies(function)), error
+        return self, None
+
+
+def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
+    """Make the partitioner's exclusions: node, engine and reason."""
+    failures = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
+    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in failures for node in one.nodes)
+
+
+def warn_refusals(refused: Iterable[Refusal]) -> None:
+    """Issue a warning with one line per refusal."""
+    for one in refused:
+        more = f" and {len(one.nodes) - 1} more" if len(one.nodes) > 1 else ""
+        warn(f"{one.reason}; node {one.nodes[0]!r}{more} placed on another engine", FallbackWarning)
+
+
+# ---------------------------------------------------------------------- signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +206,6 @@ class Specialization:
         saved: SavedSpecialization | None = None,
         place: Callable[[Function], TuningResult] | None = None,
     ) -> None:
-
         self.function = function
         self.key: Any = None
         """The key in its module's cache: sizes and fetched values."""
@@ -109,14 +213,7 @@ class Specialization:
         """Sizes of the model's symbolic dims, for placement by measurement."""
         self.remarks: Mapping[str, str] = {}
         """Remarks about compiled forms from a bundle, by region."""
-        self._saved = saved
-        self._original = original
         self.engines = engines
-        self._settings = settings
-        self._clustering = drop_unused_pins(settings.clustering, function, original)
-        self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
-        self._cache = cache
-        self._lock = renew_after_fork(threading.Lock())
         self.compiled: Program | None = None
         """The Program of the plan, once it is compiled."""
         self.refused: tuple[Refusal, ...] = ()
@@ -126,7 +223,15 @@ class Specialization:
         """The result of placement by measurement, if there was one."""
         if self.tuned is not None and self.tuned.lowered:
             self.engines = replace(engines, lowered=self.tuned.lowered)
-        self._plan = saved.plan if saved else self._partitioned(())
+        self._saved, self._original, self._settings, self._cache = saved, original, settings, cache
+        self._clustering = drop_unused_pins(settings.clustering, function, original)
+        self._lock = renew_after_fork(threading.Lock())
+        self._plan = saved.plan if saved else self._partition(())
+
+    @property
+    def idle_pins(self) -> tuple[Pin, ...]:
+        """Pins without effect: their nodes were folded or dropped."""
+        return tuple(pin for pin in self._settings.clustering.pins if pin not in self._clustering.pins)
 
     @cached_property
     def _support(self) -> SupportMatrix:
@@ -134,19 +239,41 @@ class Specialization:
         from xrt.partition import SupportMatrix
         from xrt.placement.result import unwrap
 
-        homes = [self.engines.homes.of(engine.spec) for engine in self.engines.engines]
-        return SupportMatrix.of(self.full_function(), unwrap(self.engines.engines), homes)
+        homes, engines = self.engines.homes, self.engines.engines
+        return SupportMatrix.of(self.full_function(), unwrap(engines), [homes.of(engine.spec) for engine in engines])
 
     @property
     def plan(self) -> Plan:
         """The plan of the program, compiled or not."""
-        complete = self._completed()
+        complete = self._complete()
         return self._plan if complete is None else complete.plan
 
-    def _completed(self) -> Specialization | None:
+    def _complete(self) -> Specialization | None:
         """The specialization made from the model if this one stands in for it, else None."""
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
+
+    def full_function(self) -> Function:
+        """The planned Function; `function` has the same inputs and outputs, and may be folded."""
+        return self._saved.whole() if self._saved else self.function
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the plan comes from a bundle or the cache, with its regions compiled."""
+        return self._saved is not None
+
+    def regions(self) -> list[RegionToCompile]:
+        """The regions to compile, in plan order."""
+        return list_regions(self.plan, self.engines.by_spec, self.engines.context)
+
+    def memory(self) -> Memory:
+        """Memory of the plan; includes that of the engines once compiled."""
+        from xrt.module.explain import measure_memory
+
+        complete = self._complete()
+        return measure_memory(self.plan, self._original if complete is None else complete._original, self.compiled)
+
+    # ------------------------------------------------------------------ compile
 
     def program(self) -> Program:
         """Compile, or return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
@@ -156,39 +283,26 @@ class Specialization:
             if self.compiled is not None:
                 return self.compiled
             count = len(self.refused)
-            program, refused, _ = self._compile_first()
-            self._take(program, refused)
+            try:
+                program, _ = self._find_working_plan()
+            except StaleFunction as error:  # a cached plan that does not match the model
+                _log.info("the plan of %s is made again: %s", self.function.name, error)
+                if (complete := self._complete()) is not None:  # else another module met it while this one waited
+                    self.function, self._original, self._plan = complete.function, complete._original, complete._plan
+                    self._saved = None
+                program, _ = self._find_working_plan()
         warn_refusals(self.refused[count:])
         return program
 
-    def _compile_first(self) -> WorkingPlan:
-        """Find a working plan; a cached plan that does not match the model is replaced by a new one."""
-        try:
-            return self._find_working_plan(self._plan, self.refused)
-        except StaleFunction as error:
-            _log.info("the plan of %s is made again: %s", self.function.name, error)
-            complete = self._completed()  # raises ModelError if the model's file has changed
-            if complete is not None:
-                self.function, self._original, self._plan = complete.function, complete._original, complete._plan
-                self._saved = None
-        return self._find_working_plan(self._plan, self.refused)  # else another module met it while this one waited
-
-    def _take(self, program: Program, refused: tuple[Refusal, ...]) -> None:
-        if refused != self.refused:
-            self.remarks = {}  # their regions may have changed
-            self.checked = False
-        self.compiled, self._plan, self.refused = program, program.plan, refused
-        self._dump()
-
-    def _find_working_plan(self, plan: Plan, refused: tuple[Refusal, ...], failed: FailedCall | None = None) -> WorkingPlan:
-        """Find the first plan that works. Returns its Program, all refusals, and the results of the call that failed.
+    def _find_working_plan(self, failed: FailedCall | None = None) -> tuple[Program, list[Any]]:
+        """Find the first plan that works, and use it from now on; return its Program and the results of the call that failed.
 
         Regions that an engine refuses at compile, or fails to run in that call, are excluded from the next plan. A call that
         fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an
         error in any case; copies of its inputs then decide whether the next plan works for later calls.
         """
+        plan, refused, first, lost = self._plan, self.refused, failed, None
         new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
-        first, lost = failed, None
         while True:
             if new:
                 refused += new
@@ -201,53 +315,78 @@ class Specialization:
                         first.error.updated = lost.updated
                     first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
                     raise first.error  # noqa: B904  # the missing engine is not its cause
-            made = self._attempt(plan)
-            if not isinstance(made, Program):
-                new = made
+            outcome, results = self._compile(plan), []
+            if not isinstance(outcome, Program):
+                new = outcome
                 continue
-            if failed is None or first is None:
-                return made, refused, []
-            if lost is None:
-                failed, lost = failed.make_repeatable(self.function)
-            try:
-                results = failed.call.on(made)
-            except RunFailed as again:
-                first.error.add_note(f"placed elsewhere, it failed too: {again}")
-                first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
-                failed = FailedCall(failed.call, made, again)
-                new = (failed.refusal,)
-                continue
+            if failed is not None and first is not None:
+                if lost is None:
+                    failed, lost = failed.make_repeatable(self.function)
+                try:
+                    results = failed.call.on(outcome)
+                except RunFailed as again:
+                    first.error.add_note(f"placed elsewhere, it failed too: {again}")
+                    first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
+                    failed = FailedCall(failed.call, outcome, again)
+                    new = (failed.refusal,)
+                    continue
+            self._use(outcome, refused)
             if lost is not None:
-                self._take(made, refused)
                 raise lost
-            return made, refused, results
+            return outcome, results
 
-    def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
-        from xrt.runtime import compile_plan
+    def _use(self, program: Program, refused: tuple[Refusal, ...]) -> None:
+        if refused != self.refused:
+            self.remarks, self.checked = {}, False  # their regions may have changed
+        self.compiled, self._plan, self.refused = program, program.plan, refused
+        if (folder := self._settings.dump_subgraph_dir) is not None:
+            from xrt.formats import dump  # rarely needed
 
+            stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
+            dump.write(stages | {x.name: x.function for x in self.plan.launches}, folder)
+
+    def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         settings, engines = self._settings, self.engines
         with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as tell:
-            return compile_plan(
-                plan,
-                engines.by_spec,
-                engines.context,
-                self._cache,
-                progress=settings.progress
-                if callable(settings.progress)
-                else lambda done, count: tell(f"{done} of {count} regions"),
-                streams=engines.streams,
-                graph=settings.cuda_graph,
-                narrow=True,
-            )
+            report = settings.progress if callable(settings.progress) else lambda done, n: tell(f"{done} of {n} regions")
+            terms: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
+            return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **terms)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
         try:
-            return self._partitioned(refused)
+            return self._partition(refused)
         except Exception as error:
             raise error from new[0].error
+
+    def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
+        """Plan without refused regions: the best measured plan, else by priority."""
+        from xrt.partition import partition
+
+        exclusions, engines = make_exclusions(refused), self.engines
+        if self.tuned is not None:
+            from xrt.placement.auto import find_next_best_plan
+
+            plan = find_next_best_plan(self.tuned, exclusions) if refused else self.tuned.plan
+            if plan is not None:
+                return plan
+        plan = partition(
+            self.full_function(),
+            engines.engines,
+            self._clustering,
+            strict=self._settings.strict,
+            implicit=engines.implicit,
+            device=engines.context.device,
+            devices=engines.devices,
+            refused=exclusions,
+            capability=self._support,
+        )
+        name, count = self.function.name, len(self.function.nodes)
+        regions = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info("plan of %s: %d nodes in %d regions: %s", name, count, len(plan.launches), regions)
+        return plan
 
     # ------------------------------------------------------------------ faults of a run
 
@@ -267,71 +406,14 @@ class Specialization:
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
-            mine, count = self.compiled is program, len(self.refused)
-            if mine:
-                made, refused, results = self._find_working_plan(self._plan, self.refused, FailedCall(call, program, error))
-                self._take(made, refused)
-        if not mine:  # another thread has placed the region elsewhere meanwhile
+            is_current, count = self.compiled is program, len(self.refused)
+            if is_current:
+                _, results = self._find_working_plan(FailedCall(call, program, error))
+        if not is_current:  # another thread has placed the region elsewhere meanwhile
             call.restore(program.plan, error)
             return self.run(call)
         warn_refusals(self.refused[count:])
         return results
-
-    def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
-        """Plan without refused regions: the best measured plan, else by priority."""
-        if self.tuned is not None:
-            from xrt.placement.auto import find_next_best_plan
-
-            plan = find_next_best_plan(self.tuned, make_exclusions(refused)) if refused else self.tuned.plan
-            if plan is not None:
-                return plan
-        from xrt.partition import partition
-
-        plan = partition(
-            self.full_function(),
-            self.engines.engines,
-            self._clustering,
-            strict=self._settings.strict,
-            implicit=self.engines.implicit,
-            device=self.engines.context.device,
-            devices=self.engines.devices,
-            refused=make_exclusions(refused),
-            capability=self._support,
-        )
-        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
-        _log.info(
-            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
-        )
-        return plan
-
-    def _dump(self) -> None:
-        if self._settings.dump_subgraph_dir is not None:
-            from xrt.formats import dump  # rarely needed
-
-            stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
-            dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
-
-    def full_function(self) -> Function:
-        """The planned Function; `function` has the same inputs and outputs, and may be folded."""
-        return self._saved.whole() if self._saved else self.function
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the plan comes from a bundle or the cache, with its regions compiled."""
-        return self._saved is not None
-
-    def regions(self) -> list[RegionToCompile]:
-        """The regions to compile, in plan order."""
-        from xrt.runtime import list_regions
-
-        return list_regions(self.plan, self.engines.by_spec, self.engines.context)
-
-    def memory(self) -> Memory:
-        """Memory of the plan; includes that of the engines once compiled."""
-        from xrt.module.memory import memory
-
-        complete = self._completed()
-        return memory(self.plan, self._original if complete is None else complete._original, self.compiled)
 
 
 def _has_index_error(error: BaseException | None) -> bool:

@@ -9,8 +9,8 @@ OpenVINO 2026.4.1 runs one call at a time (two calls of a small BERT take 2.38 m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -21,11 +21,13 @@ from xrt.cache import CompileCache
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
+from xrt.module.model_source import get_model
 from xrt.module.options import make_module_lowering, override_budget
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import describe_plan
 from xrt.placement.sizes import list_open_axes, resize_values
 from xrt.placement.throughput import find_batch_dim
+from xrt.progress import show_progress
 
 if TYPE_CHECKING:
     from xrt.cache import Signature
@@ -82,12 +84,22 @@ def tune(
     return build.tuned
 
 
+# ---------------------------------------------------------------------- the serving configuration
+
+
 def find_serving_record(module: XRTModule) -> ServingConfiguration | None:
     """The serving configuration of a module, from its own tuning, its lock, its bundle, or the cache; None without one."""
-    if module.serving_record is None and module.programs.settings.lock is not None:
-        module.serving_record = module.programs.settings.lock.lock.serving
-    if module.serving_record is None:
-        module.serving_record = load_serving(module) if module.bundle is None else read_serving(module.bundle)
+    if module.serving_record is None and (lock := module.programs.settings.lock) is not None:
+        module.serving_record = lock.lock.serving
+    if module.serving_record is None and module.bundle is not None:
+        module.serving_record = read_serving(module.bundle)
+    elif module.serving_record is None:
+        try:
+            place = _find_place(module, module.programs.lowering)
+        except XRTError:
+            return None  # the model cannot be read: a call reports that better
+        document = place[0].decision(place[1]) if place else None
+        module.serving_record = None if document is None else document.serving
     return module.serving_record
 
 
@@ -112,16 +124,6 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
     return store, Signature((*key.ingredients, *budget, ("objective", "throughput")))
 
 
-def load_serving(module: XRTModule) -> ServingConfiguration | None:
-    """Load the configuration that an earlier search stored; None if there is none."""
-    try:
-        place = _find_place(module, module.programs.lowering)
-    except XRTError:
-        return None  # the model cannot be read: a call reports that better
-    document = place[0].decision(place[1]) if place else None
-    return None if document is None else document.serving
-
-
 def store_serving(module: XRTModule, record: ServingConfiguration, lower: LoweringWithinBudget | None = None) -> None:
     """Store a configuration for modules with the same engines, thread budget and error budget."""
     from xrt.formats.placement_file import PlacementFile
@@ -138,6 +140,9 @@ def read_serving(file: BundleFile) -> ServingConfiguration | None:
         return parse_serving(file.record.facts["serving"])
     except BundleError as error:
         raise BundleError(f"cannot load {str(file.path)!r}: {error}") from None
+
+
+# ---------------------------------------------------------------------- throughput
 
 
 def tune_throughput(
@@ -164,7 +169,6 @@ def tune_throughput(
     """
     from xrt.placement.autotune import check_budget
     from xrt.placement.throughput import BATCHES, ThroughputRequest, ThroughputSweep, list_splits, parse_batches, parse_bound
-    from xrt.progress import show_progress
 
     lower = lower or module.programs.lowering
     if lower is not None and not module.programs.engines.is_auto:
@@ -175,46 +179,45 @@ def tune_throughput(
     values = module.check_inputs(args, named, pads=False)[: len(module.inputs)] if args or named else None
     splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
-    reason = "" if pool.dim else pool.reason
-    if pool.dim and sizes[-1] > 1:
-        with _open_exact_module(module, lower) as exact:  # test independence in float32
+    if not (reason := pool.reason) and sizes[-1] > 1:
+        with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
             reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
     sizes, notes = ((1,), (f"requests are not joined: {reason}",)) if reason else (sizes, ())
     with (
         closing(ModuleBench(module, pool, splits, sizes, SEARCHING * seconds, lower)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
-        request = ThroughputRequest(splits, sizes, bound, seconds)
-        tuned = ThroughputSweep(bench, request, tell=tell or _make_tell(progress, show, seconds), notes=notes).run()
-        _adopt(module, bench, tuned, lower)
-        if use is not None and (chosen := tuned.configuration) is not None:
+        report = tell or (_make_tell(progress, seconds) if callable(progress) else show)
+        tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), tell=report, notes=notes).run()
+        record, chosen = tuned.to_record(), tuned.configuration
+        if record is None or chosen is None:
+            warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
+            return tuned
+        module.serving_record = record
+        bench.hand_over(record.threads)
+        for one in dict.fromkeys((module, bench.find_module(record.threads))):
+            store_serving(one, record, lower)
+        if use is not None:
             use(*bench.find_example(chosen.threads, chosen.batch))
     return tuned
 
 
-def _make_tell(progress: Any, show: Tell, budget: float) -> Tell:
-    """The callback for the state of the search: wraps the caller's function of a `Progress`, else the progress line."""
-    if not callable(progress):
-        return show
+def _make_tell(progress: ProgressCallback, budget: float) -> Tell:
+    """The callback for the state of the search that calls the caller's function of a `Progress`."""
     from xrt.placement.result import Progress
 
     began = time.perf_counter()
     return lambda text: progress(Progress(text, "", None, time.perf_counter() - began, budget))
 
 
-def _adopt(module: XRTModule, bench: ModuleBench, tuned: ThroughputResult, lower: LoweringWithinBudget | None) -> None:
-    """Store the chosen configuration in the module and its cache; warn if none was found."""
-    record = tuned.to_record()
-    if record is None:
-        warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
-        return
-    module.serving_record = record
-    bench.hand_over(record.threads)
-    for one in dict.fromkeys((module, bench.find_module(record.threads))):
-        store_serving(one, record, lower)
+def _make_exact_module(module: XRTModule) -> XRTModule:
+    """Make a float32 module that places by list order."""
+    from xrt.module.module import XRTModule  # which has this module among its parts
 
-
-# ---------------------------------------------------------------------- instances under load
+    listed = module.programs.engines
+    engines = [engine for engine in listed.engines if engine.spec != listed.implicit]
+    device, cache = module.construction.device, CompileCache()
+    return XRTModule(get_model(module.source), engines, device, threads=module.threads, cache=cache)
 
 
 def count_modules(module: XRTModule, calls: int) -> int:
@@ -246,36 +249,36 @@ class RequestPool:
     def __init__(self, module: XRTModule, values: Sequence[Any] | None, batch_dim: str | None, seed: int) -> None:
         """``values`` are the inputs of a call; None draws random ones. Raises InputError if that fails."""
         source = module.source
-        traced = source.is_traced
         self.inputs = source.inputs
         self.dim, self.reason = "", "an xrt.Graph has no symbolic dim"
-        if not traced:
+        """The symbolic dim that counts requests; if it is empty, the reason."""
+        if not source.is_traced:
             self.dim, self.reason = find_batch_dim(source.inputs, source.outputs, batch_dim)
-        if traced and batch_dim is not None:
+        elif batch_dim is not None:
             raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
-        self._axes = {place for place, axis, name in ([] if traced else list_open_axes(self.inputs)) if name == self.dim}
         if values is None:
             samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
-        self._values = list(values)
-        self._rows = self._cut() if self.dim else []
-
-    def _cut(self) -> list[dict[int, Any]]:
-        """Cut the inputs into requests: for each, its row by input index."""
-        count = max(POOL, CHECKED)
-        sizes = {name: self._values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
-        several = resize_values(self.inputs, self._values, {**sizes, self.dim: count})
-        return [{place: several[place][row : row + 1].copy() for place in self._axes} for row in range(count)]
+        self._values, self._rows = list(values), list[dict[int, Any]]()
+        """The inputs of a call; and for each request, its row by input index."""
+        if self.dim:
+            axes = list(list_open_axes(self.inputs))
+            sizes = {name: values[place].shape[axis] for place, axis, name in axes}
+            several = resize_values(self.inputs, self._values, {**sizes, self.dim: POOL})
+            joined = {place for place, _, name in axes if name == self.dim}
+            self._rows = [{place: several[place][row : row + 1].copy() for place in joined} for row in range(POOL)]
 
     def join(self, first: int, count: int) -> list[Any]:
         """Concatenate ``count`` requests, starting with number ``first``, to the inputs of a call."""
-        if not self.dim:
-            return self._values
         rows, values = self._rows, list(self._values)
-        for place in self._axes:
-            several = [rows[number % len(rows)][place] for number in range(first, first + count)]
-            values[place] = np.concatenate(several)
+        for place in rows[0] if rows else ():
+            values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
         return values
+
+    def read_sizes(self) -> dict[str, int]:
+        """The sizes of symbolic dims in a call of one request."""
+        values = self.join(0, 1)
+        return {name: values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
 
     def split(self, results: Any, count: int) -> list[Any]:
         """Split the results of a call of ``count`` requests by request."""
@@ -289,33 +292,11 @@ class RequestPool:
         for name, one in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
             if one.ndim == 0 or one.shape[0] != count:
                 return f"output {name!r} has the shape {list(one.shape)} for {count} requests"
-        joined = self.split(several, count)
-        for number in range(count):
+        for number, joined in enumerate(self.split(several, count)):
             (alone,) = self.split(module(*self.join(number, 1)), 1)
-            if not (found := compare_all(joined[number], alone, names=names)):
-                return f"a request has other results together with others than alone: {found.message}"
+            if not (comparison := compare_all(joined, alone, names=names)):
+                return f"a request has other results together with others than alone: {comparison.message}"
         return ""
-
-
-@contextmanager
-def _open_exact_module(module: XRTModule, lower: LoweringWithinBudget | None) -> Iterator[XRTModule]:
-    """Yield a float32 module that places by list order; the module itself if it does not lower precision."""
-    if lower is None:
-        yield module
-        return
-    from xrt.module.module import XRTModule  # which has this module among its parts
-
-    listed = module.programs.engines
-    engines = [engine for engine in listed.engines if engine.spec != listed.implicit]
-    with XRTModule(
-        _get_model(module), engines, module.construction.device, threads=module.threads, cache=CompileCache()
-    ) as exact:
-        yield exact
-
-
-def _get_model(module: XRTModule) -> Any:
-    source = module.source
-    return source.graph if hasattr(source, "graph") else source.get_declared_function()
 
 
 class ModuleBench:
@@ -331,78 +312,65 @@ class ModuleBench:
         lower: LoweringWithinBudget | None = None,
     ) -> None:
         """``budget`` is in seconds, for all plan searches; ``lower`` searches for plans within an error budget."""
-        self._lower = lower
-        self.dim, self._pool, self._module = pool.dim, pool, module
-        self._sizes = tuple(sizes)
-        self._is_placed = module.programs.engines.is_auto
+        self.dim, self._pool, self._module, self._lower, self._largest = pool.dim, pool, module, lower, sizes[-1]
         searches = dict.fromkeys((one.threads, size) for size in (sizes[-1], sizes[0]) for one in splits)
         self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
         """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = {}
-        self._found: dict[tuple[int, int], TuningResult] = {}
-        self._is_ready: set[tuple[int, int, int]] = set()
-        self._adopted: set[tuple[int, int]] = set()
+        """By threads per instance."""
+        self._placements: dict[tuple[int, int], TuningResult] = {}
+        """By threads and batch size."""
+        self._placed: set[tuple[int, int]] = set()
+        self._warm: set[tuple[int, int]] = set()
+        """(id of module, batch size) of modules with the placement, and of those that have made a call."""
         self.is_exact = bool(pool.dim) and self._needs_sizes(module)
-        self.progress: Any = False
-        """The ``progress`` argument of plan searches."""
 
     def _needs_sizes(self, module: XRTModule) -> bool:
         """Whether a batch size that was not tuned would need another program."""
         values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
-        is_placed, reason = module.programs.engines.is_auto, module.sizes.find_reason(values, module.programs)
+        reason = module.sizes.find_reason(values, module.programs)
         padding = module.sizes.find_padding(module.programs) if reason else None
         if padding is not None:
-            return padding.choose({**self._read_sizes(1), self.dim: 3})[self.dim] == 3
-        return bool(is_placed or reason)
-
-    def _read_sizes(self, count: int) -> Mapping[str, int]:
-        values = self._pool.join(0, count)
-        return {name: values[place].shape[axis] for place, axis, name in list_open_axes(self._pool.inputs)}
+            return padding.choose({**self._pool.read_sizes(), self.dim: 3})[self.dim] == 3
+        return bool(module.programs.engines.is_auto or reason)
 
     # ------------------------------------------------------------------ instances
 
-    def find_module(self, threads: int) -> XRTModule:
-        """The first module with this thread budget, created if necessary."""
-        return self._get_modules(threads, 1)[0]
-
-    def _get_modules(self, threads: int, count: int) -> list[XRTModule]:
-        made = self._modules.setdefault(threads, [])
-        while len(made) < count:
-            made.append(self._make_module(threads))
-        return made[:count]
-
-    def _make_module(self, threads: int) -> XRTModule:
-        """Create another module of the same model and options. It shares only the cache on disk."""
+    def find_module(self, threads: int, number: int = 0) -> XRTModule:
+        """A module with this thread budget. It is of the same model and options, and shares only the cache on disk."""
         from xrt.module.module import XRTModule  # which has this module among its parts
 
-        given, model = self._module.construction, _get_model(self._module)
-        own = {"threads": threads, "lock": None, "progress": False}
-        options = {**given.options, **own}
-        if self._lower is not None:  # it has these options already
-            options = {name: value for name, value in options.items() if name not in LOWERING}
-        return XRTModule(model, given.engine, given.device, cache=CompileCache(disk=self._module.programs.cache.disk), **options)
+        modules, construction = self._modules.setdefault(threads, []), self._module.construction
+        # A search for plans of lower precision has these options already.
+        left_out = () if self._lower is None else LOWERING
+        options = {name: value for name, value in construction.options.items() if name not in left_out}
+        options |= {"threads": threads, "lock": None, "progress": False}
+        while len(modules) <= number:
+            model, cache = get_model(self._module.source), CompileCache(disk=self._module.programs.cache.disk)
+            modules.append(XRTModule(model, construction.engine, construction.device, cache=cache, **options))
+        return modules[number]
 
     def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:
         """Make the instances of a split, placed alike, compiled and warmed up for calls of these sizes."""
-        modules = self._get_modules(split.threads, self._count_modules(split, sizes))
-        for number in range(len(modules)):
-            self._make_ready(split.threads, number, sizes)
+        modules = [self.find_module(split.threads, number) for number in range(self._count_modules(split, sizes))]
+        for module in modules:
+            self._warm_up(module, split.threads, sizes)
         return [partial(self._serve, modules[number % len(modules)]) for number in range(split.instances)]
 
-    def _make_ready(self, threads: int, number: int, sizes: Sequence[int]) -> None:
-        one = self._get_modules(threads, number + 1)[number]
+    def _warm_up(self, module: XRTModule, threads: int, sizes: Sequence[int]) -> None:
         for size in sizes:
-            if (key := (threads, number, size)) not in self._is_ready:
-                self._specialize(one, threads, size)
-                one(*self._pool.join(0, size))
-                self._is_ready.add(key)
+            if (id(module), size) not in self._warm:
+                self._specialize(module, threads, size)
+                module(*self._pool.join(0, size))
+                self._warm.add((id(module), size))
 
     def _count_modules(self, split: Split, sizes: Sequence[int]) -> int:
         """The number of modules that the instances of a split need."""
+        first = self.find_module(split.threads)
         if split.threads == 1:
-            self._make_ready(1, 0, sizes)
-        return count_modules(self.find_module(split.threads), split.instances)
+            self._warm_up(first, 1, sizes)
+        return count_modules(first, split.instances)
 
     def _serve(self, module: XRTModule, first: int, count: int) -> list[Any]:
         return self._pool.split(module(*self._pool.join(first, count)), count)
@@ -411,30 +379,27 @@ class ModuleBench:
 
     def _specialize(self, module: XRTModule, threads: int, size: int) -> Specialization:
         values = module.check_inputs(self._pool.join(0, size), {})
-        if not self._is_placed:
-            return module.specialize(values)
-        if (threads, size) not in self._found:
-            self._found[threads, size] = self._place(module, threads, size, values)
-        if (key := (id(module), size)) not in self._adopted:
-            tuned = self._found[threads, size]
+        if module.programs.engines.is_auto and (id(module), size) not in self._placed:
+            if (threads, size) not in self._placements:
+                self._placements[threads, size] = self._place(module, threads, size, values)
+            tuned = self._placements[threads, size]
             build = module.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)  # adopting a decision drops uncompiled specializations
             module.programs.adopt_decision(build)
-            self._adopted.add(key)
+            self._placed.add((id(module), size))
         return module.specialize(values)
 
     def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
         """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
-        largest = self._sizes[-1]
+        placer = module.programs.placer
         if (threads, size) in self._searches:
-            placer = module.programs.placer.make_placer(values, budget=self._seconds, progress=self.progress, lower=self._lower)
+            place = placer.make_placer(values, budget=self._seconds, progress=False, lower=self._lower)
         else:
-            number = threads if (threads, largest) in self._searches else self._searches[0][0]
-            base = self._specialize(self.find_module(number), number, largest).tuned
+            number = threads if (threads, self._largest) in self._searches else self._searches[0][0]
+            base = self._specialize(self.find_module(number), number, self._largest).tuned
             assert base is not None  # it is placed by measurement
-            note = f"for calls of {size} the plan that was found for calls of {largest}"
-            placer = partial(module.programs.placer.like, base, note=note)
-        tuned = module.specialize(values, place=placer).tuned
+            place = partial(placer.like, base, note=f"for calls of {size} the plan that was found for calls of {self._largest}")
+        tuned = module.specialize(values, place=place).tuned
         assert tuned is not None  # the placer has set it
         return tuned
 
@@ -450,13 +415,12 @@ class ModuleBench:
 
     def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
         """Bytes held by all instances for these batch sizes: weights once, other memory of engines per module."""
-        module, own, weights = self.find_module(split.threads), 0, 0
-        builds = {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}
-        for build in builds.values():
+        module, private, weights = self.find_module(split.threads), 0, 0
+        for build in {id(build): build for size in sizes for build in [self._specialize(module, split.threads, size)]}.values():
             memory = build.memory()
-            own += memory.held - memory.weights - memory.unused
+            private += memory.held - memory.weights - memory.unused
             weights = max(weights, memory.weights + memory.unused)
-        return weights + self._count_modules(split, sizes) * own
+        return weights + self._count_modules(split, sizes) * private
 
     def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
         """The first module with this thread budget, and checked inputs of ``size`` requests."""
@@ -466,10 +430,9 @@ class ModuleBench:
 
     def hand_over(self, threads: int) -> None:
         """Transfer the plans to the tuned module, if it has this thread budget."""
-        if self._is_placed and threads == self._module.threads:
-            for number, size in list(self._found):
-                if number == threads:
-                    self._specialize(self._module, threads, size)
+        for number, size in list(self._placements):
+            if number == threads == self._module.threads:
+                self._specialize(self._module, threads, size)
 
     def close(self) -> None:
         """Release the instances."""

@@ -1,34 +1,179 @@
-"""Compare a module's regions with the reference engine, and calibrate: record the ranges of its values."""
+"""Compare results with the reference engine: the outputs of calls, and on request every region of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.errors import CalibrationError, OptionError
-from xrt.graph import hash_values
-from xrt.passes import infer_shapes
-from xrt.passes.quantize import list_calibrated_values
-from xrt.passes.quantize.form import OPTIONS, prepare_for_quantization
-from xrt.precision.collectors import Observer, group_by_bytes
+from xrt.engines.contract.graph_compiler import name_likely_cause
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.errors import XRTError
+from xrt.graph import DType, Function
+from xrt.partition import Launch
+from xrt.runtime import OutputInspector, find_type_mismatch, to_host
 
 if TYPE_CHECKING:
-    from xrt.formats.calibration_table import CalibrationTable
-    from xrt.graph import Function
     from xrt.module.module import XRTModule
+    from xrt.module.options import Check
+    from xrt.module.specialization import Call, Specialization
+    from xrt.placement.engine_list import EngineList
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
+PATIENCE = 20.0
+"""Seconds that a plan's first call waits for the reference, if the search had no time to compare the plan."""
+_SHARES: Mapping[Any, Any] = {"first": 0.0, "nan": 1.0}
+_PHRASES: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}
 
-def copy_value(value: Any) -> Any:
-    """Copy an argument; arrays of any library have ``copy`` or ``clone``."""
+
+class OutputChecks:
+    """Checks a module's outputs against the reference engine."""
+
+    def __init__(self, check: Check, threads: int) -> None:
+        self.check, self.threads = check, threads
+        self.count = 0
+        """Number of calls that passed the check."""
+        self.unchecked: dict[str, str] = {}
+        """Reasons why Functions cannot be checked, by fingerprint."""
+        self.is_too_slow = False
+        """Whether the reference took longer than `PATIENCE`; it is not run again, as other sizes would take as long."""
+        self._numbers = itertools.count(1)
+
+    @property
+    def sees_every_call(self) -> bool:
+        """Whether any call may be checked, so that no call can be prepared."""
+        return self.check not in (None, "first")
+
+    def instrument(self, call: Call, build: Specialization) -> Call:
+        """Add the checks to a call: types always, results if a check is due."""
+        is_unproved = build.tuned is not None and not build.tuned.is_checked and not build.checked and not self.is_too_slow
+        if not self._is_due(first=not build.checked) and not is_unproved:
+            return replace(call, inspection=OutputInspector(self._find_wrong_type))
+        inspect = partial(self._find_fault, build.engines)
+        return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).keep_inputs(build.function)
+
+    def record(self, call: Call, build: Specialization) -> bool:
+        """Count a checked call with correct outputs.
+
+        True if this is the first comparison of a plan that its search had no time to compare.
+        """
+        if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
+            return False
+        is_first, build.checked = not build.checked, True
+        self.count += 1
+        if not is_first or build.tuned is None or build.tuned.is_checked or build.refused or self.check == "nan":
+            return False
+        return not self.remarks({launch.name: launch.function for launch in build.plan.launches})
+
+    def _is_due(self, *, first: bool) -> bool:
+        """Whether to check a call; ``first``: no call of its plan has been checked yet."""
+        if self.check is None:
+            return False
+        share, number = _SHARES.get(self.check, self.check), next(self._numbers)
+        return first or int(number * share) > int((number - 1) * share)
+
+    def _find_wrong_type(self, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
+        """Describe a result whose type differs from the plan's, unless the reference returns that type, too (a wrong model)."""
+        mismatch = find_type_mismatch(launch, results)
+        if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
+            return None
+        return None if _types(results) == _types(expected) else mismatch
+
+    def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
+        if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
+            return mismatch
+        if self.check == "nan" and not any(map(_has_nan, results)):
+            return None
+        if (expected := self._evaluate(launch, inputs)) is None:
+            return None
+        if self.check == "nan":
+            return _find_strange_nan(launch, results, expected)
+
+        from xrt.verify import Verdict, judge_outputs
+        from xrt.verify.comparison import find_precision
+
+        function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
+        precision = "fp32" if engine is None else find_precision(engine, engines.context)
+        judged = judge_outputs(function, inputs, results, expected, self._run_reference, precision)
+        if judged.verdict is not Verdict.DISAGREES:
+            return None
+        cause = engine and name_likely_cause(engine.implementation, function, [*inputs, *results, *expected])
+        return f"engine {launch.engine!r} computed {launch.name} wrongly: {judged.message}{f'; {cause}' if cause else ''}"
+
+    def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
+        """Compute the region on the reference; None if the reference cannot run it or is the region's engine.
+
+        Without a requested check, wait at most `PATIENCE` seconds.
+        """
+        from xrt.processes.background import OutOfTime, within
+
+        if launch.engine == REFERENCE:
+            return None
+        function = launch.function
+        reason = self.unchecked.get(function.fingerprint) or _why_not_comparable(function)
+        if not reason:
+            run = partial(self._run_reference, function.replace(aliases=()), inputs)
+            try:
+                return run() if self.check is not None else within(PATIENCE, run)
+            except XRTError as error:
+                reason = f"the reference cannot run it: {error}"
+            except OutOfTime as error:
+                self.is_too_slow = True
+                reason = f"the reference cannot run it: {error}"
+        self.unchecked[function.fingerprint] = reason
+        return None
+
+    def _run_reference(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        from xrt.placement.reference import evaluate
+
+        return evaluate(function, inputs, threads=self.threads)
+
+    def __str__(self) -> str:
+        if self.check is None:
+            return ""
+        calls = _PHRASES.get(self.check) or f"the first call of each signature and {self.check:.3g} of the others"
+        return f"checked against {REFERENCE}: {calls}; {self.count} call{'s' * (self.count != 1)} so far"
+
+    def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
+        """Why Functions are not checked, by region name."""
+        reasons = {name: self.unchecked.get(function.fingerprint) for name, function in functions.items()}
+        return {name: f"not checked: {reason}" for name, reason in reasons.items() if reason}
+
+
+def _why_not_comparable(function: Function) -> str:
+    from xrt.operators import is_deterministic
+
+    random = next((node for node in function.nodes if not is_deterministic(node, function)), None)
+    return f"node {random.name!r} ({random.op}) does not give the same twice" if random is not None else ""
+
+
+def _find_strange_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    """Describe an output with a NaN where the reference has a number; if types or shapes differ, no NaN at all."""
+    for value, mine, theirs in zip(launch.function.outputs, results, expected, strict=True):
+        are_alike = isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape
+        if _has_nan(mine) and ((np.isnan(mine) & ~np.isnan(theirs)).any() if are_alike else not _has_nan(theirs)):
+            return (
+                f"engine {launch.engine!r} computed NaN for output {value.name!r} of {launch.name}, where the reference has none"
+            )
+    return None
+
+
+def _has_nan(value: Any) -> bool:
     if isinstance(value, list):
-        return [copy_value(element) for element in value]
-    copy = getattr(value, "copy", None) or getattr(value, "clone", None)
-    return copy() if callable(copy) else value
+        return any(map(_has_nan, value))
+    return isinstance(value, np.ndarray) and DType.of(value).is_float and bool(np.isnan(value).any())
+
+
+def _types(values: Sequence[Any]) -> list[Any]:
+    return [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values]
+
+
+# ---------------------------------------------------------------------- on request
 
 
 def verify(
@@ -36,13 +181,13 @@ def verify(
 ) -> Verification:
     """Compare every region with the reference engine: see `XRTModule.verify`."""
     from xrt.placement.reference import evaluate
-    from xrt.runtime import to_host
     from xrt.verify import verify as verify_plan
+    from xrt.verify.execution import copy_values
     from xrt.verify.regions import ignore_progress
 
     values = module.check_inputs(args, named)
     if module.specialize(values).function.aliases:  # the model updates its inputs
-        args, named = tuple(map(copy_value, args)), {name: copy_value(value) for name, value in named.items()}
+        args, named = copy_values(module.check_inputs(args, named, pads=False)[: len(module.source.inputs)]), {}
     module(*args, **named)
     build, report = module.specialize(values), progress or ignore_progress
     function, engines, context = build.full_function(), build.engines.by_spec, build.engines.context
@@ -54,85 +199,9 @@ def bisect(
 ) -> FailingSubgraph | None:
     """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
     from xrt.placement.reference import evaluate
-    from xrt.runtime import to_host
     from xrt.verify import bisect_plan
     from xrt.verify.regions import ignore_progress
 
     values = module.check_inputs(args, named)
     build, report = module.specialize(values), progress or ignore_progress
     return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=report)
-
-
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """The values to observe in calls of one signature."""
-
-    function: Function
-    keys: Mapping[str, str]
-    """Calibration keys by name of the observed value."""
-    groups: tuple[tuple[str, ...], ...]
-    """Names of values, grouped by the run that fetches them."""
-
-    @classmethod
-    def of(cls, function: Function) -> _Site:
-        prepared = prepare_for_quantization(infer_shapes(function))
-        more = (name for name in list_calibrated_values(prepared, OPTIONS) if function.defines(name))
-        names, keys = list(dict.fromkeys([*list_calibrated_values(function), *more])), hash_values(function)
-        if not names:
-            raise CalibrationError(
-                f"nothing of model {function.name!r} can be quantized: it has no Conv, ConvTranspose, Gemm or MatMul of float32 "
-                "with constant weights, so there is nothing to calibrate"
-            )
-        given = {value.name for value in function.inputs} | set(function.constants)
-        groups = tuple(group_by_bytes([name for name in names if name not in given], function))
-        return cls(function, {name: keys[name] for name in names}, groups)
-
-    def observe(self, module: XRTModule, values: Sequence[Any], observer: Observer) -> None:
-        """Run the model on copies of the inputs that it updates, and add the values of the run."""
-        names, updated = [value.name for value in self.function.inputs], {name for name, _ in self.function.aliases}
-        inputs = dict(zip(names, values, strict=True))
-        observer.check(inputs.items(), "input")
-        seen = {name: np.array(value) if name in updated else value for name, value in inputs.items()}
-        seen |= {name: self.function.constants[name].array for name in self.keys if name in self.function.constants}
-        for group in self.groups:
-            args = tuple(np.array(value) if name in updated else value for name, value in inputs.items())
-            seen |= module.run_call(args, {}, group, None, None)
-        observer.add({key: (name, np.asarray(seen[name])) for name, key in self.keys.items()})
-
-
-def calibrate_module(module: XRTModule, batches: Iterable[Any], method: str, parameters: Mapping[str, float]) -> CalibrationTable:
-    """Record the ranges of a module's values over batches: see `XRTModule.calibrate`."""
-    if isinstance(batches, Mapping | np.ndarray | str | bytes) or not isinstance(batches, Iterable):
-        raise CalibrationError(
-            f"calibration needs a list of batches, each what a call takes; got one {type(batches).__name__}: pass [x]"
-        )
-    if module.sizes.pads_all:
-        raise OptionError("calibration observes inputs of their own size; make the module without shapes=Buckets(...)")
-    observer, source, sites = Observer(method, parameters), module.source, dict[object, _Site]()
-    for batch in batches:
-        args = () if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
-        values = module.check_inputs(args, batch if isinstance(batch, Mapping) else {}, pads=False)
-        if (key := source.key(values, False)) not in sites:
-            sites[key] = _Site.of(source.function(values, False))
-        sites[key].observe(module, values, observer)
-    if not observer.batches:
-        raise CalibrationError("calibration got no batches; pass at least one, as a list of what calls take")
-    return observer.make_table()
-
-
-def calibrate(
-    model: Any, batches: Iterable[Any], method: str = "minmax", *, engine: Any = None, **parameters: Any
-) -> CalibrationTable:
-    """Calibrate a model over batches: record the range of each value that quantization may need.
-
-    ``model`` is anything that `XRTModule` takes, and ``engine`` what runs it. A batch is an array, a list of arrays in the order
-    of the inputs, or a dict of arrays by name; batches may come from a generator. ``method`` is ``"minmax"``,
-    ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``.
-
-    Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter; and the
-    errors of a call. Warns about a single batch if the method needs several.
-    """
-    from xrt.module.module import XRTModule
-
-    with XRTModule(model, engine=engine) as module:
-        return module.calibrate(batches, method, **parameters)

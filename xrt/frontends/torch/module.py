@@ -33,8 +33,7 @@ from xrt.frontends.torch.capture import (
 )
 from xrt.frontends.torch.dtypes import is_shared, share_array, share_tensor
 from xrt.module.engines import make_engine_list
-from xrt.module.fallback import shorten_tracebacks
-from xrt.module.module import XRTModule
+from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
 from xrt.module.programs import warn_of_signatures
 from xrt.module.tuning import TERMS, Objective
