@@ -11,9 +11,9 @@ import pytest
 import xrt
 from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
 from xrt.formats.onnx import load, save_case
+from xrt.runtime.inputs import copy_values
 from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict
-from xrt.verify.execution import copy_values
 
 pytestmark = pytest.mark.sample(3)
 

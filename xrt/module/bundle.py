@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -52,14 +52,11 @@ from xrt.module.sizes import dump_shapes, read_shapes
 from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.stored_plans import BuildContext, list_large_constants, restore, store_program
 from xrt.partition.options import read_options
-from xrt.runtime import find_granted_threads, list_regions
+from xrt.runtime import find_granted_threads, list_regions, to_host
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
     from xrt.formats.container import Buffer
-    from xrt.module.options import ModuleOptions
-    from xrt.partition import Plan
-    from xrt.placement.engine_list import EngineList
     from xrt.runtime import RegionToCompile
 
 _log = logging.getLogger(__name__)
@@ -145,10 +142,8 @@ def load(
     file = BundleFile(path)
     specs = [one["spec"] for one in file.record.facts["engines"]]
     check_isolated(settings.isolate.engines, specs)
-    named = [
-        one.spec if isinstance(one, GraphCompiler) else one
-        for one in ([engine] if isinstance(engine, str | GraphCompiler) else engine)
-    ]
+    listed = [engine] if isinstance(engine, str | GraphCompiler) else engine
+    named = [one.spec if isinstance(one, GraphCompiler) else one for one in listed]
     for spec in named:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
@@ -159,12 +154,10 @@ def load(
         tier = BundleTier(file, open_cache(cache).disk, strict)
         gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
         isolation = replace(settings.isolate, engines=tuple(one for one in settings.isolate.engines if one not in gone))
-        module = _make_module(
-            tier, [spec for spec in specs if spec not in missing], gone, threads, check=check, isolate=isolation
-        )
+        module = _make_module(tier, [spec for spec in specs if spec not in missing], gone, threads, check, isolation)
         for reason in missing.values():
-            said = f"{reason}; its regions are planned again for {', '.join(module.engines)}"
-            warn(f"{os.fspath(path)!r}: {said}", FallbackWarning)
+            again = f"its regions are planned again for {', '.join(module.engines)}"
+            warn(f"{os.fspath(path)!r}: {reason}; {again}", FallbackWarning)
         _restore(module, tier)
         return module
     except BundleError:
@@ -203,7 +196,9 @@ def _list_missing(file: BundleFile, specs: Sequence[str], named: Sequence[str]) 
     return missing
 
 
-def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads: int | None, **asked: Any) -> XRTModule:
+def _make_module(
+    tier: BundleTier, specs: Sequence[str], gone: set[str], threads: int | None, check: Check, isolate: Isolation
+) -> XRTModule:
     """Create the module on ``specs``, without programs; ``gone`` are the missing engines. Raises BundleError for bad options."""
     file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
     try:
@@ -215,17 +210,10 @@ def _make_module(tier: BundleTier, specs: Sequence[str], gone: set[str], threads
     budgets = (threads, find_granted_threads(), execution.threads)
     execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
     options: dict[str, Any] = {one.name: getattr(part, one.name) for part in (clustering, execution) for one in fields(part)}
-    module = XRTModule(
-        _make_source(file),
-        [*specs] or REFERENCE,
-        facts["device"],
-        cache=CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES)),
-        strict=facts["strict"],
-        fold_constants=facts["fold_constants"],
-        shapes=shapes,
-        **options,
-        **asked,
-    )
+    options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
+    cache = CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES))
+    source, listed = _make_source(file), [*specs] or REFERENCE
+    module = XRTModule(source, listed, facts["device"], cache=cache, check=check, isolate=isolate, **options)
     module.programs.specializations.max_threads += 2 * module.threads * count  # room for all saved programs at once
     module.bundle = file
     return module
@@ -236,12 +224,12 @@ def _make_source(file: BundleFile) -> StaticModel | BundledTraces:
     if model:
         return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
     traces: dict[tuple[Any, ...], Callable[[], Function]] = {
-        _types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
+        _list_types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
     }
     return BundledTraces(tuple(value.name for value in record.inputs), traces)
 
 
-def _types(program: StoredProgram) -> tuple[Any, ...]:
+def _list_types(program: StoredProgram) -> tuple[Any, ...]:
     return tuple(value.type for value in program.inputs)
 
 
@@ -258,77 +246,69 @@ class _Bundle:
         return np.frombuffer(self._file.read_weight(weight.digest), np.uint8)
 
     def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        plan = self.read_plan(program)
-        saved = SavedSpecialization(plan, partial(self._file.model, program.function))
-        return Specialization(plan.function, *context, original=plan.function, saved=saved)
-
-    def read_plan(self, program: StoredProgram) -> Plan:
         from xrt.partition.serialization import from_message  # imports protobuf, rarely needed by a load
 
-        return from_message(self._file.read_plan(program.plan))
+        plan = from_message(self._file.read_plan(program.plan))
+        saved = SavedSpecialization(plan, partial(self._file.model, program.function))
+        return Specialization(plan.function, *context, original=plan.function, saved=saved)
 
 
 def _restore(module: XRTModule, tier: BundleTier) -> None:
     """Add the saved programs to the module, except those on a missing engine."""
     recompiled: dict[str, str] = {}
-    engines = module.programs.engines
+    engines, name = module.programs.engines, os.fspath(tier.file.path)
     origin, context = _Bundle(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
     for program in tier.file.record.programs:
-        plan = None if program.launches else origin.read_plan(program)
-        if not all(launch.engine in module.engines for launch in (plan.launches if plan else program.launches)):
+        # Programs that need their nodes have a plan only.
+        build = None if program.launches else origin.complete(program, context)
+        launches = program.launches if build is None else build.plan.launches
+        if not all(launch.engine in module.engines for launch in launches):
             continue
-        key = module.sizes.restore_key(_types(program), engines)
-        if key is None:
+        if (key := module.sizes.restore_key(_list_types(program), engines)) is None:
             continue
-        if plan is None:
+        if build is None:
             plan, build = restore(program, origin, context)
         else:
-            build = origin.complete(program, context)
+            plan = build.plan
         regions = list_regions(plan, engines.by_spec, engines.context)
         build.remarks = dict(_offer(regions, program.compiled, tier, recompiled))
         module.programs.specializations.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
-        name, why = next(iter(recompiled.items()))
-        again = f"{len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
-        said = f"{os.fspath(tier.file.path)!r}: {again}"
+        region, why = next(iter(recompiled.items()))
+        text = f"{name!r}: {len(recompiled)} region(s) must be compiled again on this machine, first {region}: {why}"
         if tier.strict:
-            raise BundleError(f"{said}; load without strict=True to compile them")
-        warn(f"{said}; m.explain() lists them", FallbackWarning)
-
-
-def _offer(
-    regions: list[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Register the compiled forms that are valid on this machine in the tier; yield (region name, remark) pairs."""
-    for region, form in zip(regions, forms, strict=False):
-        saved = dict(form.ingredients)
-        if differences := _list_differences(region, saved):
-            recompiled[region.launch.name] = differences
-            yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
-        elif form.section:
-            here = {"version": region.version, "threads": str(region.context.threads)}
-            tier.sections[_portable(tuple({**saved, **here}.items()))] = form.section
-            yield region.launch.name, "its compiled form comes from the bundle"
-        else:
-            yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
+            raise BundleError(f"{text}; load without strict=True to compile them")
+        warn(f"{text}; m.explain() lists them", FallbackWarning)
 
 
 _IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", "machine")
 """Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
 
 
-def _list_differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
-    engine, before = region.engine, saved.get("threads", "")
-    version = getattr(engine, "library_version", lambda: region.version)()  # an isolated engine's also names its worker
-    now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
-    if before.isdecimal() and engine.serves_threads(int(before), region.context.threads):
-        now["threads"] = before
-    return "; ".join(
-        f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}"
-        for name in _IN_EVERY_REGION
-        if saved.get(name) != now[name]
-    )
+def _offer(
+    regions: Sequence[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Register the compiled forms that are valid on this machine in the tier; yield (region name, remark) pairs."""
+    for region, form in zip(regions, forms, strict=False):
+        saved, engine, threads = dict(form.ingredients), region.engine, region.context.threads
+        get_version = getattr(engine, "library_version", None)  # the version of an isolated engine also names its worker
+        version = region.version if get_version is None else get_version()
+        now = dict(make_signature(Function((), ()), engine, region.context, version).ingredients)
+        before = saved.get("threads", "")
+        if before.isdecimal() and engine.serves_threads(int(before), threads):
+            now["threads"] = before
+        changed = [name for name in _IN_EVERY_REGION if saved.get(name) != now[name]]
+        differences = "; ".join(f"{name} was {saved.get(name, 'unknown')!r} and is {now[name]!r}" for name in changed)
+        if differences:
+            recompiled[region.launch.name] = differences
+            yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
+        elif form.section:
+            here = {"version": region.version, "threads": str(threads)}
+            tier.sections[_portable(tuple({**saved, **here}.items()))] = form.section
+            yield region.launch.name, "its compiled form comes from the bundle"
+        else:
+            yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
 
 
 # ---------------------------------------------------------------------- writing
@@ -365,20 +345,30 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
     from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
 
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
-    builds = [(fetch, build) for (_, fetch), build in module.programs.specializations.to_dict().items() if build.compiled]
+    builds = {key: build for key, build in module.programs.specializations.to_dict().items() if build.compiled}
     models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     plans: dict[str, dict[str, Any]] = {}
     compiled: dict[str, Buffer] = {}
     programs: list[StoredProgram] = []
-    for fetch, build in builds:
-        plan, number = build.plan, f":{len(programs)}"
-        models[f"function{number}"], plans[f"plan{number}"] = build.full_function(), to_message(plan)
+    for (_, fetch), build in builds.items():
+        plan, function, name = build.plan, f"function:{len(programs)}", f"plan:{len(programs)}"
+        models[function], plans[name] = build.full_function(), to_message(plan)
         regions = zip(build.regions(), build.program().executables, strict=True)
         forms = tuple(_save_region(region, executable, compiled) for region, executable in regions)
         program = store_program(plan, _list_weights)
-        programs.append(program._replace(fetch=tuple(fetch), function=f"function{number}", plan=f"plan{number}", compiled=forms))
+        programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
+    # The lower-precision engines that plans use come behind the listed ones.
+    versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
+    for engine in (one for build in builds.values() for one in build.engines.lowered):
+        versions.setdefault(engine.spec, engine.version())
     facts = {
-        **_list_facts(add_lowered_engines(engines, [build for _, build in builds]), settings),
+        "writer": __version__,
+        "engines": [{"spec": spec, "version": version} for spec, version in versions.items()],
+        "clustering": asdict(settings.clustering),
+        "execution": asdict(settings.execution),
+        "device": engines.context.device,
+        "strict": settings.strict,
+        "fold_constants": settings.fold_constants,
         "model": "" if source.is_traced else "model",
         "shapes": dump_shapes(module.sizes.saved),
         "serving": spell_serving(find_serving_record(module)),
@@ -393,32 +383,6 @@ def _list_weights(function: Function) -> Iterator[StoredWeight]:
     """Yield the large constants of a region; each is a section of the bundle."""
     for constant in list_large_constants(function).values():
         yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
-
-
-def add_lowered_engines(engines: EngineList, builds: Iterable[Specialization]) -> EngineList:
-    """Insert the lower-precision engines that plans use, behind the listed engines and before the implicit one."""
-    specs = {engine.spec for engine in engines.engines}
-    lowered = {one.spec: one for build in builds for one in build.engines.lowered if one.spec not in specs}
-    named = [engine for engine in engines.engines if engine.spec != engines.implicit]
-    implicit = engines.engines[len(named) :]
-    return replace(engines, engines=(*named, *lowered.values(), *implicit)) if lowered else engines
-
-
-def _list_facts(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
-    """The engines and options of the module, as JSON-compatible values."""
-    return {
-        "writer": __version__,
-        "engines": [{"spec": engine.spec, "version": engine.version()} for engine in _list_named(engines)],
-        "clustering": asdict(settings.clustering),
-        "execution": asdict(settings.execution),
-        "device": engines.context.device,
-        "strict": settings.strict,
-        "fold_constants": settings.fold_constants,
-    }
-
-
-def _list_named(engines: EngineList) -> list[GraphCompiler]:
-    return [engine for engine in engines.engines if engine.spec != engines.implicit]
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:
@@ -453,18 +417,6 @@ class SelfTestReport:
         return f"self-test passed in {self.seconds:.3f} s; largest difference {self.difference:.3g}"
 
 
-def draw_inputs(function: Function) -> list[Any]:
-    """Draw random inputs; raises OptionError if they are too large or the model is nondeterministic, and InputError."""
-    from xrt.operators import is_deterministic  # imports onnx, which a load does not need
-    from xrt.operators.sample_inputs import sample_inputs
-
-    if not all(is_deterministic(node, function) for node in function.nodes):
-        raise _why_not("the same inputs may give other outputs")
-    values = list(sample_inputs(function).values())
-    _check_size(sum(getattr(value, "nbytes", 0) for value in values))
-    return values
-
-
 def _make_module_example(
     module: XRTModule, examples: Sequence[Any], named: Mapping[str, Any], *, is_required: bool
 ) -> Example | None:
@@ -472,23 +424,19 @@ def _make_module_example(
 
     None if nothing is compiled, or if the example fails and is not required.
     """
-    from xrt.runtime import to_host
-
     if not (examples or named) and module.bundle is not None:
         return read_example(module.bundle)
-    source, compiled = module.source, module.programs.specializations.to_dict().items()
+    compiled, count = module.programs.specializations.to_dict().items(), len(module.source.inputs)
     builds = [build for (_, fetch), build in compiled if build.compiled and not fetch]
     values = None
     if examples or named:
-        values = to_host(module.check_inputs(examples, named, pads=False)[: len(source.inputs)])
+        values = to_host(module.check_inputs(examples, named, pads=False)[:count])
         builds = [module.specialize(module.check_inputs(examples, named))]
     if not builds:
         return None
-
+    function = builds[-1].full_function()
     try:
-        function = builds[-1].full_function()
-        values = draw_inputs(function)[: len(source.inputs)] if values is None else values
-        return _make_example(module, [value.name for value in function.inputs], values)
+        return _make_example(module, function, (_draw_inputs(function) if values is None else values)[:count])
     except XRTError:
         if is_required:
             raise
@@ -496,14 +444,27 @@ def _make_module_example(
         return None
 
 
-def _make_example(module: XRTModule, names: Sequence[str], values: Sequence[Any]) -> Example:
+def _draw_inputs(function: Function) -> list[Any]:
+    """Draw random inputs; raises OptionError if they are too large or the model is nondeterministic, and InputError."""
+    from xrt.operators import is_deterministic  # imports onnx, which a load does not need
+    from xrt.operators.sample_inputs import sample_inputs
+
+    if not all(is_deterministic(node, function) for node in function.nodes):
+        raise _make_error("the same inputs may give other outputs")
+    values = list(sample_inputs(function).values())
+    _check_size(sum(getattr(value, "nbytes", 0) for value in values))
+    return values
+
+
+def _make_example(module: XRTModule, function: Function, values: Sequence[Any]) -> Example:
     """Run the module on the inputs; raises OptionError if a value is not a numeric tensor, or they are too large."""
     if not all(map(is_encodable, values)):
-        raise _why_not("an input is no tensor of numbers")
-    inputs = tuple((name, np.array(value)) for name, value in zip(names, values, strict=False))  # without a padded model's sizes
+        raise _make_error("an input is no tensor of numbers")
+    # A padded model has its sizes as further inputs.
+    inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
     outputs = _run_to_host(module, [array.copy() for _, array in inputs])
     if not all(map(is_encodable, outputs)):
-        raise _why_not("an output is no tensor of numbers")
+        raise _make_error("an output is no tensor of numbers")
     example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
     _check_size(example.nbytes)
     return example
@@ -512,10 +473,10 @@ def _make_example(module: XRTModule, names: Sequence[str], values: Sequence[Any]
 def _check_size(nbytes: int) -> None:
     if nbytes > MOST_BYTES:
         most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
-        raise _why_not(f"it has {nbytes} bytes of inputs and outputs, and {most}")
+        raise _make_error(f"it has {nbytes} bytes of inputs and outputs, and {most}")
 
 
-def _why_not(reason: str) -> OptionError:
+def _make_error(reason: str) -> OptionError:
     return OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
 
 
@@ -547,8 +508,6 @@ def run_self_test(file: BundleFile, module: Callable[..., Any]) -> SelfTestRepor
 
 
 def _run_to_host(module: Callable[..., Any], inputs: Sequence[Any]) -> Sequence[Any]:
-    from xrt.runtime import to_host
-
     results = module(*inputs)
     on_host: Sequence[Any] = to_host(list(results) if isinstance(results, tuple) else [results])
     return on_host

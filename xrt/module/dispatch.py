@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 NO_MATCH: Final = object()
 """Returned by a prepared call for inputs of another signature."""
 FastCall: TypeAlias = Callable[[tuple[Any, ...]], Any]
+Run: TypeAlias = Callable[..., Sequence[Any]]
+Finish: TypeAlias = Callable[[Sequence[Any]], Any]
+"""Converts results to the return value of a call."""
 Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
 """Retries a failed call on another plan, given its inputs and the exception."""
 
@@ -37,18 +40,13 @@ def reject_inputs(_: object) -> object:
     return NO_MATCH
 
 
-def reject_match(_: object) -> bool:
-    """Match no inputs."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class FastPath:
     """The prepared call of one signature; returns `NO_MATCH` for inputs of another one."""
 
     positional: FastCall = reject_inputs
     named: Callable[[Mapping[str, Any]], Any] = reject_inputs
-    fits: Callable[[tuple[Any, ...]], bool] = reject_match
+    fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
     build: Specialization | None = None
     """The specialization that the call runs; None if nothing is prepared."""
     program: Program | None = None
@@ -66,8 +64,11 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     if texts:  # the elements of an object array may not be strings
         of_types = fits
         fits = lambda args: of_types(args) and all(type(text) is str for at in texts for text in args[at].flat)  # noqa: E731
-    one = len(expected) == 1 and not texts
-    positional = _from_one(program, *expected[0], rescue) if one else _from_many(program, fits, rescue)
+    # The executable's run method if the program is a single region, else the program's, which names the failing region.
+    run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
+    finish = unpack_outputs(program.plan.function)
+    is_one = len(expected) == 1 and not texts
+    positional = _from_one(run, finish, *expected[0], rescue) if is_one else _from_many(run, finish, fits, rescue)
     named = make_named_call([value.name for value in build.function.inputs], positional)
     return FastPath(positional, named, fits, build, program)
 
@@ -87,9 +88,8 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
     return fits
 
 
-def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
+def _from_one(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
     """Make the fast path for one input, written without loops: the case is common and each line adds to a call's time."""
-    run, finish = _run_of(program), unpack_outputs(program.plan.function)
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
@@ -104,9 +104,7 @@ def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescu
     return call
 
 
-def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
-    run, finish = _run_of(program), unpack_outputs(program.plan.function)
-
+def _from_many(run: Run, finish: Finish, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
     def call(args: tuple[Any, ...]) -> Any:
         if fits(args):
             try:
@@ -118,12 +116,7 @@ def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue
     return call
 
 
-def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
-    """The executable's run method if the program is a single region, else the program's, which names the failing region."""
-    return program.fast_call or (lambda *args: program.run(args))
-
-
-def unpack_outputs(function: Function) -> Callable[[Sequence[Any]], Any]:
+def unpack_outputs(function: Function) -> Finish:
     """Make the function that converts results to a call's return value: a single output unwrapped, several as a tuple."""
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
@@ -256,7 +249,11 @@ class IOBinding:
 
     def close(self) -> None:
         """Release the arrays and the compiled program; a call afterwards raises InputError."""
-        self._call = _closed
+
+        def fail() -> None:
+            raise InputError("the bound call is closed; bind the module's inputs again")
+
+        self._call = fail
         self.inputs = self.outputs = self._returned = ()
 
     def __enter__(self) -> Self:
@@ -264,10 +261,6 @@ class IOBinding:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _closed() -> None:
-    raise InputError("the bound call is closed; bind the module's inputs again")
 
 
 def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:
@@ -294,34 +287,29 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
 
     Raises InputError for a buffer that does not fit, or an output without a buffer whose size is known only at run time.
     """
-    updates, home = _updates(function), program.plan.device
-    for _, target in updates:
+    outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
+    inputs = {value.name: i for i, value in enumerate(function.inputs)}
+    updates = {outputs[after]: inputs[before] for before, after in function.aliases}
+    for target in updates.values():
         if isinstance(values[target], np.ndarray):
             check_updated(function.inputs[target].name, values[target])
-    sized = _sized(function, values)
-    targets = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
-    updated = {source: values[target] if home == "cpu" else None for source, target in updates}  # a device's is updated itself
-    buffers = [
-        buffer if buffer is not None else updated[place] if place in updated else _empty(value, program)
-        for place, (value, buffer) in enumerate(zip(sized.outputs, targets, strict=True))
-    ]
-    types = None if sized is function else {name: sized.get_type(name) for name in sized.value_names()}
-    returned = list(buffers)
-    for source, target in updates:
-        if targets[source] is None:
-            returned[source] = values[target]
+    sized, home, types = function, program.plan.device, None
+    if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
+        shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
+        sized = passes.specialize(function, shapes)
+        types = {name: sized.get_type(name) for name in sized.value_names()}
+    given = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
+    buffers, returned = list(given), list(given)
+    for place, value in enumerate(sized.outputs):
+        if given[place] is None and place in updates:
+            buffers[place] = values[updates[place]] if home == "cpu" else None  # an input on a device is updated itself
+            returned[place] = values[updates[place]]
+        elif given[place] is None:
+            buffers[place] = returned[place] = _allocate(value, program)
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 
 
-def _sized(function: Function, values: Sequence[Any]) -> Function:
-    """Specialize the function to the shapes of these inputs."""
-    if all(isinstance(value.type, TensorType) and value.type.is_static for value in function.outputs):
-        return function
-    shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
-    return passes.specialize(function, shapes)
-
-
-def _empty(value: Value, program: Program) -> Any:
+def _allocate(value: Value, program: Program) -> Any:
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
         dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy
@@ -330,10 +318,3 @@ def _empty(value: Value, program: Program) -> Any:
         shown = "of unknown type" if type_ is None else str(type_)
         raise InputError(f"output {value.name!r} is {shown}, whose size is known only after a run; give a buffer for it in out=")
     raise InputError(f"output {value.name!r} is {type_}, which no buffer holds; call the module instead of binding it")
-
-
-def _updates(function: Function) -> list[tuple[int, int]]:
-    """Index pairs (output, input) of the aliases."""
-    outputs = {value.name: i for i, value in reversed(list(enumerate(function.outputs)))}
-    inputs = {value.name: i for i, value in enumerate(function.inputs)}
-    return [(outputs[after], inputs[before]) for before, after in function.aliases]

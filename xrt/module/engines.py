@@ -11,14 +11,13 @@ from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, wa
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
 from xrt.module.options import ALL
+from xrt.partition.device_map import DeviceMap
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.options import ModuleOptions
-    from xrt.partition.device_map import DeviceMap
-    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
 IMPLICIT = "toy"
 """The reference engine, with native kernels; appended to every list unless ``strict``."""
@@ -32,7 +31,8 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     Raises UnknownEngine or EngineUnavailable; OptionError for an engine that is listed twice or does not implement an execution
     option; DeviceError if no engine of the list runs on the device.
     """
-    if settings.max_error is not None and not is_auto(engine):
+    has_auto = is_auto(engine)
+    if settings.max_error is not None and not has_auto:
         raise OptionError("max_error= is kept by measurement; pass engine='auto', or a list with 'auto' in it")
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _create_engines(engine, context, settings, cache)
@@ -41,17 +41,25 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     specs = [one.spec for one in engines]
     if (twice := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
-    devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(engine) else ())
-    _check_devices(engines, context.device, devices, cuda_graph=settings.cuda_graph)
+    devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
+    if not any(parse_device_kind(device) in one.devices or one.spec in devices for one in engines):
+        able = "; ".join(f"{one.spec} runs on {', '.join(one.devices)}" for one in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+    if settings.cuda_graph and device == "cpu":
+        raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
     # With "auto", and for a bundle saved in lower precision, engines may use the precision but need not.
-    is_permission = is_auto(engine) or _is_from_bundle(cache, context)
+    is_permission = has_auto or _is_from_bundle(cache, context)
     if note := _check_execution(engines, context, is_permission=is_permission):
         left_out = (*left_out, note)
-    engines = _isolate(engines, settings, context.device, devices)
-    implicit = None if settings.strict else _make_reference(engines, context.in_full_precision() if is_permission else context)
-    if implicit is not None:
-        engines.append(implicit)
-    engine_list = EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(engine), left_out, devices)
+    engines = _isolate(engines, settings, DeviceMap(context.device, devices))
+    implicit: str | None = None
+    if not settings.strict and all(one.name != IMPLICIT for one in engines):
+        from xrt.engines.contract.proxy import ImplicitEngine
+
+        reference, own_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
+        if parse_device_kind(device) in reference.devices and reference.unsupported_options(own_context) is None:
+            engines, implicit = [*engines, reference], reference.spec
+    engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
         fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
         raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
@@ -82,18 +90,6 @@ def _create_engines(
     return list_available_engines(listed, context, store, strict=settings.strict, devices=settings.devices)
 
 
-def _make_reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
-    """Create the reference engine; None if it is listed, or does not support the device or the options."""
-    if any(engine.name == IMPLICIT for engine in engines):
-        return None
-
-    from xrt.engines.contract.proxy import ImplicitEngine
-
-    reference = ImplicitEngine(IMPLICIT)
-    serves = parse_device_kind(context.device) in reference.devices and reference.unsupported_options(context) is None
-    return reference if serves else None
-
-
 # ---------------------------------------------------------------------- options of a compile
 
 
@@ -104,28 +100,20 @@ def _check_execution(engines: Sequence[GraphCompiler], context: CompileContext, 
     Returns a remark if no engine computes in the lower precision.
     """
     reasons = {engine.spec: engine.unsupported_options(context) for engine in engines}
-    full = context.in_full_precision()
-    is_lowered = None in reasons.values() or (is_permission and any(_is_lowered_by_spec(one, context) for one in engines))
+    is_lowered = None in reasons.values()
     if is_permission:
+        full, precision = context.in_full_precision(), context.options.precision
+        if not is_lowered and precision != "fp32":
+            from xrt.verify.comparison import find_precision  # only needed for lower precisions
+
+            is_lowered = any(find_precision(engine, full) == precision for engine in engines)  # by its own spec
         reasons = {engine.spec: engine.unsupported_options(full) for engine in engines}
-    if is_permission and not is_lowered and (full is context or None not in reasons.values()):
-        left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
-        raise OptionError(f"no engine is left for engine='auto': {left_out}")
+        if not is_lowered and (full is context or None not in reasons.values()):
+            left_out = "; ".join(f"engine {spec!r} is left out: {reason}" for spec, reason in reasons.items())
+            raise OptionError(f"no engine is left for engine='auto': {left_out}")
     if reason := next(filter(None, reasons.values()), None):
         raise OptionError(reason)
-    if is_lowered:
-        return ""
-    return f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
-
-
-def _is_lowered_by_spec(engine: GraphCompiler, context: CompileContext) -> bool:
-    """Whether the engine's own spec selects the precision of the options."""
-    if context.options.precision == "fp32":
-        return False
-
-    from xrt.verify.comparison import find_precision  # only needed for lower precisions
-
-    return find_precision(engine, context.in_full_precision()) == context.options.precision
+    return "" if is_lowered else f"no engine of the list computes in {context.options.precision} here: all are placed in fp32"
 
 
 def _is_from_bundle(cache: CompileCache | None, context: CompileContext) -> bool:
@@ -167,15 +155,6 @@ def parse_devices(
     return FrozenDict(elsewhere)
 
 
-def _check_devices(engines: Sequence[GraphCompiler], device: str, devices: Mapping[str, str], *, cuda_graph: bool) -> None:
-    """Raise DeviceError if no engine supports its device, OptionError for graph capture on the CPU."""
-    if not any(parse_device_kind(device) in engine.devices or engine.spec in devices for engine in engines):
-        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
-        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
-    if cuda_graph and device == "cpu":
-        raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
-
-
 def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
     """Raise OptionError for a name or spec to isolate that is not in the list of engines."""
     known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
@@ -184,48 +163,38 @@ def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
             raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
 
 
-def _isolate(
-    engines: Sequence[GraphCompiler], settings: ModuleOptions, device: str, devices: Mapping[str, str]
-) -> list[GraphCompiler]:
-    """Replace the engines that `isolate` names by proxies that run them in worker processes."""
+def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: DeviceMap) -> list[GraphCompiler]:
+    """Replace the engines that `isolate` names by proxies that run them in worker processes.
+
+    On a device an engine can compile in a worker but not run there: device arrays belong to one process.
+    """
     isolation = settings.isolate
     check_isolated(isolation.engines, [engine.spec for engine in engines])
     if not isolation.engines:
         return list(engines)
 
     from xrt.engines.contract.proxy import load_engine
-    from xrt.partition.device_map import DeviceMap
     from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
     limits, names = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
-    isolated = [
-        IsolatedEngine(load_engine(engine), limits, runs=isolation.run) if names & {engine.name, engine.spec, ALL} else engine
-        for engine in engines
-    ]
-    for engine in isolated:
-        if isinstance(engine, IsolatedEngine):
-            _check_isolated_on_device(engine, DeviceMap(device, devices), limits)
+    isolated: list[GraphCompiler] = []
+    for one in engines:
+        if not names & {one.name, one.spec, ALL}:
+            isolated.append(one)
+            continue
+        engine, device = IsolatedEngine(load_engine(one), limits, runs=isolation.run), homes.of(one.spec)
+        isolated.append(engine)
+        if device != "cpu" and engine.runs:
+            raise OptionError(
+                f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} "
+                f"would run, since run=True asks for it or it cannot save what it compiles; take it out of isolate="
+            )
+        if device != "cpu" and limits.memory is not None:
+            raise OptionError(
+                f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is "
+                f"memory; take {engine.spec} out of isolate=, or leave memory_limit= out"
+            )
     return isolated
-
-
-def _check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: WorkerLimits) -> None:
-    """Raise OptionError for an isolated engine that cannot work on its device.
-
-    On a device an engine can compile in a worker but not run there: device arrays belong to one process.
-    """
-    device = homes.of(engine.spec)
-    if device == "cpu":
-        return
-    if engine.runs:
-        raise OptionError(
-            f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} would "
-            f"run, since run=True asks for it or it cannot save what it compiles; take it out of isolate="
-        )
-    if limits.memory is not None:
-        raise OptionError(
-            f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is memory"
-            f"; take {engine.spec} out of isolate=, or leave memory_limit= out"
-        )
 
 
 # ---------------------------------------------------------------------- threads

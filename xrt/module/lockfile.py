@@ -91,8 +91,16 @@ class LockedPlacement:
 
         With ``strict`` a mismatch raises LockError. A lock of the same ``model`` with symbolic dims is valid for all sizes.
         """
-        at = sizes if model is None else self._find_sizes(model, sizes)
-        whole = function if model is None or at == sizes else model.specialize(at)
+        at, whole = sizes, function
+        if model is not None:
+            declared = model.get_declared()
+            axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
+            named = ((name, shapes.get(declared.inputs[place].name, ()), axis) for place, axis, name in axes)
+            locked = FrozenDict({name: shape[axis] for name, shape, axis in named if axis < len(shape)})
+            is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
+            # A lock of another model, or of fixed sizes, holds at these sizes only.
+            if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
+                at, whole = locked, model.specialize(locked)
         request = engines.make_request(whole, clustering=clustering)
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
@@ -100,19 +108,12 @@ class LockedPlacement:
                 return SizedPlacement(at, self._place(self.lock, request))
             except LockError as error:
                 reasons = (str(error),)
-        said = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
+        text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
         if strict or self.must_hold:
-            instead = "strict=True out to measure instead" if strict else "the lock out to measure instead"
-            raise LockError(f"{said}. Write it again with `xrt lock`, or leave {instead}")
-        warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
+            option = "strict=True" if strict else "the lock"
+            raise LockError(f"{text}. Write it again with `xrt lock`, or leave {option} out to measure instead")
+        warn(f"{text}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
-
-    def _find_sizes(self, model: OpenModel, sizes: Sizes) -> Sizes:
-        """The sizes at which this model was locked; ``sizes`` if the lock is of another model or of fixed sizes."""
-        declared = model.get_declared()
-        locked = _read_locked_sizes(self.lock, declared)
-        is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
-        return locked if is_same and locked.keys() == {name for _, _, name in list_open_axes(declared.inputs)} else sizes
 
     def _list_excesses(self) -> Iterator[str]:
         """Yield a message if the lock's error exceeds the caller's budget or was measured in another metric."""
@@ -142,13 +143,6 @@ class LockedPlacement:
             notes=(about, *notes),
             precision=lock.precision,
         )
-
-
-def _read_locked_sizes(lock: PlacementFile, declared: Function) -> Sizes:
-    """Read the sizes of symbolic dims at which the lock's plan was made; dims that the lock does not record are omitted."""
-    shapes, axes = read_shapes(lock, declared), list_open_axes(declared.inputs)
-    several = ((name, shapes.get(declared.inputs[at].name, ()), axis) for at, axis, name in axes)
-    return FrozenDict({name: shape[axis] for name, shape, axis in several if axis < len(shape)})
 
 
 def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:

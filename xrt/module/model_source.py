@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,7 +85,7 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
     return issubclass(model, tracing.Graph) if as_class and isinstance(model, type) else isinstance(model, tracing.Graph)
 
 
-def _checked(function: Function) -> Function:
+def _check(function: Function) -> Function:
     """Verify a Function and infer its types; raises ModelError if it is invalid or types contradict each other."""
     from xrt import passes
     from xrt.graph.state import STATE, declare_states, list_states
@@ -167,8 +167,7 @@ class StaticModel:
 
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
         """``locations`` are the files of external data, as paths in the model file."""
-        self._function = _checked(function)
-        self._locations = locations
+        self._function, self._locations = _check(function), locations
         self._set_ends(self._function.inputs, self._function.outputs)
 
     def _set_ends(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
@@ -217,7 +216,7 @@ class TracedModel:
             raise InputError(
                 f"the graph {function.name!r} keeps state ({kept}); call a session: s = m.new_session(), then s(...)"
             )
-        return _checked(function)
+        return _check(function)
 
     def get_declared_function(self) -> Function:
         if self.inputs:
@@ -229,19 +228,15 @@ class DeferredModel(StaticModel):
     """A model that is read on first use: plans in the cache and programs of a bundle do not need its nodes."""
 
     def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], StaticModel]) -> None:
-        self._load = load
+        self._load = functools.cache(load)
         self._set_ends(inputs, outputs)
 
-    @cached_property
-    def _model(self) -> StaticModel:
-        return self._load()
-
     def get_declared_function(self) -> Function:
-        return self._model.get_declared_function()
+        return self._load().get_declared_function()
 
     @property
     def locations(self) -> tuple[str, ...]:
-        return self._model.locations
+        return self._load().locations
 
 
 class BundledModel(DeferredModel):
@@ -252,12 +247,9 @@ def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
     """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
     check()
     try:
-        model = _from_file(path)
-    except (ModelError, OSError):
+        return _from_file(path)
+    finally:
         check()
-        raise
-    check()
-    return model
 
 
 class BundledTraces:

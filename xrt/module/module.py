@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from xrt.module.dispatch import IOBinding
     from xrt.module.explain import Explanation, Memory
     from xrt.module.keywords import ModuleKeywords
-    from xrt.module.model_source import ModelSource
     from xrt.module.tuning import Objective
     from xrt.partition import Plan
     from xrt.placement import ProgressCallback, TuningResult
@@ -116,7 +115,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         engine, settings = apply_constraints(engine, parse_options(options))
         store = open_cache(cache)
         engines, stored, self.source = open_model(model, engine, device, settings, store)
-        self.construction = Construction.of(model, engine, device, cache, options)
+        path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
+        self.construction = Construction(engine, device, cache, options, path)
         """The arguments that the module was made with, for copies of it."""
         list_all = partial(make_engine_list, engine, device, replace(settings, lock=None), store)
         self.programs = Programs(
@@ -486,35 +486,34 @@ class Construction:
     path: Path | None
     """Absolute path of the model's file; None for other kinds of models."""
 
-    @classmethod
-    def of(cls, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Construction:
-        return cls(engine, device, cache, options, Path(model).absolute() if isinstance(model, str | os.PathLike) else None)
+    def repeat(self, kind: Any, model: Any) -> Any:
+        """Create another module with these arguments."""
+        return kind(model, self.engine, self.device, cache=self.cache, **self.options)
 
 
 def describe_construction(module: XRTModule) -> tuple[Any, ...]:
     """The value of ``__reduce__`` for a module; raises TypeError if an argument cannot be pickled."""
-    model, given = _find_model(module.source), module.construction
-    if isinstance(given.cache, CompileCache):
+    model, arguments = _find_model(module), module.construction
+    if isinstance(arguments.cache, CompileCache):
         raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
-    parts = {"its model": model if is_graph(model) else None, "its engines": given.engine, "its options": given.options}
+    parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
     for name, part in parts.items():
         if reason := _why_not_written(part):
-            raise TypeError(f"this module cannot be pickled, since {name} cannot: {reason}. {ADVICE}")
-    return _make, (type(module), given.path or model, given.engine, given.device, given.cache, dict(given.options))
+            raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {ADVICE}")
+    return arguments.repeat, (type(module), arguments.path or model)
 
 
 def copy_module(module: XRTModule, memo: dict[int, Any]) -> Any:
-    """Create another module with the same arguments and a copy of its graph."""
-    model, given = _find_model(module.source), module.construction
-    function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function is immutable
-    return _make(type(module), function, given.engine, given.device, given.cache, given.options)
+    """Create another module with the same arguments and a copy of its graph; a Function is immutable."""
+    model = _find_model(module)
+    return module.construction.repeat(type(module), copy.deepcopy(model, memo) if is_graph(model) else model)
 
 
-def _find_model(source: ModelSource) -> Any:
+def _find_model(module: XRTModule) -> Any:
     """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
-    if isinstance(source, BundledModel | BundledTraces):
+    if isinstance(module.source, BundledModel | BundledTraces):
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
-    return get_model(source)
+    return get_model(module.source)
 
 
 def _why_not_written(part: Any) -> str | None:
@@ -535,7 +534,3 @@ def _why_not_written(part: Any) -> str | None:
     except Exception as error:  # noqa: BLE001  # a member's __reduce__ may raise anything
         return str(error)
     return None
-
-
-def _make(kind: Any, model: Any, engine: Any, device: str, cache: Any, options: Mapping[str, Any]) -> Any:
-    return kind(model, engine, device, cache=cache, **options)

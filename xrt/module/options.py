@@ -7,7 +7,6 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -19,14 +18,11 @@ from xrt.partition import ClusteringOptions
 from xrt.runtime import check_device
 
 if TYPE_CHECKING:
-    from xrt.cache import CompileCache
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import NodePattern
     from xrt.module.lockfile import LockedPlacement
     from xrt.module.model_source import ModelSource
     from xrt.module.sizes import Shapes
-    from xrt.placement.auto import AutoPlacement, Lower
-    from xrt.placement.engine_list import EngineList
     from xrt.precision import ErrorBudget
     from xrt.precision.lowering import LoweringWithinBudget
 
@@ -129,31 +125,16 @@ class ModuleOptions:
         """Whether progress is shown on a terminal or in a notebook."""
         return self.progress in (None, True)
 
-    def make_auto_placement(
-        self, engines: EngineList, cache: CompileCache, everything: Callable[[], EngineList], lower: Lower | None = None
-    ) -> AutoPlacement:
-        """Create the placement by measurement for a module with these options; ``everything`` returns all requested engines."""
-        from xrt.placement.auto import AutoPlacement, PlacementOptions
-
-        load = None
-        if self.lock is not None:
-            load = partial(self.lock.load_result, clustering=self.clustering, strict=self.strict)
-        limit = self.isolate.memory_limit
-        options = PlacementOptions(self.clustering, self.budget, limit, self.cuda_graph, self.shows_progress, lower)
-        return AutoPlacement(engines, options, cache, everything, load)
-
 
 _DEFAULT = ModuleOptions()
 OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
 """The classes whose fields are keywords of XRTModule."""
-_OTHER = ("engine", "device", "cache")
-"""Parameters of XRTModule that are no options."""
 
 
 def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
     """The keywords of `XRTModule`: name to (field, class that declares it)."""
-    parts = ("choice", "clustering", "execution")
-    return {one.name: (one, owner) for owner in OWNERS for one in dataclasses.fields(owner) if one.name not in parts}
+    fields = ((one, owner) for owner in OWNERS for one in dataclasses.fields(owner))
+    return {one.name: (one, owner) for one, owner in fields if one.name not in ("choice", "clustering", "execution")}
 
 
 _KEYWORDS = list_keywords()
@@ -169,29 +150,28 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
     for name in options:
         if name not in _KEYWORDS:
             known = sorted(_KEYWORDS)
-            nearest = did_you_mean(name, (*_OTHER, *known))
+            nearest = did_you_mean(name, ("engine", "device", "cache", *known))
             raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(known)}")
-    options, choice = _read_precision_options(options)
-    clustering, execution, own = (
-        {name: value for name, value in options.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
+    values, choice = _read_precision_options(options)
+    clustering, execution, module = (
+        {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
     )
-    own |= {"choice": choice, "clustering": ClusteringOptions(**clustering), "execution": ExecutionOptions(**execution)}
-    own |= {name: read(own[name]) for name, read in _READERS.items() if name in own}
-    if own.get("lock") is not None:
+    for name, read in _READERS.items():
+        if name in module and (module[name] is not None or _KEYWORDS[name][0].default is not None):
+            module[name] = read(module[name])
+    if module.get("lock") is not None:
         from xrt.module.lockfile import load_lock
 
-        own["lock"] = load_lock(own["lock"], own.get("max_error"))
-    settings = ModuleOptions(**own)
+        module["lock"] = load_lock(module["lock"], module.get("max_error"))
+    settings = ModuleOptions(ClusteringOptions(**clustering), ExecutionOptions(**execution), choice, **module)
     check_options(settings)
     return settings
 
 
-def _read_folder(value: Any) -> Path | None:
+def _read_folder(value: Any) -> Path:
     """Check early that the folder is writable: it is used only after planning."""
     from xrt.formats.output import why_not_folder
 
-    if value is None:
-        return None
     folder = Path(os.fspath(value))
     if reason := why_not_folder(folder):
         raise OptionError(f"dump_subgraph_dir is {str(folder)!r}, and {reason}")
@@ -213,19 +193,15 @@ def _read_devices(value: Any) -> Mapping[str, str]:
 
 
 def _read_check(value: Any) -> Check:
-    if value is None or value in ("first", "nan"):
+    if value in ("first", "nan"):
         return value  # type: ignore[no-any-return]  # just these
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
     raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
 
 
-def _read_isolation(value: Any) -> Isolation:
-    return value if isinstance(value, Isolation) else Isolation(value or ())
-
-
 def _read_progress(value: Any) -> Any:
-    if not (value is None or isinstance(value, bool) or callable(value)):
+    if not (isinstance(value, bool) or callable(value)):
         raise OptionError(f"progress must be a function of two numbers, or True, False or None; got {value!r}")
     return value
 
@@ -235,6 +211,25 @@ def _read_seconds(value: Any) -> float:
 
     check_budget(value)
     return float(value)
+
+
+def _read_error_budget(value: Any) -> ErrorBudget | None:
+    from xrt.precision.budget import parse_budget  # only needed with an error budget
+
+    return parse_budget(value)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "budget": _read_seconds,
+    "check": _read_check,
+    "devices": _read_devices,
+    "dump_subgraph_dir": _read_folder,
+    "isolate": lambda value: value if isinstance(value, Isolation) else Isolation(value or ()),
+    "max_error": _read_error_budget,
+    "progress": _read_progress,
+    "shapes": _read_shapes,
+}
+"""How the value of a keyword becomes that of its field, for those that accept more than they store."""
 
 
 # ---------------------------------------------------------------------- precision
@@ -248,10 +243,10 @@ def _parse_precision(value: Any) -> PrecisionChoice:
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) for one in texts):
         raise OptionError(f"precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got {value!r}")
     names: list[Any] = []
-    patterns = []
+    patterns, known = [], get_args(Precision)
     for text in texts:
         before, equals, name = text.rpartition("=")
-        name, known = name.strip(), get_args(Precision)
+        name = name.strip()
         if name not in known:
             raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
         if not equals:
@@ -263,8 +258,7 @@ def _parse_precision(value: Any) -> PrecisionChoice:
             )
         else:
             patterns.append(NodePattern.parse(before))
-    lower = tuple(dict.fromkeys(name for name in names if name != "fp32"))
-    return PrecisionChoice(lower, tuple(patterns))
+    return PrecisionChoice(tuple(dict.fromkeys(name for name in names if name != "fp32")), tuple(patterns))
 
 
 def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], PrecisionChoice]:
@@ -275,11 +269,10 @@ def _read_precision_options(options: Mapping[str, Any]) -> tuple[dict[str, Any],
     out = dict(options)
     precision = out.pop("precision", None)
     choice = _parse_precision(precision) if precision is not None else NO_CHOICE
-    has_budget = out.get("max_error") is not None
     if (table := _load_table(out.get("calibrate"))) is not None:
         del out["calibrate"]
         choice = replace(choice, table=table)
-    if has_budget:
+    if out.get("max_error") is not None:
         return out, replace(choice, names=choice.names or LOWER_PRECISIONS)
     _check_without_budget(choice, out)
     if not choice.is_quantized and choice.names and not choice.exact_nodes:
@@ -307,15 +300,6 @@ def _check_without_budget(choice: PrecisionChoice, options: Mapping[str, Any]) -
         raise OptionError("a constraint on precision keeps nodes from a lower one, and none is named; add one, such as 'bf16'")
 
 
-def _read_error_budget(value: Any) -> ErrorBudget | None:
-    """Convert the value of ``max_error``; raises OptionError for another type."""
-    if value is None:
-        return None
-    from xrt.precision.budget import parse_budget  # only needed with an error budget
-
-    return parse_budget(value)
-
-
 def _load_table(calibrate: Any) -> CalibrationTable | None:
     """The calibration table if ``calibrate`` is a table or the path of one; None for batches."""
     if calibrate is None or isinstance(calibrate, list | tuple):
@@ -323,9 +307,9 @@ def _load_table(calibrate: Any) -> CalibrationTable | None:
 
     from xrt.formats.calibration_table import CalibrationTable
 
-    if isinstance(calibrate, CalibrationTable):
-        return calibrate
-    return CalibrationTable.load(calibrate) if isinstance(calibrate, str | os.PathLike) else None
+    if isinstance(calibrate, str | os.PathLike):
+        return CalibrationTable.load(calibrate)
+    return calibrate if isinstance(calibrate, CalibrationTable) else None
 
 
 def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, ModuleOptions]:
@@ -361,19 +345,6 @@ def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, val
         validate=settings.validate if validate is None else validate,
         choice=replace(settings.choice, names=settings.choice.names or LOWER_PRECISIONS, table=table or settings.choice.table),
     )
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "budget": _read_seconds,
-    "check": _read_check,
-    "devices": _read_devices,
-    "dump_subgraph_dir": _read_folder,
-    "isolate": _read_isolation,
-    "max_error": _read_error_budget,
-    "progress": _read_progress,
-    "shapes": _read_shapes,
-}
-"""How the value of a keyword becomes that of its field, for those that accept more than they store."""
 
 
 # ---------------------------------------------------------------------- the signature of XRTModule

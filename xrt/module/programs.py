@@ -192,10 +192,21 @@ class Programs:
     @cached_property
     def placer(self) -> AutoPlacement:
         """Places the signatures of a module with ``engine="auto"``."""
-        placer = self.settings.make_auto_placement(self.engines, self.cache, self._list_all_engines, self.lowering)
-        if self.engines.is_auto and self.sizes.open_axes:
-            from xrt.placement.auto import OpenModel
+        from xrt.placement.auto import AutoPlacement, OpenModel, PlacementOptions
 
+        settings, lock, load = self.settings, self.settings.lock, None
+        if lock is not None:
+            load = partial(lock.load_result, clustering=settings.clustering, strict=settings.strict)
+        options = PlacementOptions(
+            settings.clustering,
+            settings.budget,
+            settings.isolate.memory_limit,
+            settings.cuda_graph,
+            settings.shows_progress,
+            self.lowering,
+        )
+        placer = AutoPlacement(self.engines, options, self.cache, self._list_all_engines, load)
+        if self.engines.is_auto and self.sizes.open_axes:
             placer.model = OpenModel(self.sizes.served.get_declared_function, self._specialize_at)
         return placer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -98,41 +98,31 @@ class PaddedModel:
     """The padded form of a model, and the sizes that each call is padded to."""
 
     def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
-        self._inputs = source.inputs
-        self._padded = padded
+        self._inputs, self._padded = source.inputs, padded
         self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
         self.source = StaticModel(padded.function)
         """The model that is compiled; its additional inputs are sizes before padding."""
         self._open = tuple(list_open_axes(source.inputs))
         self._choose = lru_cache(MOST_REMEMBERED)(self._find_sizes)
 
-    # ------------------------------------------------------------------ sizes
-
     def choose(self, sizes: Sizes) -> Sizes:
         """Choose the padded sizes for these sizes."""
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
-        sizes = dict(items)
-        padded = {name: self._round(name, size) if name in self._padded.dims else size for name, size in items}
-        if not self._padded.allows(sizes, sizes):
+        sizes, padded, allows = dict(items), dict(items), self._padded.allows
+        if not allows(sizes, sizes):
             return FrozenDict(sizes)
-        for name in self._padded.dims:  # a size that is too large for the model's tables is cut down to them
-            if not self._padded.allows(sizes, padded):
-                padded[name] = self._shrink(name, sizes, padded)
-        return FrozenDict(padded if self._padded.allows(sizes, padded) else sizes)
-
-    def _round(self, name: str, size: int) -> int:
-        buckets = self.buckets[name]
-        return round_up(size) if buckets is None else next((one for one in buckets if one >= size > 0), size)
-
-    def _shrink(self, name: str, sizes: Sizes, padded: Mapping[str, int]) -> int:
-        """Find the largest size of a dim that is allowed with the others; without one, the size itself."""
-        low, high = sizes[name], padded[name]
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._padded.allows(sizes, {**padded, name: middle}) else (low, middle - 1)
-        return low
+        for name in self._padded.dims:
+            size, buckets = sizes[name], self.buckets[name]
+            padded[name] = next((one for one in buckets if one >= size > 0), size) if buckets else round_up(size)
+        for name in self._padded.dims:
+            # A size that is too large for the model's tables, with the others, is cut down to the largest that is allowed.
+            low = padded[name] if allows(sizes, padded) else sizes[name]
+            while low < (high := padded[name]):
+                middle = (low + high + 1) // 2
+                low, padded[name] = (middle, high) if allows(sizes, {**padded, name: middle}) else (low, middle - 1)
+        return FrozenDict(padded if allows(sizes, padded) else sizes)
 
     # ------------------------------------------------------------------ values
 
@@ -142,12 +132,16 @@ class PaddedModel:
         return self._fill(values, sizes, sizes if exact else self.choose(sizes))
 
     def _fill(self, values: Sequence[Any], sizes: Sizes, padded: Sizes) -> PaddedValues:
+        """Pad with zeros, or with empty texts."""
+        arrays = list(values)
         shapes = {place: list(values[place].shape) for place, _, _ in self._open}
         for place, axis, name in self._open:
             shapes[place][axis] = padded[name]
-        arrays = list(values)
         for place, shape in shapes.items():
-            arrays[place] = _copy_into(values[place], tuple(shape))
+            value = values[place]
+            if value.shape != tuple(shape):
+                arrays[place] = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
+                arrays[place][tuple(map(slice, value.shape))] = value
         sizes_read = [np.array(sizes[name], np.int64) for name in self._padded.fed]
         return PaddedValues([*arrays, *sizes_read], values, sizes, padded)
 
@@ -158,52 +152,23 @@ class PaddedModel:
     def make_path(self, path: FastPath, values: PaddedValues) -> tuple[Sequence[Any], FastPath]:
         """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
         sizes = PaddedValues((), (), values.sizes, values.padded)  # holds no arrays
-        fill, cut = partial(self._fill, sizes=values.sizes, padded=values.padded), partial(self.cut, values=sizes)
         fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.given))
-        positional = _wrap(path, fits, fill, cut)
+
+        def positional(args: tuple[Any, ...]) -> Any:
+            result = path.positional(tuple(self._fill(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
+            if result is NO_MATCH:
+                return result
+            return tuple(self.cut(result, sizes)) if isinstance(result, tuple) else self.cut([result], sizes)[0]
+
         named = make_named_call([value.name for value in self._inputs], positional)
         return values.given, FastPath(positional, named, build=path.build, program=path.program)
 
-    # ------------------------------------------------------------------ reports
-
-    def describe(self) -> list[str]:
+    def describe(self) -> Iterator[str]:
         """Describe the padded dims for `explain`."""
-        masked = set(self._padded.fed)
-        return [
-            f"buckets: sizes of {dim!r} are rounded up{self._format(dim)}"
-            + (", and masked where an operator would read what is behind" if dim in masked else "")
-            for dim in self._padded.dims
-        ]
-
-    def _format(self, dim: str) -> str:
-        buckets = self.buckets[dim]
-        return " to powers of two, or half way between" if buckets is None else f" to {', '.join(map(str, buckets))}"
-
-
-def _copy_into(value: Any, shape: tuple[int, ...]) -> Any:
-    """Pad an array to a shape with zeros, or with empty texts."""
-    if value.shape == shape:
-        return value
-    padded = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
-    padded[tuple(map(slice, value.shape))] = value
-    return padded
-
-
-def _wrap(
-    path: FastPath,
-    fits: Callable[[tuple[Any, ...]], bool],
-    fill: Callable[[Sequence[Any]], PaddedValues],
-    cut: Callable[[Sequence[Any]], Sequence[Any]],
-) -> Callable[[tuple[Any, ...]], Any]:
-    def call(args: tuple[Any, ...]) -> Any:
-        if not fits(args):
-            return NO_MATCH
-        result = path.positional(tuple(fill(args)))
-        if result is NO_MATCH:
-            return result
-        return tuple(cut(result)) if isinstance(result, tuple) else cut([result])[0]
-
-    return call
+        for dim, buckets in self.buckets.items():
+            sizes = "powers of two, or half way between" if buckets is None else ", ".join(map(str, buckets))
+            masked = ", and masked where an operator would read what is behind" if dim in self._padded.fed else ""
+            yield f"buckets: sizes of {dim!r} are rounded up to {sizes}{masked}"
 
 
 # ---------------------------------------------------------------------- the policy
@@ -221,17 +186,14 @@ class SizePolicy:
         self, shapes: Shapes, source: ModelSource, engines: EngineList, stored: StoredPlans | None, *, fold: bool
     ) -> None:
         self.shapes, self.source = shapes, source
-        self.pads_all = isinstance(shapes, Buckets)
+        self.pads_all = self._is_decided = isinstance(shapes, Buckets)
         self._stored, self._fold = stored, fold
         self._why_each: str | None = None
         """Why one program does not serve all sizes: None before the decision, empty if it does."""
         self.exact: frozenset[object] = frozenset()
         """Sizes with a static program while others share one: those of the first call, and of searches."""
         self.refusals: tuple[str, ...] = ()
-        self._is_decided = self.pads_all
-        self.padding: PaddedModel | None = None
-        if isinstance(shapes, Buckets):
-            self.padding = self._make_padding(engines, shapes)
+        self.padding = self._make_padding(engines, shapes) if isinstance(shapes, Buckets) else None
         self.served = source if self.padding is None else self.padding.source
         self.open_axes = () if source.is_traced else tuple(list_open_axes(self.served.inputs))
 
@@ -287,12 +249,11 @@ class SizePolicy:
     def _is_first(self, sizes: object, planner: Programs) -> bool:
         """Whether these sizes get a static program, as those of the first call do with ``"auto"``."""
         engines, stored = planner.engines, self._stored
-        if sizes in self.exact:
-            return True
+        if self.exact or self._why_each is not None:
+            return sizes in self.exact
         if self.shapes != "auto" or engines.are_dynamic or (engines.is_auto and not engines.can_be_dynamic):
             return False
-        has_general_plan = stored is not None and stored.has(None) and not stored.has(sizes)
-        if not self.exact and self._why_each is None and not has_general_plan:
+        if stored is None or not stored.has(None) or stored.has(sizes):
             self.exact = frozenset([sizes])
         return sizes in self.exact
 

@@ -9,8 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -83,82 +81,57 @@ def _pair_by_name(function: Function) -> Iterator[State]:
         yield State(name, after[key])
 
 
-@dataclass(frozen=True)
 class StatefulFunction:
     """A Function with state, and the module that runs it with the state as inputs and outputs."""
 
-    module: XRTModule
-    function: Function
-
-    @cached_property
-    def states(self) -> dict[str, State]:
+    def __init__(self, module: XRTModule, function: Function) -> None:
+        self.module, self.function = module, function
+        self.states = {state.input: state for state in list_states(function)}
         """The states by the names of their inputs."""
-        return {state.input: state for state in list_states(self.function)}
-
-    @cached_property
-    def others(self) -> tuple[Value, ...]:
-        """The inputs that are not state."""
-        return tuple(value for value in self.function.inputs if value.name not in self.states)
-
-    @cached_property
-    def next_values(self) -> dict[str, int]:
-        """Output indices of the next values, by state name."""
-        places = {value.name: place for place, value in reversed(list(enumerate(self.function.outputs)))}
-        return {name: places[state.output] for name, state in self.states.items()}
-
-    @cached_property
-    def returned(self) -> tuple[int, ...]:
-        """Indices of the other outputs."""
-        return tuple(place for place in range(len(self.function.outputs)) if place not in self.next_values.values())
-
-    @cached_property
-    def fixed(self) -> frozenset[str]:
-        """Names of the states that are updated in place."""
-        return frozenset(before for before, _ in self.function.aliases if before in self.states)
-
-    @cached_property
-    def capacity(self) -> Capacity | None:
-        """The capacity of the state, if the model declares one."""
-        return find_capacity(self.function)
-
-    def check_capacity(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> None:
-        """Raise InputError if the call would exceed the capacity of the state."""
-        capacity = self.capacity
-        if capacity is None or capacity.length not in arrays:
-            return
-        after, before = self._count(capacity, arrays, call_inputs), int(arrays[capacity.length].max(initial=0))
-        if after > capacity.size:
+        if not self.states:
             raise InputError(
-                f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {after - before:,} by input "
+                f"the model {function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
+                "xrt.stateful(model), or by the metadata 'xrt.state'"
+            )
+        self.others = tuple(value for value in function.inputs if value.name not in self.states)
+        """The inputs that are not state."""
+        places = {value.name: place for place, value in reversed(list(enumerate(function.outputs)))}
+        self.next_values = {name: places[state.output] for name, state in self.states.items()}
+        """Output indices of the next values, by state name."""
+        self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
+        """Indices of the other outputs."""
+        self.fixed = frozenset(before for before, _ in function.aliases if before in self.states)
+        """Names of the states that are updated in place."""
+        self.capacity: Capacity | None = find_capacity(function)
+
+    def reserve(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The states with room for the entries that a call adds; raises InputError beyond the model's capacity.
+
+        States that are too small are allocated anew, at a power of two up to the capacity.
+        """
+        capacity, reserved = self.capacity, dict(arrays)
+        if capacity is None or capacity.length not in arrays:
+            return reserved
+        shape = getattr(call_inputs.get(capacity.input), "shape", ())
+        before, added = int(arrays[capacity.length].max(initial=0)), shape[capacity.axis] if capacity.axis < len(shape) else 0
+        needed = before + added
+        if needed > capacity.size:
+            raise InputError(
+                f"the state holds {before:,} of {capacity.size:,} entries, and this call adds {added:,} by input "
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
-
-    def enlarge(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Reallocate states that are too small for the call, at a power of two up to the capacity; return the new arrays."""
-        capacity = self.capacity
-        if capacity is None or not capacity.dim or capacity.length not in arrays:
-            return {}
-        needed = self._count(capacity, arrays, call_inputs)
-        enlarged = {}
-        for name, array in arrays.items():
-            dims = _dims(Value(name, self._type(name)), every=True)
-            have = array.shape[dims.index(capacity.dim)] if capacity.dim in dims else needed
-            if have < needed:
+        for name, array in arrays.items() if capacity.dim else ():
+            dims = self._type(name).shape or ()
+            if capacity.dim in dims and array.shape[dims.index(capacity.dim)] < needed:
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
-                shape = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
-                enlarged[name] = self._fill(name, shape, array.dtype)
-                enlarged[name][tuple(map(slice, array.shape))] = array
-        return enlarged
-
-    @staticmethod
-    def _count(capacity: Capacity, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> int:
-        """The number of entries in the state after a call."""
-        shape = getattr(call_inputs.get(capacity.input), "shape", ())
-        return int(arrays[capacity.length].max(initial=0)) + (shape[capacity.axis] if capacity.axis < len(shape) else 0)
+                larger = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
+                reserved[name] = self._fill(name, larger, array.dtype)
+                reserved[name][tuple(map(slice, array.shape))] = array
+        return reserved
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """Raise InputError for a name that is no extent of an input, or an invalid size."""
-        dims = {dim for value in self.function.inputs for dim in _dims(value)}
+        dims = {dim for value in self.function.inputs for dim in _list_dims(value)}
         for name, size in sizes.items():
             if name not in dims:
                 raise InputError(f"no input of the model has an extent named {name!r}.{did_you_mean(name, dims)}")
@@ -171,7 +144,10 @@ class StatefulFunction:
         Raises InputError if an extent is unknown.
         """
         type_ = self._type(name)
-        sizes = {**_read_sizes(self.others, call_inputs or {}), **sizes}
+        shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.others)
+        pairs = (pair for value, shape in shapes for pair in zip(_list_dims(value, named=False), shape, strict=False))
+        # The module checks later that they are consistent.
+        sizes = {**{dim: size for dim, size in pairs if isinstance(dim, str)}, **sizes}
         if self.capacity is not None and self.capacity.dim:
             sizes.setdefault(self.capacity.dim, FIRST_CAPACITY)
         shape = tuple(self._extent(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
@@ -185,7 +161,7 @@ class StatefulFunction:
     def _extent(self, name: str, dim: Any, sizes: Mapping[str, int], early: bool) -> int:
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
-        is_read = any(dim in _dims(value) for value in self.others)
+        is_read = any(dim in _list_dims(value) for value in self.others)
         if name not in self.fixed and not is_read and dim is not None:
             return 0  # it grows
         advice = f"call m.new_session(sizes={{{dim!r}: ...}})" if dim is not None else f"set session.state[{name!r}] to an array"
@@ -212,20 +188,10 @@ class StatefulFunction:
         return type_
 
 
-def _dims(value: Value, *, every: bool = False) -> tuple[Any, ...]:
-    """The symbolic extents of a tensor; with ``every`` all extents."""
+def _list_dims(value: Value, *, named: bool = True) -> tuple[Any, ...]:
+    """The named extents of a tensor, or all."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return tuple(dim for dim in shape or () if every or isinstance(dim, str))
-
-
-def _read_sizes(declared: Sequence[Value], call_inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of named extents in the inputs of a call; the module checks later that they are consistent."""
-    sizes: dict[str, int] = {}
-    for value in declared:
-        shape = getattr(call_inputs.get(value.name), "shape", None)
-        if isinstance(value.type, TensorType) and value.type.shape is not None and shape is not None:
-            sizes.update((dim, size) for dim, size in zip(value.type.shape, shape, strict=False) if isinstance(dim, str))
-    return sizes
+    return tuple(dim for dim in shape or () if not named or isinstance(dim, str))
 
 
 class StatefulFunctions:
@@ -242,7 +208,7 @@ class StatefulFunctions:
             return None
         with self._lock:
             if None not in self._by_types:
-                self._by_types[None] = _check_state(StatefulFunction(module, module.source.get_declared_function()))
+                self._by_types[None] = StatefulFunction(module, module.source.get_declared_function())
             return self._by_types[None]
 
     def find(self, module: XRTModule, args: Sequence[Any], named: Mapping[str, Any]) -> StatefulFunction:
@@ -261,17 +227,8 @@ class StatefulFunctions:
                 traced = type(module)(
                     function, construction.engine, construction.device, cache=module.programs.cache, **construction.options
                 )
-                self._by_types[types] = _check_state(StatefulFunction(traced, function))
+                self._by_types[types] = StatefulFunction(traced, function)
             return self._by_types[types]
-
-
-def _check_state(stateful: StatefulFunction) -> StatefulFunction:
-    if not stateful.states:
-        raise InputError(
-            f"the model {stateful.function.name!r} has no state; declare it by self.state(...) in an xrt.Graph, by "
-            "xrt.stateful(model), or by the metadata 'xrt.state'"
-        )
-    return stateful
 
 
 @contextmanager
@@ -346,9 +303,7 @@ class Session:
 
     def _step(self, of: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
         arrays = {name: self._make(of, name, call_inputs) for name in of.states}
-        if of.capacity is not None:
-            of.check_capacity(arrays, call_inputs)
-            self._arrays = arrays = arrays | of.enlarge(arrays, call_inputs)
+        self._arrays = arrays = of.reserve(arrays, call_inputs)
         values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in of.function.inputs]
         if self._compiled is not of:  # an interrupted compile or search loses nothing
             of.module.compile(*values)

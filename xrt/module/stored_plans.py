@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.graph import Constant, Node
     from xrt.module.options import ModuleOptions
-    from xrt.partition import Launch
     from xrt.placement.engine_list import EngineList
 
 SMALL = 1024
@@ -74,27 +73,31 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
 
     If the plan cannot run without its nodes, the record has no launches.
     """
-    launches = tuple(_store_launch(launch, list_weights) for launch in plan.launches) if _is_deferrable(plan) else ()
-    return StoredProgram(plan.function.inputs, plan.function.outputs, launches, tuple(plan.engines), plan.implicit)
+    launches = [
+        StoredLaunch(
+            launch.name,
+            launch.engine,
+            launch.nodes,
+            launch.control,
+            launch.function.name,
+            launch.function.fingerprint,
+            launch.function.inputs,
+            launch.function.outputs,
+            tuple(value.name for value in launch.function.outputs if launch.function.computes(value.name)),
+            tuple(list_weights(launch.function)),
+        )
+        for launch in (plan.launches if _is_deferrable(plan) else ())
+    ]
+    return StoredProgram(plan.function.inputs, plan.function.outputs, tuple(launches), tuple(plan.engines), plan.implicit)
 
 
 def _is_deferrable(plan: Plan) -> bool:
     """Whether the plan runs without its nodes: inputs and outputs are host tensors of known rank, without aliases."""
-    function = plan.function
-    if function.constants or function.aliases or not plan.launches:
-        return False
-    ends = [function, *(launch.function for launch in plan.launches)]
-    border = [value.type for one in ends for value in (*one.inputs, *one.outputs)]
-    if not all(isinstance(type_, TensorType) and type_.shape is not None for type_ in border):
-        return False
-    return not any(launch.function.aliases or launch.device for launch in plan.launches)
-
-
-def _store_launch(launch: Launch, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredLaunch:
-    function = launch.function
-    computed = tuple(value.name for value in function.outputs if function.computes(value.name))
-    names = launch.name, launch.engine, launch.nodes, launch.control, function.name, function.fingerprint
-    return StoredLaunch(*names, function.inputs, function.outputs, computed, tuple(list_weights(function)))
+    functions = [plan.function, *(launch.function for launch in plan.launches)]
+    types = [value.type for one in functions for value in (*one.inputs, *one.outputs)]
+    is_simple = plan.launches and not plan.function.constants and not any(launch.device for launch in plan.launches)
+    has_ranks = all(isinstance(type_, TensorType) and type_.shape is not None for type_ in types)
+    return bool(is_simple) and has_ranks and not any(one.aliases for one in functions)
 
 
 # ---------------------------------------------------------------------- restore
@@ -121,31 +124,24 @@ class ProgramOrigin(Protocol):
 def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext) -> tuple[Plan, Specialization]:
     """Create the plan and the specialization of a stored program, without reading the nodes."""
     complete = cache(partial(origin.complete, program, context))
-    nodes = tuple(
-        _defer_launch(launch, origin, partial(_get_region, complete, number)) for number, launch in enumerate(program.launches)
-    )
-    function = Function(program.inputs, program.outputs, nodes)
+
+    def defer(number: int, launch: StoredLaunch) -> Node:
+        """The launch node of a region, which reads its nodes and weights on first use."""
+        function = DeferredFunction(
+            launch.inputs,
+            launch.outputs,
+            name=launch.function,
+            fingerprint=launch.fingerprint,
+            computed=launch.computed,
+            weights={bytes.fromhex(one.digest): partial(origin.read_weight, one) for one in launch.weights},
+            read=lambda: complete().plan.launches[number].function,
+        )
+        return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
+
+    function = Function(program.inputs, program.outputs, tuple(defer(*pair) for pair in enumerate(program.launches)))
     plan = Plan(function, program.engines, (), context.settings.clustering, program.implicit)
     saved = SavedSpecialization(plan, lambda: complete().full_function(), complete)
     return plan, Specialization(function, *context, original=function, saved=saved)
-
-
-def _defer_launch(launch: StoredLaunch, origin: ProgramOrigin, read: Callable[[], Function]) -> Node:
-    """Create the launch node of a region; ``read`` returns the region's Function with its nodes."""
-    function = DeferredFunction(
-        launch.inputs,
-        launch.outputs,
-        name=launch.function,
-        fingerprint=launch.fingerprint,
-        computed=launch.computed,
-        weights={bytes.fromhex(one.digest): partial(origin.read_weight, one) for one in launch.weights},
-        read=read,
-    )
-    return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
-
-
-def _get_region(complete: Callable[[], Specialization], number: int) -> Function:
-    return complete().plan.launches[number].function
 
 
 # ---------------------------------------------------------------------- the record of a model file
@@ -157,23 +153,16 @@ FOLDING = "toy"
 
 def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
     """Open the stored plans of a module, possibly empty; None if its plans cannot be stored."""
-    if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not _may_be_stored(settings, engines):
+    if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not hasattr(os, "preadv"):
+        return None  # without reads at an offset, threads and forked processes cannot share a file
+    has_options = settings.isolate.engines or settings.clustering.pins or settings.check or settings.dump_subgraph_dir
+    is_elsewhere = engines.context.device != "cpu" or engines.devices
+    if has_options or is_elsewhere or engines.is_auto or settings.choice.is_quantized:
         return None
-    if not hasattr(os, "preadv"):
-        return None  # no reads at an offset, which threads and forked processes need
     path = Path(model).absolute()
-    stamp = identify_file(path)
-    if stamp is None:
+    if (stamp := identify_file(path)) is None or (signature := _make_signature(path, settings, engines)) is None:
         return None
-    signature = _make_signature(path, settings, engines)
-    return None if signature is None else StoredPlans(path, stamp, signature, cache, settings, engines)
-
-
-def _may_be_stored(settings: ModuleOptions, engines: EngineList) -> bool:
-    on_host = engines.context.device == "cpu" and not engines.devices
-    asks_more = settings.isolate.engines or settings.clustering.pins or settings.check is not None
-    asks_more = asks_more or settings.choice.is_quantized
-    return on_host and not engines.is_auto and not asks_more and settings.dump_subgraph_dir is None
+    return StoredPlans(path, stamp, signature, cache, settings, engines)
 
 
 def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) -> Signature | None:
@@ -181,11 +170,13 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 
     None if an engine's source files are unknown, or if a path or an option is not valid text.
     """
+    spec = find_spec("onnx")
+    origin = spec.origin if spec else None
     ingredients = [
         ("model", os.fspath(path)),
         ("xrt", hash_planner()),
         ("numpy", np.__version__),
-        ("onnx", _stamp_package("onnx")),
+        ("onnx", f"{origin} {identify_file(Path(origin)) if origin else None}"),
         ("clustering", repr(settings.clustering)),
         ("strict", repr(settings.strict)),
         ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
@@ -201,12 +192,6 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
     is_text = all(part.isprintable() or part.isascii() for pair in ingredients for part in pair)
     is_known = not any(value.endswith(CODE_UNKNOWN) for _, value in ingredients)
     return Signature(tuple(ingredients)) if is_text and is_known else None
-
-
-def _stamp_package(name: str) -> str:
-    spec = find_spec(name)
-    stamp = identify_file(Path(spec.origin)) if spec and spec.origin else None
-    return f"{spec.origin if spec else None} {stamp}"
 
 
 class StoredPlans:

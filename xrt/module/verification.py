@@ -181,8 +181,8 @@ def verify(
 ) -> Verification:
     """Compare every region with the reference engine: see `XRTModule.verify`."""
     from xrt.placement.reference import evaluate
+    from xrt.runtime.inputs import copy_values
     from xrt.verify import verify as verify_plan
-    from xrt.verify.execution import copy_values
     from xrt.verify.regions import ignore_progress
 
     values = module.check_inputs(args, named)

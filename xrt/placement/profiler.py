@@ -23,8 +23,9 @@ from xrt.partition.fold import extract_subgraph
 from xrt.placement.runners import NotStarted, Runner, TrialLimits
 from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import Program, compile_plan, to_host
+from xrt.runtime.inputs import copy_values
 from xrt.verify.comparison import OutputJudge, Verdict, compare_at_precision, is_lowered
-from xrt.verify.execution import Stopped, copy_values
+from xrt.verify.execution import Stopped
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler

@@ -20,7 +20,7 @@ from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement.profiler import Reference, check_against_reference, find_first_random_node
 from xrt.placement.result import CandidateComparison, CandidateResult
 from xrt.runtime import Program, compile_plan, to_host
-from xrt.verify.execution import copy_values
+from xrt.runtime.inputs import copy_values
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache

@@ -17,7 +17,7 @@ from xrt.partition.support_matrix import ask_engine, number_questions
 from xrt.placement.result import NOT_MEASURED
 from xrt.processes.background import OutOfTime, begin, within
 from xrt.runtime import adapt_to_host, make_timed_call
-from xrt.verify.execution import copy_values
+from xrt.runtime.inputs import copy_values
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
 if TYPE_CHECKING:

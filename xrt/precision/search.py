@@ -39,7 +39,7 @@ from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.sensitivity import NodeSelection, find_node_errors, make_switchable_model
 from xrt.processes.background import OutOfTime
 from xrt.runtime import Program, compile_plan, to_host
-from xrt.verify.execution import copy_values
+from xrt.runtime.inputs import copy_values
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler

@@ -11,8 +11,8 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import xrt.errors
@@ -60,10 +60,6 @@ class WorkerDied(WorkerLost):
     def last_line(self) -> str:
         """The last line of its output; empty if none."""
         return (self.output.splitlines() or [""])[-1]
-
-    def find_cause(self, error: Exception) -> Exception:
-        """The cause, given the error of the channel: a MemoryError after SIGKILL, which Linux sends when memory runs out."""
-        return MemoryError(str(self)) if self.code == -signal.SIGKILL else error
 
 
 class RemoteError(WorkerFailure):
@@ -116,17 +112,21 @@ class WorkerProcess:
         In a forked child, only close the child's copies: the process belongs to the parent."""
 
     def ask(
-        self,
-        message: Mapping[str, Any],
-        buffer: SharedBuffer | None = None,
-        seconds: float | None = None,
+        self, message: Mapping[str, Any], buffer: SharedBuffer | None = None, seconds: float | None = None
     ) -> tuple[Message, memoryview]:
         """Send a request; return the answer and its shared memory. Raises RemoteError, or WorkerLost if the process died.
 
         ``seconds`` limits the time until the answer, excluding the start of the process.
         """
         try:
-            reply, memory = self._exchange(message, buffer, seconds)
+            if not self._is_ready:
+                with self._limited(START):
+                    receive(self._channel)
+                self._is_ready = True
+            with self._limited(seconds) as set_timeout:
+                send(self._channel, message, buffer)
+                set_timeout()
+                reply, memory = receive(self._channel)
         except WorkerLost:
             raise
         except BaseException:  # also for an interrupt: its late answer would be read as that of the next request
@@ -137,39 +137,24 @@ class WorkerProcess:
             raise RemoteError(failure["kind"], failure["text"], tuple(failure["nodes"]))
         return reply["answer"], memory
 
-    def _exchange(
-        self,
-        message: Mapping[str, Any],
-        buffer: SharedBuffer | None,
-        seconds: float | None,
-    ) -> tuple[Message, memoryview]:
-        if not self._is_ready:
-            self._hear(START, time.monotonic() + START)
-            self._is_ready = True
+    @contextmanager
+    def _limited(self, seconds: float | None) -> Iterator[Callable[[], None]]:
+        """Convert a timeout or the end of the process to WorkerLost; yields a function that renews the channel's timeout."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        self._channel.settimeout(seconds)
-        try:
-            send(self._channel, message, buffer)
-        except TimeoutError as error:
-            raise self._time_out(seconds) from error
-        except OSError as error:
-            died = self._explain_death()
-            raise died from died.find_cause(error)
-        return self._hear(seconds, deadline)
 
-    def _hear(self, seconds: float | None, deadline: float | None) -> tuple[Message, memoryview]:
-        try:
+        def set_timeout() -> None:
             self._channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-6))
-            return receive(self._channel)
+
+        try:
+            set_timeout()
+            yield set_timeout
         except TimeoutError as error:
-            raise self._time_out(seconds) from error
+            self.end()
+            raise WorkerTimedOut(seconds or 0.0) from error
         except (OSError, EOFError) as error:
             died = self._explain_death()
-            raise died from died.find_cause(error)
-
-    def _time_out(self, seconds: float | None) -> WorkerTimedOut:
-        self.end()
-        return WorkerTimedOut(seconds or 0.0)
+            # Linux sends SIGKILL when memory runs out.
+            raise died from MemoryError(str(died)) if died.code == -signal.SIGKILL else error
 
     def _explain_death(self) -> WorkerDied:
         try:

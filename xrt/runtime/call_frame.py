@@ -63,20 +63,16 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     table = list(initial)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
-    frees = slots.last_uses()
     makers = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
     # A bound call has its in-place updates in `caller_arrays` already.
     inplace = {} if caller_arrays else slots.inplace
-    arrays = (LaunchArrays(table, read, fixed, free, inplace) for free in frees)
-    actions = ((makers.get(n, _plain), step, arrays) for n, (step, arrays) in enumerate(zip(slots.steps, arrays, strict=True)))
-    return CallFrame(table, tuple(_action(*action) for action in actions), entering, tuple(initial))
-
-
-def _action(make: Callable[[Step, LaunchArrays], Action], step: Step, arrays: LaunchArrays) -> Action:
-    try:
-        return make(step, arrays)
-    except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
-        raise to_run_failed(step.launch, error)  # noqa: B904
+    actions = []
+    for number, (step, frees) in enumerate(zip(slots.steps, slots.last_uses(), strict=True)):
+        try:
+            actions.append(makers.get(number, _plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
+        except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
+            raise to_run_failed(step.launch, error)  # noqa: B904
+    return CallFrame(table, tuple(actions), entering, tuple(initial))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +123,11 @@ def _plain(step: Step, arrays: LaunchArrays) -> Action:
     }
     filled = [(place, least[index]) for index, place in step.returns if index in least]
     usual = _make_options(step, NO_OPTIONS, buffers)
+
+    def takes_buffer(out: Sequence[Any] | None) -> bool:
+        """Whether the engine computes into one of the caller's buffers; XRT copies to the others at the end."""
+        return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
+
     direct, run = executable.fast_call(), executable.run
 
     def launch() -> None:
@@ -136,7 +137,7 @@ def _plain(step: Step, arrays: LaunchArrays) -> Action:
             # The inputs of this call do not overlap, so outputs may be written to their arrays.
             targets = {index: slots[target] for index, target in updates}
             results = run(arguments, _make_options(step, options or NO_OPTIONS, buffers, targets))
-        elif options is not None and (buffers or _asks_for_more(options, filled)):
+        elif options is not None and (buffers or takes_buffer(options.out)):
             results = run(arguments, _make_options(step, options, buffers))
         else:
             results = run(arguments, usual) if buffers else direct(*arguments)
@@ -153,12 +154,6 @@ def _plain(step: Step, arrays: LaunchArrays) -> Action:
             slots[slot] = None
 
     return launch
-
-
-def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
-    """Whether the engine should compute into one of the caller's buffers; XRT copies to the others at the end."""
-    out = options.out
-    return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
 
 def _make_options(

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -69,20 +69,17 @@ def compile_plan(
     find the nodes to blame, which the cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its
     memory runs out.
     """
-    outcomes = _Compilation(plan, engines, context, cache, progress, narrow).outcomes()
+    regions = list_regions(plan, engines, context)
+    outcomes = _Compilation(regions, context.threads, cache, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     # Keep executables only if the whole plan compiled.
-    if len(leases) == len(outcomes):
-        return _program(plan, leases, streams, graph)
-    for lease in leases:
-        lease.release()
-    return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
-
-
-def _program(plan: Plan, leases: Sequence[Lease], streams: Streams | None, graph: bool) -> Program:
-    on_host = plan.device == "cpu" and all(plan.get_device(launch) == "cpu" for launch in plan.launches)
-    if on_host:
+    if len(leases) < len(outcomes):
+        for lease in leases:
+            lease.release()
+        return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
+    if {plan.device, *map(plan.get_device, plan.launches)} == {"cpu"}:
         return Program(plan, leases)
+
     from xrt.runtime.device_program import MultiDeviceProgram
     from xrt.runtime.devices.registry import Streams
 
@@ -103,13 +100,77 @@ class RegionToCompile:
         return make_signature(self.launch.function, self.engine, self.context, self.version)
 
     @property
-    def recipe(self) -> CompileRequest:
-        return CompileRequest(self.launch.function, self.engine, self.context)
-
-    @property
     def lane(self) -> object:
         """Regions with the same lane compile one after the other: equal signatures, or an engine that compiles one at a time."""
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        """Compile the region or a part of it; an engine that compiles one at a time does so for all modules."""
+        if self.engine.compiles_in_parallel:
+            return self.engine.compile(function, context)
+        with _locks_lock:
+            lock = _locks.setdefault(type(self.engine), renew_after_fork(threading.Lock()))
+        with lock:
+            return self.engine.compile(function, context)
+
+    def lease(self, cache: CompileCache) -> Lease:
+        """Take the executable from the cache, or compile it."""
+        outcome, recipe = "hit", CompileRequest(self.launch.function, self.engine, self.context)
+
+        def make() -> Executable:
+            nonlocal outcome
+            outcome = "miss"
+            return self._make(replace(self.context, is_kept=cache.disk is not None and recipe.is_kept))
+
+        lease = cache.lease(self.signature, make, recipe=recipe)
+        _unmap_constants(self.launch.function)
+        _log.debug("cache %s for %s (%.12s)", outcome, self.launch.name, self.signature.key)
+        return lease
+
+    def _make(self, context: CompileContext) -> Executable:
+        """Compile and prepare; wrap unexpected errors of an engine in CompileFailed."""
+        launch = self.launch
+        _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
+        began = perf_counter()
+        try:
+            executable = prepare_or_close(self.compile(launch.function, context))
+        except CompileRefused:
+            raise
+        except Exception as error:
+            # The model file has changed, which is not the engine's fault.
+            if stale := find_stale(error):
+                raise stale from None
+            if short := self._find_shortage(error):
+                raise short from error
+            if isinstance(error, CompileFailed):
+                raise
+            shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise CompileFailed(
+                f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
+            ) from error
+        _unmap_constants(launch.function)
+        _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
+        return executable
+
+    def _find_shortage(self, error: Exception) -> OutOfDeviceMemory | None:
+        """The error for a lack of device memory, which is not the engine's fault; None for other errors."""
+        if self.context.device == "cpu":
+            return None
+        from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
+
+        where, who = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
+        return make_out_of_memory_error(where, find_root_cause(error), who) if isinstance(where, Device) else None
+
+
+_locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
+"""By class of an engine that compiles one at a time."""
+_locks_lock = renew_after_fork(threading.Lock())
+
+
+def _unmap_constants(function: Function) -> None:
+    """Unmap pages of file-backed constants that an engine read while compiling: they are not needed before a run."""
+    for constant in function.read_constants():
+        release(constant.array)
 
 
 def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
@@ -121,67 +182,58 @@ def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: Comp
         if launch.engine not in engines:
             listed = ", ".join(map(repr, engines)) or "none"
             raise PlanError(f"the plan has {launch.name} on engine {launch.engine!r}, and the engines are: {listed}")
-    # Query each version once per plan.
+    # Query each version and open each device once per plan.
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    contexts = {name: _open_device(name, context) for name in dict.fromkeys(map(plan.get_device, plan.launches))}
+    contexts = dict.fromkeys(dict.fromkeys(map(plan.get_device, plan.launches)), context)
+    if context.accelerator is not None or {context.device, *contexts} != {"cpu"}:
+        from xrt.runtime.host_adapter import on_device
+
+        contexts = {name: on_device(name, context) for name in contexts}
     return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.get_device(x)]) for x in plan.launches]
 
 
-def _open_device(name: str, context: CompileContext) -> CompileContext:
-    """The compile context for a device; raises DeviceError if it is unavailable."""
-    if name == context.device == "cpu" and context.accelerator is None:
-        return context
-    from xrt.runtime.host_adapter import on_device
-
-    return on_device(name, context)
-
-
+@dataclass
 class _Compilation:
     """One compile of a plan: its regions and their outcomes."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        engines: Mapping[str, GraphCompiler],
-        context: CompileContext,
-        cache: CompileCache,
-        progress: Progress | None,
-        narrow: bool,
-    ) -> None:
-        self._regions = list_regions(plan, engines, context)
-        self._threads = context.threads
-        self._cache = cache
-        self._narrows = narrow
-        self._blamed: dict[str, tuple[int, ...]] = {}
-        """Positions of the nodes to blame, by signature."""
-        self._progress = progress
-        self._done = 0
-        self._is_abandoned = False
-        """Whether an error or interrupt has ended the compile, while threads may still compile."""
-        self._lock = renew_after_fork(threading.Lock())
-        self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
+    regions: Sequence[RegionToCompile]
+    threads: int
+    cache: CompileCache
+    progress: Progress | None
+    narrows: bool
+    blamed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Positions of the nodes to blame, by signature."""
+    found: dict[int, Lease | Refusal] = field(default_factory=dict)
+    """Outcomes by region number."""
+    is_abandoned: bool = False
+    """Whether an error or interrupt has ended the compile, while threads may still compile."""
+    lock: threading.Lock = field(default_factory=lambda: renew_after_fork(threading.Lock()))
 
     def outcomes(self) -> list[Lease | Refusal]:
         """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
+        lanes: dict[object, list[int]] = {}
         try:
             # Hash all functions in parallel first; `signature` is cached.
-            self._run_parallel(lambda region: region.signature, self._regions)
-            self._run_parallel(self._compile, self._lanes())
+            self._run_parallel(lambda region: region.signature, self.regions)
+            for number, region in enumerate(self.regions):
+                lanes.setdefault(region.lane if self.threads > 1 else None, []).append(number)
+            # Lanes of engines that compile one at a time are the longest, and start first.
+            self._run_parallel(self._compile, [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))])
         except BaseException:
-            with self._lock:
-                self._is_abandoned = True
-            for outcome in self._outcomes:
+            with self.lock:
+                self.is_abandoned = True
+            for outcome in self.found.values():
                 if isinstance(outcome, Lease):
                     outcome.release()
             raise
-        return [outcome for outcome in self._outcomes if outcome is not None]
+        return [self.found[number] for number in range(len(self.regions))]
 
     def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
         """Run `work` for all items in the threads of the budget; raise an error of one of them.
 
         Ctrl-C does not wait for the compiles in progress, which no thread can interrupt.
         """
-        workers = min(self._threads, len(items))
+        workers = min(self.threads, len(items))
         if workers < 2:
             deque(map(work, items), maxlen=0)
             return
@@ -193,12 +245,12 @@ class _Compilation:
 
         def run_remaining() -> None:
             for item in remaining:
-                if self._is_abandoned:
+                if self.is_abandoned:
                     return
                 try:
                     work(item)
                 except BaseException:
-                    self._is_abandoned = True  # the other threads stop after their current items
+                    self.is_abandoned = True  # the other threads stop after their current items
                     raise
 
         threads = [begin(run_remaining, "xrt-compile") for _ in range(workers)]
@@ -208,160 +260,55 @@ class _Compilation:
         for thread in threads:
             thread.result()
 
-    def _lanes(self) -> list[list[int]]:
-        """Group the regions into lanes; engines that compile one at a time come first, as their lanes are the longest."""
-        if self._threads == 1:
-            return [list(range(len(self._regions)))]
-        lanes: dict[object, list[int]] = {}
-        for number, region in enumerate(self._regions):
-            lanes.setdefault(region.lane, []).append(number)
-        return [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))]
-
     def _compile(self, lane: Sequence[int]) -> None:
         """Compile a lane in order. Equal regions hit the cache; a refusal is repeated per region, for its own node names."""
         for number in lane:
-            if self._is_abandoned:
+            if self.is_abandoned:
                 return
-            region = self._regions[number]
+            region = self.regions[number]
             try:
-                outcome: Lease | Refusal = _lease(region, self._cache)
+                outcome: Lease | Refusal = region.lease(self.cache)
             except (CompileRefused, CompileFailed) as error:
-                outcome = _refusal(region.launch, error)
-                if self._narrows:
-                    outcome = self._narrowed(region, outcome)
-            self._store(number, outcome)
+                _log.info("%s is refused: %s", region.launch.name, error)
+                culprits = tuple(node for node in getattr(error, "nodes", ()) if node in region.launch.nodes)
+                # Nothing to search: the engine named the nodes, or there is only one.
+                if self.narrows and isinstance(error, CompileRefused) and not error.nodes and len(region.launch.nodes) > 1:
+                    culprits = self._find_culprits(region, error)
+                outcome = Refusal(region.launch, culprits or region.launch.nodes, error)
+            with self.lock:
+                if not self.is_abandoned:
+                    self.found[number] = outcome
+                    if self.progress is not None:
+                        self.progress(len(self.found), len(self.regions))
+                    continue
+            # The caller has been interrupted, and nobody else would release this lease.
+            if isinstance(outcome, Lease):
+                outcome.release()
 
-    def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
-        """Narrow a refusal to the nodes to blame, if the engine named none."""
+    def _find_culprits(self, region: RegionToCompile, error: CompileRefused) -> tuple[str, ...]:
+        """The nodes to blame for a refusal, by compiling parts of the region; the cache stores them with the refusal."""
         from xrt.partition.fold import extract_subgraph
 
-        launch, key, error = region.launch, region.signature.key, refusal.error
-        # Nothing to search: the engine named the nodes, or there is only one.
-        if not isinstance(error, CompileRefused) or error.nodes or len(launch.nodes) < 2:
-            return refusal
-        function = launch.function
-        if key not in self._blamed:
-            _log.info("%s: looking for the nodes to blame", launch.name)
-            patterns = describe_patterns(function)
-            self._blamed[key] = to_blame(patterns, lambda places: _is_accepted(region, extract_subgraph(function, places)))
-            _remember(region, self._cache, CompileRefused(str(error), [function.nodes[at].name for at in self._blamed[key]]))
-        return replace(refusal, nodes=tuple(function.nodes[at].name for at in self._blamed[key]))
+        function, key = region.launch.function, region.signature.key
 
-    def _store(self, number: int, outcome: Lease | Refusal) -> None:
-        with self._lock:
-            if not self._is_abandoned:
-                self._outcomes[number] = outcome
-                self._done += 1
-                if self._progress is not None:
-                    self._progress(self._done, len(self._regions))
-                return
-        # The caller has been interrupted, and nobody else would release this lease.
-        if isinstance(outcome, Lease):
-            outcome.release()
+        def compiles(places: Sequence[int]) -> bool:
+            try:
+                region.compile(extract_subgraph(function, places), region.context).close()
+            except Exception:  # noqa: BLE001  # engines may raise anything
+                return False
+            return True
 
+        def refuse() -> Executable:
+            raise CompileRefused(str(error), [function.nodes[at].name for at in self.blamed[key]])
 
-def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
-    names = set(launch.nodes)
-    _log.info("%s is refused: %s", launch.name, error)
-    culprits = tuple(node for node in getattr(error, "nodes", ()) if node in names)
-    return Refusal(launch, culprits or launch.nodes, error)
-
-
-def _is_accepted(region: RegionToCompile, part: Function) -> bool:
-    """Whether the engine compiles a part of a region."""
-    try:
-        with _turn(region.engine):
-            region.engine.compile(part, region.context).close()
-    except Exception:  # noqa: BLE001  # engines may raise anything
-        return False
-    return True
-
-
-def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefused) -> None:
-    """Store a refusal with the nodes to blame in the cache."""
-
-    def refuse() -> Executable:
-        raise error
-
-    with suppress(CompileRefused):
-        # `force` replaces the stored refusal, which names no nodes.
-        cache.lease(region.signature, refuse, force=True, recipe=region.recipe)
-
-
-def _lease(region: RegionToCompile, cache: CompileCache) -> Lease:
-    outcome, recipe = "hit", region.recipe
-
-    def make() -> Executable:
-        nonlocal outcome
-        outcome = "miss"
-        is_kept = cache.disk is not None and recipe.is_kept
-        context = replace(region.context, is_kept=is_kept)
-        return _made(region, context)
-
-    lease = cache.lease(region.signature, make, recipe=recipe)
-    _let_go(region.launch.function)
-    _log.debug("cache %s for %s (%.12s)", outcome, region.launch.name, region.signature.key)
-    return lease
-
-
-def _made(region: RegionToCompile, context: CompileContext) -> Executable:
-    """Compile and prepare; wrap unexpected errors of an engine in CompileFailed."""
-    launch = region.launch
-    _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
-    began = perf_counter()
-    try:
-        with _turn(region.engine):
-            executable = region.engine.compile(launch.function, context)
-        prepare_or_close(executable)
-    except CompileRefused:
-        raise
-    except Exception as error:
-        # The model file has changed, which is not the engine's fault.
-        if stale := find_stale(error):
-            raise stale from None
-        if short := _shortage(region, error):
-            raise short from error
-        if isinstance(error, CompileFailed):
-            raise
-        shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        raise CompileFailed(
-            f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
-        ) from error
-    _let_go(launch.function)
-    _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
-    return executable
-
-
-def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | None:
-    """The error for a lack of device memory, which is not the engine's fault; None for other errors."""
-    if region.context.device == "cpu":
-        return None
-    from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
-
-    where, launch = region.context.accelerator, region.launch
-    return (
-        make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
-        if isinstance(where, Device)
-        else None
-    )
-
-
-def _let_go(function: Function) -> None:
-    """Unmap pages of file-backed constants that an engine read while compiling: they are not needed before a run."""
-    for constant in function.read_constants():
-        release(constant.array)
-
-
-_turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
-_turns_lock = renew_after_fork(threading.Lock())
-
-
-def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
-    """The lock to hold during a compile; a null context for engines that compile in parallel."""
-    if engine.compiles_in_parallel:
-        return nullcontext()
-    with _turns_lock:
-        return _turns.setdefault(type(engine), renew_after_fork(threading.Lock()))
+        if key not in self.blamed:
+            _log.info("%s: looking for the nodes to blame", region.launch.name)
+            self.blamed[key] = to_blame(describe_patterns(function), compiles)
+            recipe = CompileRequest(function, region.engine, region.context)
+            with suppress(CompileRefused):
+                # `force` replaces the stored refusal, which names no nodes.
+                self.cache.lease(region.signature, refuse, force=True, recipe=recipe)
+        return tuple(function.nodes[at].name for at in self.blamed[key])
 
 
 MOST = 16
@@ -383,6 +330,9 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
         trials += 1
         return not compiles(places)
 
+    def others(remaining: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(set(range(len(patterns))).difference(remaining)))
+
     while True:
         # remaining[:least] compiles, remaining[:enough] fails.
         least, enough = 0, len(remaining)
@@ -390,34 +340,28 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
             middle = (least + enough) // 2
             least, enough = (least, middle) if fails(remaining[:middle]) else (middle, enough)
         if enough - least > 1 or trials >= most:
-            return _others(remaining[:least], len(patterns))
+            return others(remaining[:least])
         culprit = remaining[enough - 1]
         alone = [place for place in remaining if place != culprit]
         # Equal blocks of a model usually fail alike.
-        others = [place for place in remaining if patterns[place] != patterns[culprit]]
+        unlike = [place for place in remaining if patterns[place] != patterns[culprit]]
         if not alone or not fails(alone):
-            return _others(alone, len(patterns))
-        remaining = others if len(others) < len(alone) else alone
-        if not remaining or (len(others) < len(alone) and trials < most and not fails(remaining)):
-            return _others(remaining, len(patterns))
-
-
-def _others(remaining: Sequence[int], count: int) -> tuple[int, ...]:
-    """All positions that do not remain."""
-    others = set(range(count)) - set(remaining)
-    return tuple(sorted(others))
+            return others(alone)
+        remaining = unlike if len(unlike) < len(alone) else alone
+        if not remaining or (len(unlike) < len(alone) and trials < most and not fails(remaining)):
+            return others(remaining)
 
 
 def describe_patterns(function: Function) -> list[object]:
     """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
-    keys = QuestionKeys(function)
+    questions = QuestionKeys(function)
     # Nodes without a key (with bodies, for example) equal only themselves.
-    node_keys = {node.name: keys.key(node) or node.name for node in function.nodes}
-    return [(node_keys[node.name], _around(function, node, node_keys)) for node in function.nodes]
+    keys = {node.name: questions.key(node) or node.name for node in function.nodes}
 
+    def describe(node: Node) -> object:
+        producers = (function.producer(name) for name in node.uses)
+        users = (use.node for name in node.outputs if name for use in function.users(name))
+        after = sorted(keys.get(neighbor.name, "") for neighbor in users)
+        return keys[node.name], tuple(keys[one.name] if one is not None else "" for one in producers), tuple(after)
 
-def _around(function: Function, node: Node, keys: dict[str, str]) -> tuple[object, ...]:
-    before = (function.producer(name) for name in node.uses)
-    after = (use.node for name in node.outputs if name for use in function.users(name))
-    producers = [keys[neighbor.name] if neighbor is not None else "" for neighbor in before]
-    return (tuple(producers), tuple(sorted(keys.get(neighbor.name, "") for neighbor in after)))
+    return [describe(node) for node in function.nodes]

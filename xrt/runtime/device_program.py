@@ -28,14 +28,14 @@ from xrt.runtime.call_frame import OutputInspector, copy_inputs, find_type_misma
 from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
 from xrt.runtime.host_adapter import copy_to_host, upload
-from xrt.runtime.inputs import check_updated
+from xrt.runtime.inputs import check_updated, copy_values
 from xrt.runtime.memory_plan import Arena, MemoryPlan
 from xrt.runtime.program import DEFAULT, Program
 
 if TYPE_CHECKING:
     from xrt.cache import Lease
     from xrt.partition import Plan
-    from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, PendingCopy, Stream
+    from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, Stream
     from xrt.runtime.devices.registry import Streams
     from xrt.runtime.memory_plan import Step, ValueTable
     from xrt.runtime.profile import Profile, Recorder
@@ -98,19 +98,17 @@ class DeviceCall:
         """Copies to the host, by slot."""
         self._numbers = itertools.count()
 
-    # ------------------------------------------------------------------ copies
-
     def copy(self, value: Any, source: str, place: Place, name: str) -> None:
         """Start to copy a value (or list) from a device to a place. While profiling, wait for it and record it under `name`."""
         began, (slot, target) = perf_counter(), place
         if HOST not in (source, target):
             self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
-        self.values[place] = self._each(value, source, target)
+        self.values[place] = self.send(value, source, target)
         if target == HOST:
             there = self.devices[source]
             self._coming[slot] = next(self._numbers), there, there.event(self.streams[source])
         if self._recorder is not None:
-            self.settle([source if target == HOST else target])
+            self.settle(source if target == HOST else target)
             self.record(name, source, target, value, began)
 
     def record(self, name: str, source: str, target: str, value: Any, began: float) -> None:
@@ -118,31 +116,25 @@ class DeviceCall:
         if self._recorder is not None:
             self._recorder.add_copy(name, source, target, _count_bytes(value), began, perf_counter())
 
-    def _each(self, value: Any, source: str, target: str) -> Any:
+    def send(self, value: Any, source: str, target: str) -> Any:
+        """Start to copy an array, or a list of these, to a device or the host; return the new array."""
         if isinstance(value, list):
-            return [self._each(item, source, target) for item in value]
-        return None if value is None else self.send(value, source, target)
-
-    def send(self, array: Any, source: str, target: str) -> Any:
-        """Start to copy an array to a device or the host; return the new array."""
+            return [self.send(item, source, target) for item in value]
+        if value is None:
+            return None
         there = self.devices[source if target == HOST else target]
         stream = self.streams[there.name]
-        copy: Callable[[], PendingCopy]
-        if target == HOST:
-            what, copy = "out", lambda: there.copy_out(array, stream)
-        elif source == HOST:
-            what, copy = "in", lambda: there.copy_in(array, stream)
-        else:
-            what, copy = "across", lambda: there.copy_across(array, self.devices[source], stream)
+        direction = "out" if target == HOST else "in" if source == HOST else "across"
         try:
-            sent = copy()
+            if direction == "across":
+                sent = there.copy_across(value, self.devices[source], stream)
+            else:
+                sent = there.copy_out(value, stream) if direction == "out" else there.copy_in(value, stream)
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
-            raise make_out_of_memory_error(there, error, "a copy of a value of the model", array.nbytes) or error  # noqa: B904
-        self._counter.add(**{f"copies_{what}": 1, f"bytes_{what}": array.nbytes})
-        self.held[there.name] += [sent.held, sent.array, array if what == "across" else None]
+            raise make_out_of_memory_error(there, error, "a copy of a value of the model", value.nbytes) or error  # noqa: B904
+        self._counter.add(**{f"copies_{direction}": 1, f"bytes_{direction}": value.nbytes})
+        self.held[there.name] += [sent.held, sent.array, value if direction == "across" else None]
         return sent.array
-
-    # ------------------------------------------------------------------ waiting
 
     def wait_for(self, slots: Sequence[int]) -> None:
         """Wait until the copies of these values to the host are done: once per device, for the latest copy."""
@@ -152,11 +144,10 @@ class DeviceCall:
                 self._counter.add(waits=1)
                 there.wait_for(event)
 
-    def settle(self, names: Sequence[str]) -> None:
-        """Wait for all work on the streams of these devices."""
-        for name in names:
-            self._counter.add(waits=1)
-            self.devices[name].wait([self.streams[name]])
+    def settle(self, name: str) -> None:
+        """Wait for all work on the stream of a device."""
+        self._counter.add(waits=1)
+        self.devices[name].wait([self.streams[name]])
 
 
 def _count_bytes(value: Any) -> int:
@@ -371,9 +362,6 @@ class MultiDeviceProgram(Program):
         """The plan's device, if that is not the host."""
         return self._devices[self.plan.device]
 
-    def _is_on_host(self) -> bool:
-        return self.plan.device == HOST
-
     def _activate(self, name: str, call: DeviceCall) -> Any:
         return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
 
@@ -394,7 +382,7 @@ class MultiDeviceProgram(Program):
                 # Keep the caller's array alive until queued work has read it.
                 call.held[there].append(value)
         for slot, array in self._slots.constants.items():
-            if self._is_on_host():
+            if self.plan.device == HOST:
                 call.values[slot, home] = array
             else:
                 call.copy(array, HOST, (slot, home), names[slot])
@@ -403,7 +391,7 @@ class MultiDeviceProgram(Program):
         """Whether a value is on the plan's device, and that is not the host."""
         if isinstance(value, list):
             return bool(value) and self.is_at_home(value[0])
-        return not self._is_on_host() and self.home().owns(value)
+        return self.plan.device != HOST and self.home().owns(value)
 
     def play(self, call: DeviceCall, options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> None:
         """Enqueue all launches and copies in order."""
@@ -422,34 +410,25 @@ class MultiDeviceProgram(Program):
         if inspection is not None and inspection.needs_inputs:
             with self._activate(where, call):
                 before = copy_inputs(step, args)
-        began = perf_counter()
+        began, there, launch = perf_counter(), self._devices.get(where), step.launch
         try:
-            results = self._compute(entry, call, args)
-        except Exception as error:  # noqa: BLE001  # converted by `_convert`
-            raise self._convert(entry, error)  # noqa: B904  # it has its cause
+            with self._activate(where, call):
+                results = step.executable.run(args, *([] if there is None else [RunOptions(stream=call.streams[where])]))
+            if len(results) != len(step.writes):
+                raise make_count_error(step, len(results))
+        except Exception as error:  # noqa: BLE001  # converted below
+            who = f"engine {launch.engine!r} in {launch.name}"
+            short = make_out_of_memory_error(there, find_root_cause(error), who) if there is not None else None
+            raise short or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
-            call.settle([] if where == HOST else [where])
+            if there is not None:
+                call.settle(where)
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
             self._inspect(entry, call, inspection, before, results)
         values.update(zip(((slot, where) for slot in step.writes), results, strict=True))
         for place in entry.frees:
             del values[place]
-
-    def _compute(self, entry: DeviceStep, call: DeviceCall, args: Sequence[Any]) -> Sequence[Any]:
-        with self._activate(entry.device, call):
-            options = () if entry.device == HOST else (RunOptions(stream=call.streams[entry.device]),)
-            results = entry.step.executable.run(args, *options)
-        if len(results) != len(entry.step.writes):
-            raise make_count_error(entry.step, len(results))
-        return results
-
-    def _convert(self, entry: DeviceStep, error: Exception) -> Exception:
-        """The error of a launch: a lack of device memory, or RunFailed."""
-        launch, where = entry.step.launch, self._devices.get(entry.device)
-        who = f"engine {launch.engine!r} in {launch.name}"
-        short = make_out_of_memory_error(where, find_root_cause(error), who) if where else None
-        return short or to_run_failed(launch, error)
 
     def _inspect(
         self, entry: DeviceStep, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
@@ -467,7 +446,7 @@ class MultiDeviceProgram(Program):
     # ------------------------------------------------------------------ results
 
     def _collect(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
-        if self._is_on_host():
+        if self.plan.device == HOST:
             call.wait_for(self._slots.outputs)
         results = [call.values[place] for place in self.outputs]
         with self._activate(self.plan.device, call):
@@ -490,19 +469,19 @@ class MultiDeviceProgram(Program):
             if index in updates and result is inputs[updates[index]]:
                 continue
             if id(result) in taken or getattr(result, "base", None) is not None:
-                results[index] = _copied(result)
+                results[index] = copy_values(result)
             taken.add(id(results[index]))
 
     def _update(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
         if result is target:
             return target
-        if self._is_on_host() or self.is_at_home(target):
+        if self.plan.device == HOST or self.is_at_home(target):
             target[...] = result
             return target
         home, began = self.plan.device, perf_counter()
         sent = call.send(result, home, HOST)
-        call.settle([home])
+        call.settle(home)
         np.copyto(target, sent)
         call.record(name, home, HOST, sent, began)
         return target
@@ -511,17 +490,17 @@ class MultiDeviceProgram(Program):
 
     def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         """Order our work after the caller's current stream."""
-        if not self._is_on_host() and options.stream is None:
+        if self.plan.device != HOST and options.stream is None:
             self.home().follow(streams[self.plan.device], self.home().current_stream())
 
     def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         """Order the caller's current stream after our work."""
-        if not self._is_on_host() and options.stream is None:
+        if self.plan.device != HOST and options.stream is None:
             self.home().follow(self.home().current_stream(), streams[self.plan.device])
 
     def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
         """Wait for the work if ``options.block`` is set."""
-        if options.block and not self._is_on_host():
+        if options.block and self.plan.device != HOST:
             self._counter.add(waits=1)
             self.home().wait([streams[self.plan.device]])
 
@@ -550,7 +529,7 @@ class MultiDeviceProgram(Program):
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
         """The call to time, on uploaded inputs; it waits for its results."""
         args, options = list(inputs), RunOptions(block=True)
-        if not self._is_on_host():
+        if self.plan.device != HOST:
             with self.home().activate(self._own.on(self.plan.device)):
                 args = upload(inputs, self.home())
         return lambda: self.run(args, options)
@@ -579,7 +558,7 @@ class MultiDeviceProgram(Program):
 
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An uninitialized array on the plan's device; raises OutOfDeviceMemory."""
-        if self._is_on_host():
+        if self.plan.device == HOST:
             return super().buffer(shape, dtype)
         return self.allocate(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
 
@@ -614,7 +593,3 @@ def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Stre
     for where in devices:
         if (stream := streams.made(where.name)) is not None:
             where.wait([stream])
-
-
-def _copied(value: Any) -> Any:
-    return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,10 @@ Dims = dict[str, tuple[int, str]]
 def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     """Order the arguments by input; raises InputError for missing, unknown or duplicate inputs."""
     names = [value.name for value in inputs]
-    if len(args) == 1 and not named and _is_feed(args[0], inputs):
-        args, named = [], args[0]
+    # One dict is a feed by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
+    feed = args[0] if len(args) == 1 and not named and type(args[0]) is dict else {}
+    if feed and all(isinstance(name, str) for name in feed) and not (inputs and isinstance(inputs[0].type, MapType)):
+        args, named = [], feed
     takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
     if len(args) > len(names):
         raise InputError(f"{takes}; got {len(args)} positional values")
@@ -38,14 +41,6 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
     return [by_name.get(name) for name in names]
 
 
-def _is_feed(argument: Any, inputs: Sequence[Value]) -> bool:
-    """Whether the only positional argument is a dict of inputs by name, as for ONNX Runtime's ``run``."""
-    # A dict with other keys may be the value of a map input.
-    if type(argument) is not dict or not argument or not all(isinstance(name, str) for name in argument):
-        return False
-    return not (inputs and isinstance(inputs[0].type, MapType))
-
-
 def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
     """Convert a value to the form that engines expect: a NumPy array in native byte order, a list, a dict or None.
 
@@ -58,22 +53,19 @@ def normalize(value: Value, argument: Any, home: str = "cpu") -> Any:
         return None if argument is None else normalize(Value(value.name, type_.element), argument, home)
     if isinstance(type_, SequenceType):
         if not isinstance(argument, list | tuple):
-            raise InputError(f"input {value.name!r} is a sequence ({type_}); pass a list of arrays, not {_described(argument)}")
+            raise InputError(f"input {value.name!r} is a sequence ({type_}); pass a list of arrays, not {_describe(argument)}")
         return [normalize(Value(f"{value.name}[{i}]", type_.element), item, home) for i, item in enumerate(argument)]
     if isinstance(type_, MapType):
-        return _map(value.name, type_, argument)
-    return _array(value.name, type_, argument, home)
+        if not isinstance(argument, Mapping):
+            raise InputError(f"input {value.name!r} is {type_}; pass a dict, not {_describe(argument)}")
+        kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
+        to_scalar = partial(_to_scalar, value.name, type_)
+        return {to_scalar(kinds[0], key): to_scalar(kinds[1], item) for key, item in argument.items()}
+    return _to_array(value.name, type_, argument, home)
 
 
-def _map(name: str, type_: MapType, argument: Any) -> dict[Any, Any]:
-    """Convert keys and values to Python scalars of the declared types."""
-    if not isinstance(argument, Mapping):
-        raise InputError(f"input {name!r} is {type_}; pass a dict, not {_described(argument)}")
-    kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
-    return {_plain(name, type_, kinds[0], key): _plain(name, type_, kinds[1], item) for key, item in argument.items()}
-
-
-def _plain(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
+def _to_scalar(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
+    """Convert a key or value of a map to a Python scalar of the declared type."""
     is_scalar = isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.ndim == 0)
     plain = argument.item() if is_scalar else argument
     fits = str if kind is DType.STRING else int | float if kind is not None and kind.is_float else int
@@ -82,33 +74,36 @@ def _plain(name: str, type_: MapType, kind: DType | None, argument: Any) -> Any:
     raise InputError(f"input {name!r} is {type_}; it holds {argument!r}, which is not of type {kind}")
 
 
-def _array(name: str, type_: TensorType | None, argument: Any, home: str) -> Any:
+def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> Any:
     if type(argument) is np.ndarray or isinstance(argument, np.ndarray | np.generic):
         array = np.asarray(argument)
     elif isinstance(argument, bool | int | float | complex | str):
-        array = _scalar(name, type_, argument)
-    elif hasattr(argument, "__dlpack__"):
-        if not on_host(argument):
-            return _from_device(name, argument, home)
-        array = _from_dlpack(name, argument)
-    else:
+        array = _to_scalar_array(name, type_, argument)
+    elif not hasattr(argument, "__dlpack__"):
         raise InputError(
-            f"input {name!r} must be a NumPy array; got {_described(argument)}; convert it with np.asarray(..., dtype=...)"
+            f"input {name!r} must be a NumPy array; got {_describe(argument)}; convert it with np.asarray(..., dtype=...)"
         )
+    elif not on_host(argument):
+        if (where := find_array_device(argument)) != normalize_device(home):
+            described = _describe(argument)
+            raise DeviceError(f"input {name!r} ({described}) lies on {where}, and the module runs on {home}; copy it there")
+        there = device(home)
+        return argument if there.owns(argument) else there.adopt(argument)
+    else:
+        try:
+            array = from_dlpack(argument)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"input {name!r} ({_describe(argument)}) cannot be read through DLPack: {error}") from error
     # Engines expect strings as Python objects.
     if array.dtype.kind in "US":
         return array.astype(object)
-    return array if array.dtype.isnative else _native(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+        array.flags.writeable = False  # updates written to the copy would be lost
+    return array
 
 
-def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copy to native byte order. The copy is read-only, because updates written to it would be lost."""
-    native = array.astype(array.dtype.newbyteorder("="))
-    native.flags.writeable = False
-    return native
-
-
-def _scalar(name: str, type_: TensorType | None, argument: Any) -> np.ndarray[Any, Any]:
+def _to_scalar_array(name: str, type_: TensorType | None, argument: Any) -> np.ndarray[Any, Any]:
     if type_ is None or type_.shape != ():
         declared = f" ({type_})" if type_ is not None else ""
         raise InputError(
@@ -125,23 +120,7 @@ def _scalar(name: str, type_: TensorType | None, argument: Any) -> np.ndarray[An
             raise InputError(f"input {name!r} is {type_}, which cannot hold {argument!r}") from None
 
 
-def _from_dlpack(name: str, argument: Any) -> np.ndarray[Any, Any]:
-    try:
-        return from_dlpack(argument)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"input {name!r} ({_described(argument)}) cannot be read through DLPack: {error}") from error
-
-
-def _from_device(name: str, argument: Any, home: str) -> Any:
-    where = find_array_device(argument)
-    if normalize_device(home) != where:
-        kind = _described(argument)
-        raise DeviceError(f"input {name!r} ({kind}) lies on {where}, and the module runs on {home}; copy it there")
-    there = device(home)
-    return argument if there.owns(argument) else there.adopt(argument)
-
-
-def _described(argument: Any) -> str:
+def _describe(argument: Any) -> str:
     kind = type(argument)
     return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
@@ -160,57 +139,51 @@ def _check(name: str, type_: Type | None, argument: Any, dims: Dims) -> None:
     if isinstance(type_, SequenceType):
         for index, item in enumerate(argument):
             _check(f"{name}[{index}]", type_.element, item, {})  # elements may differ in shape
-    elif isinstance(type_, OptionalType):
-        if argument is not None:
-            _check(name, type_.element, argument, dims)
+    elif isinstance(type_, OptionalType) and argument is not None:
+        _check(name, type_.element, argument, dims)
     elif isinstance(type_, TensorType):
-        _check_tensor(name, type_, argument, dims)
+        _check_element_type(name, type_, argument)
+        if type_.shape is not None:
+            _check_shape(name, type_, type_.shape, argument.shape, dims)
 
 
-def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dims: Dims) -> None:
+def _check_element_type(name: str, type_: TensorType, array: np.ndarray[Any, Any]) -> None:
     try:
         dtype = DType.of(array)
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
-    # Object arrays are read as strings; report the actual element type.
-    if dtype is DType.STRING and type_.dtype is not DType.STRING and array.size and not isinstance(array.flat[0], str):
-        raise InputError(
-            f"input {name!r} must be {type_.dtype}; got dtype object, whose first element is {type(array.flat[0]).__name__}; "
-            f"convert it with .astype({str(type_.dtype.numpy)!r})"
-        )
     if dtype is not type_.dtype:
-        raise InputError(
-            f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"
-        )
-    if dtype is DType.STRING:
-        _check_texts(name, array)
-    if type_.shape is None:
-        return
-    if len(type_.shape) != array.ndim:
-        raise InputError(
-            f"input {name!r} must have rank {len(type_.shape)} ({type_}); got rank {array.ndim}, shape {list(array.shape)}"
-        )
-    for axis, (declared, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
-        _check_extent(name, type_, array.shape, axis, declared, size, dims)
-
-
-def _check_texts(name: str, array: np.ndarray[Any, Any]) -> None:
-    for index, item in enumerate(array.flat):
+        got = str(dtype)
+        # Object arrays are read as strings; report the actual element type.
+        if dtype is DType.STRING and array.size and not isinstance(array.flat[0], str):
+            got = f"dtype object, whose first element is {type(array.flat[0]).__name__}"
+        raise InputError(f"input {name!r} must be {type_.dtype}; got {got}; convert it with .astype({str(type_.dtype.numpy)!r})")
+    for index, item in enumerate(array.flat if dtype is DType.STRING else ()):
         if not isinstance(item, str):
             raise InputError(
                 f"input {name!r} must hold text; element {index} is {type(item).__name__} {item!r}: make each element a str"
             )
 
 
-def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: int, declared: Any, size: int, dims: Dims) -> None:
-    if isinstance(declared, int) and declared != size:
-        raise InputError(f"input {name!r} must be {type_}; got shape {list(shape)}: axis {axis} is {size}, not {declared}")
-    if isinstance(declared, str):
-        seen, where = dims.setdefault(declared, (size, name))
-        if seen != size:
-            raise InputError(
-                f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
-            )
+def _check_shape(name: str, type_: TensorType, declared: Sequence[Any], shape: tuple[int, ...], dims: Dims) -> None:
+    if len(declared) != len(shape):
+        raise InputError(f"input {name!r} must have rank {len(declared)} ({type_}); got rank {len(shape)}, shape {list(shape)}")
+    for axis, (dim, size) in enumerate(zip(declared, shape, strict=True)):
+        if isinstance(dim, int) and dim != size:
+            raise InputError(f"input {name!r} must be {type_}; got shape {list(shape)}: axis {axis} is {size}, not {dim}")
+        if isinstance(dim, str):
+            seen, where = dims.setdefault(dim, (size, name))
+            if seen != size:
+                raise InputError(
+                    f"dimension {dim!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
+                )
+
+
+def copy_values(value: Any) -> Any:
+    """Copy all arrays of a value, so that writing to the copy does not affect the original."""
+    if isinstance(value, list):
+        return [copy_values(item) for item in value]
+    return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
 
 
 def check_updated(name: str, array: Any) -> None:
@@ -233,9 +206,6 @@ def infer_type(argument: Any) -> Type | None:
     return None
 
 
-Array: TypeAlias = np.ndarray[Any, Any]
-
-
 def check_buffers(
     out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any], home: str = "cpu"
 ) -> tuple[Any, ...]:
@@ -249,14 +219,19 @@ def check_buffers(
     if len(buffers) != len(outputs):
         many = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
         raise InputError(f"out has {many} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
-    seen, checked = list(values), []
+    seen = [(f"input {declared.name!r}", value) for declared, value in zip(inputs, values, strict=False)]
+    checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
         what = f"out[{index}] for output {value.name!r}"
         array = None if buffer is None else _find_on_device(buffer, what, home)
-        if array is not None and (reason := _why_not(array, value.type) or _why_overlapping(buffer, seen, inputs)):
-            raise InputError(f"{what} {reason}")
-        # Buffers must not overlap each other, either.
-        seen.append(buffer)
+        if array is not None:
+            overlapping = next((name for name, other in seen if _shares(buffer, other)), None)
+            reason = _why_not(array, value.type)
+            if reason is None and overlapping is not None:
+                reason = f"overlaps {overlapping}; give a buffer of its own"
+            if reason is not None:
+                raise InputError(f"{what} {reason}")
+        seen.append((f"out[{index}]", buffer))
         checked.append(array)
     return tuple(checked)
 
@@ -278,8 +253,11 @@ def _find_on_device(buffer: Any, what: str, home: str) -> Any:
 def _why_not(buffer: Any, type_: Type | None) -> str | None:
     """Why the buffer cannot hold the output, as the rest of a sentence, or None."""
     if isinstance(buffer, np.ndarray):
-        if reason := why_not_fixed(buffer):
-            return f"is {reason}; a buffer must be a writeable, C-contiguous array"
+        flags = buffer.flags
+        faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous}
+        faults["not aligned to its element type"] = not flags.aligned
+        if fault := next((name for name, is_so in faults.items() if is_so), None):
+            return f"is {fault}; a buffer must be a writeable, C-contiguous array"
     elif not (hasattr(buffer, "flags") and hasattr(buffer, "dtype")):
         return f"must be a NumPy array; got {type(buffer).__name__}"
     elif not buffer.flags.c_contiguous:
@@ -288,35 +266,11 @@ def _why_not(buffer: Any, type_: Type | None) -> str | None:
         return None
     if not isinstance(type_, TensorType):
         return f"is given, but the output is {type_}, which no buffer holds; pass None in its place"
-    if buffer.dtype != type_.dtype.numpy or not _fits(type_, buffer):
+    dims = buffer.shape if type_.shape is None else type_.shape
+    fits = len(dims) == buffer.ndim
+    fits = fits and all(dim == n or not isinstance(dim, int) for dim, n in zip(dims, buffer.shape, strict=True))
+    if buffer.dtype != type_.dtype.numpy or not fits:
         return f"must be {type_}; got {buffer.dtype}{list(buffer.shape)}"
-    return None
-
-
-def why_not_fixed(buffer: Array) -> str | None:
-    """Why the array cannot be written as one memory block, or None."""
-    flags = buffer.flags
-    if not flags.writeable:
-        return "read-only"
-    if not flags.c_contiguous:
-        return "not C-contiguous"
-    return None if flags.aligned else "not aligned to its element type"
-
-
-def _fits(type_: TensorType, buffer: Any) -> bool:
-    if type_.shape is None:
-        return True
-    if len(type_.shape) != buffer.ndim:
-        return False
-    return all(not isinstance(dim, int) or dim == size for dim, size in zip(type_.shape, buffer.shape, strict=True))
-
-
-def _why_overlapping(buffer: Any, seen: Sequence[Any], inputs: Sequence[Value]) -> str | None:
-    """Names the input or earlier buffer that shares memory with this one; ``seen`` holds them in that order."""
-    for place, other in enumerate(seen):
-        if _shares(buffer, other):
-            name = f"input {inputs[place].name!r}" if place < len(inputs) else f"out[{place - len(inputs)}]"
-            return f"overlaps {name}; give a buffer of its own"
     return None
 
 

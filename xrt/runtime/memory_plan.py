@@ -90,21 +90,16 @@ def _why_copied(
         return f"{table.steps[max(last, number)].launch.name} may read it after {step.launch.name} has written it"
     position, engine = step.writes.index(source), step.launch.engine
     if target not in step.reads:
-        return "" if _fills(step, position, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
-    pairs = pairs_by_step.get(number)
-    if pairs is None:
-        pairs = pairs_by_step[number] = frozenset(step.executable.inplace_pairs())
-    if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs:
+        # Whether the engine computes this output into a given array.
+        least = dict(enumerate(step.executable.output_buffer_threshold())).get(position)
+        nbytes = getattr(table.types.get(source), "nbytes", None)
+        fills = least is not None and (nbytes is None or nbytes >= least)
+        return "" if fills else f"engine {engine!r} writes {step.launch.name} elsewhere"
+    if number not in pairs_by_step:
+        pairs_by_step[number] = frozenset(step.executable.inplace_pairs())
+    if step.reads.count(target) == 1 and (step.reads.index(target), position) in pairs_by_step[number]:
         return ""
     return f"engine {engine!r} cannot write it in place in {step.launch.name}"
-
-
-def _fills(step: Step, place: int, type_: Type | None) -> bool:
-    """Whether the engine computes this output into a given array."""
-    thresholds = step.executable.output_buffer_threshold()
-    least = thresholds[place] if place < len(thresholds) else None
-    nbytes = type_.nbytes if isinstance(type_, TensorType) else None
-    return least is not None and (nbytes is None or nbytes >= least)
 
 
 def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
@@ -164,27 +159,27 @@ class ValueTable:
         self.constants = {index[name]: constant.array for name, constant in function.constants.items()}
         self.inputs = range(len(function.inputs))
         self.outputs = tuple(index[v.name] for v in function.outputs)
-        self._places = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}
+        places = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}
         inputs = {v.name: i for i, v in enumerate(function.inputs)}
-        self.aliases = tuple((self._places[o], inputs[i]) for i, o in function.aliases)
-        self._index = index
-        self.steps = tuple(self._step(*pair) for pair in zip(plan.launches, executables, strict=True))
-        self.types = self._types(plan)
+        self.aliases = tuple((places[after], inputs[before]) for before, after in function.aliases)
+        self.steps = tuple(
+            Step(
+                launch,
+                executable,
+                tuple(index[name] for name in launch.inputs),
+                tuple(index[name] for name in launch.outputs),
+                tuple((i, places[name]) for i, name in enumerate(launch.outputs) if name in places),
+            )
+            for launch, executable in zip(plan.launches, executables, strict=True)
+        )
+        # The regions have the most precise types.
+        values = [*function.inputs, *(value for launch in plan.launches for value in launch.function.outputs)]
+        self.types = {index[value.name]: value.type for value in values}
         self.writer = {slot: number for number, step in enumerate(self.steps) for slot in step.writes}
         self.last = self._last_uses()
         self.updates = find_updates(self)
         self.inplace = {update.source: update.target for update in self.updates if not update.reason}
         """By output slot: the input slot whose array it is computed in."""
-
-    def _step(self, launch: Launch, executable: Executable) -> Step:
-        returns = tuple((i, self._places[name]) for i, name in enumerate(launch.outputs) if name in self._places)
-        reads, writes = (tuple(self._index[name] for name in names) for names in (launch.inputs, launch.outputs))
-        return Step(launch, executable, reads, writes, returns)
-
-    def _types(self, plan: Plan) -> dict[int, Type | None]:
-        """Types of inputs and launch outputs; the regions have the most precise ones."""
-        values = [*plan.function.inputs, *(value for launch in plan.launches for value in launch.function.outputs)]
-        return {self._index[value.name]: value.type for value in values}
 
     def _last_uses(self) -> dict[int, int]:
         """Last step that touches each slot. If a result may be a view of its inputs, these live until the end."""
@@ -241,55 +236,40 @@ class _Decisions:
     """One pass over the steps; afterwards copies that no bound launch reads are dropped."""
 
     def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
-        self.slots = slots
-        self.caller_arrays = caller_arrays
+        self.slots, self.caller_arrays = slots, caller_arrays
         self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if is_known(type_)}
         # A bound call reads the caller's arrays in place.
-        small = () if caller_arrays else (slot for slot in slots.inputs if self._is_small(slot))
-        self.copied: set[int] = set(small)
+        self.copied = set() if caller_arrays else {slot for slot in slots.inputs if self._is_small(slot)}
         self.stored: set[int] = set()
         self.bound: set[int] = set()
         self.aimed: set[int] = set()
         for number, step in enumerate(slots.steps):
             self._decide(number, step)
         # A copy pays off only if a bound launch reads it.
-        read = {slot for number in self.bound for slot in slots.steps[number].reads}
-        self.copied &= read
+        self.copied &= {slot for number in self.bound for slot in slots.steps[number].reads}
 
     def _decide(self, number: int, step: Step) -> None:
-        if self._can_aim(step):
-            (self.bound if all(self._is_fixed(slot) for slot in step.reads) else self.aimed).add(number)
+        can_bind = step.executable.supports_io_binding()
+        if (can_bind or (step.writes and self.caller_arrays.keys() >= set(step.writes))) and all(map(self._may_fix, step.writes)):
+            # Slots with the same address in every call of a frame.
+            fixed = self.caller_arrays, self.copied, self.stored, self.slots.constants
+            is_bound = all(any(slot in slots for slots in fixed) for slot in step.reads)
+            (self.bound if is_bound else self.aimed).add(number)
             self.stored.update(slot for slot in step.writes if slot not in self.caller_arrays)
             return
         inner = [slot for slot in step.writes if slot not in self.outputs]
         self.copied.update(slot for slot in inner if self._is_small(slot))
-        self.stored.update(slot for slot in self._filled(step) if slot in inner)
+        if not can_bind:  # an engine with binding is slower at writing to given buffers
+            thresholds = dict(zip(step.writes, step.executable.output_buffer_threshold(), strict=False))
+            known = [(slot, thresholds.get(slot)) for slot in inner if slot in self.types]
+            self.stored.update(slot for slot, least in known if least is not None and self._nbytes(slot) >= least)
 
-    def _can_aim(self, step: Step) -> bool:
-        """Whether all outputs may have fixed addresses and the engine supports that."""
-        if not step.executable.supports_io_binding() and not (
-            step.writes and all(slot in self.caller_arrays for slot in step.writes)
-        ):
-            return False
-        return all(self._may_be_fixed(slot) for slot in step.writes)
-
-    def _is_fixed(self, slot: int) -> bool:
-        """Whether the slot has the same address in every call of a frame."""
-        return slot in self.caller_arrays or slot in self.copied or slot in self.stored or slot in self.slots.constants
-
-    def _may_be_fixed(self, slot: int) -> bool:
+    def _may_fix(self, slot: int) -> bool:
         """Whether a bound launch may write the slot. Results returned to the caller must be fresh copies, so only small ones."""
         if slot in self.caller_arrays or slot in self.slots.inplace:
             return slot in self.caller_arrays
         return slot in self.types and (slot not in self.outputs or self._is_small(slot))
-
-    def _filled(self, step: Step) -> list[int]:
-        """Slots that a plain launch should write to given buffers; engines with binding are slower at that."""
-        if step.executable.supports_io_binding():
-            return []
-        pairs = zip(step.writes, step.executable.output_buffer_threshold(), strict=False)
-        return [slot for slot, least in pairs if least is not None and slot in self.types and self._nbytes(slot) >= least]
 
     def _is_small(self, slot: int) -> bool:
         return slot in self.types and self._nbytes(slot) <= SMALL

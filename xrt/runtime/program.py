@@ -14,7 +14,7 @@ from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.runtime.call_frame import Action, CallFrame, OutputInspector, copy_inputs, make_count_error, make_frame, to_run_failed
-from xrt.runtime.inputs import check_updated
+from xrt.runtime.inputs import check_updated, copy_values
 from xrt.runtime.memory_plan import MemoryPlan, ValueTable, may_overlap, plan_memory
 
 if TYPE_CHECKING:
@@ -104,7 +104,10 @@ class Program:
         # Overlapping inputs are updated by a copy at the end of the call.
         inplace = bool(self._slots.inplace) and not may_overlap(self._slots.inplace.values(), inputs)
         frame.enter(inputs, None if options is DEFAULT else options, updates=inplace)
-        self._play(self._observed(frame, options, inspection))
+        actions: Sequence[Action] = frame.actions
+        if options.profile or inspection is not None:
+            actions = [self._observe(n, action, frame.slots, options, inspection) for n, action in enumerate(actions)]
+        self._play(actions)
         results = self._finish(frame.slots, inputs, options)
         frame.leave()
         self._idle.append(frame)
@@ -141,23 +144,13 @@ class Program:
         except Exception as error:  # noqa: BLE001  # converted by `to_run_failed`
             number = actions.index(action)
             failed = to_run_failed(self.plan.launches[number], error)
-            if isinstance(failed, XRTError):
-                failed.updated = self._list_touched(number)
+            if isinstance(failed, XRTError):  # these inputs may be updated in part
+                begun = (one for one in self._slots.steps[: number + 1] if one.executable.updates_inputs)
+                names = [update.input for update in self.updates if not update.reason and (update.step or 0) <= number]
+                names += [before for step in begun for before, _ in step.launch.function.aliases]
+                input_names = {value.name for value in self.plan.function.inputs}
+                failed.updated = tuple(dict.fromkeys(name for name in names if name in input_names))
             raise failed  # noqa: B904  # it has its cause
-
-    def _list_touched(self, number: int) -> tuple[str, ...]:
-        """Inputs that may be partially updated when a step fails."""
-        begun = self._slots.steps[: number + 1]
-        names = [update.input for update in self._slots.updates if not update.reason and (update.step or 0) <= number]
-        names += [before for step in begun if step.executable.updates_inputs for before, _ in step.launch.function.aliases]
-        input_names = {self._slots.names[slot] for slot in self._slots.inputs}
-        return tuple(dict.fromkeys(name for name in names if name in input_names))
-
-    def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
-        """The launches of a frame, timed for a profile and inspected."""
-        if not options.profile and inspection is None:
-            return frame.actions
-        return [self._observe(number, action, frame.slots, options, inspection) for number, action in enumerate(frame.actions)]
 
     def _observe(
         self, number: int, action: Action, slots: list[Any], options: RunOptions, inspection: OutputInspector | None
@@ -191,8 +184,13 @@ class Program:
                 np.copyto(inputs[target], results[source])
                 self._recorder.add_update(number, results[source].nbytes)
                 results[source] = inputs[target]
-        if options.out is not None:
-            _fill(results, options.out)
+        for index, buffer in enumerate(options.out or ()):
+            if buffer is not None and (result := results[index]) is not buffer:
+                if buffer.shape != result.shape or buffer.dtype != result.dtype:
+                    given, due = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
+                    raise InputError(f"out[{index}] is {given}, but the output is {due}")
+                np.copyto(buffer, result)
+                results[index] = buffer
         return results
 
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
@@ -204,7 +202,7 @@ class Program:
             updated = index in updates and result is inputs[updates[index]]
             owns_data = isinstance(result, np.ndarray) and result.flags.owndata
             if index in self._suspects and not updated and (id(result) in taken or not owns_data):
-                result = results[index] = _copied(result)
+                result = results[index] = copy_values(result)
             taken.add(id(result))
 
     # ------------------------------------------------------------------ bound calls
@@ -228,7 +226,15 @@ class Program:
         updates = [(number, target, value) for number, target, value in updates if target is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:
-            return self._alone(frame)
+            (action,), launch = frame.actions, self.plan.launches[0]
+
+            def call_alone() -> None:  # inlined, because each line adds to the time of a bound call
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001  # as in `_play`
+                    raise to_run_failed(launch, error)  # noqa: B904
+
+            return call_alone
 
         def call() -> None:
             self._play(frame.actions)
@@ -256,18 +262,6 @@ class Program:
     def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """An uninitialized array in the memory where outputs are returned."""
         return np.empty(shape, dtype)
-
-    def _alone(self, frame: CallFrame) -> Callable[[], None]:
-        """The call of a single launch, inlined because each line adds to the time of a bound call."""
-        (action,) = frame.actions
-
-        def call() -> None:
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001  # as in `_play`
-                raise to_run_failed(self.plan.launches[0], error)  # noqa: B904
-
-        return call
 
     # ------------------------------------------------------------------ the rest
 
@@ -310,25 +304,3 @@ def _rearranged(
         return [outputs[place] for place in results]
 
     return run
-
-
-def _fill(results: list[Any], buffers: Sequence[Any]) -> None:
-    for index, buffer in enumerate(buffers):
-        if buffer is None or results[index] is buffer:
-            continue
-        if buffer.shape != results[index].shape or buffer.dtype != results[index].dtype:
-            raise InputError(f"out[{index}] is {_described(buffer)}, but the output is {_described(results[index])}")
-        np.copyto(buffer, results[index])
-        results[index] = buffer
-
-
-def _described(array: Any) -> str:
-    return f"{array.dtype}{list(array.shape)}"
-
-
-def _copied(result: Any) -> Any:
-    if isinstance(result, np.ndarray):
-        return result.copy()
-    if isinstance(result, list):
-        return [_copied(item) for item in result]
-    return dict(result) if isinstance(result, dict) else result

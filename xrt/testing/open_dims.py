@@ -23,9 +23,10 @@ from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.placement.sizes import read_sizes, resize_values
 from xrt.runtime import available_cores
+from xrt.runtime.inputs import copy_values
 from xrt.testing.running import overlook_deviations
 from xrt.verify.comparison import Verdict, judge_outputs
-from xrt.verify.execution import copy_values, run_alone
+from xrt.verify.execution import run_alone
 
 if TYPE_CHECKING:
     from xrt.engines import Executable, GraphCompiler

@@ -19,8 +19,9 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.runtime import available_cores, on_device
+from xrt.runtime.inputs import copy_values
 from xrt.verify.comparison import Verdict, find_precision, judge_outputs
-from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region
+from xrt.verify.execution import Run, compile_alone, expose_all_values, find_region
 from xrt.verify.regions import Progress, ignore_progress
 
 if TYPE_CHECKING:

@@ -50,13 +50,6 @@ def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler)
     return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 
 
-def copy_values(value: Any) -> Any:
-    """Copy all arrays of a value, so that an engine that writes to its inputs does not affect the original."""
-    if isinstance(value, list):
-        return [copy_values(item) for item in value]
-    return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
-
-
 def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
     """Compile, run once and close; raises CompileRefused like `compile_alone`."""
     executable = compile_alone(engine, function, inputs)

@@ -10,8 +10,9 @@ from xrt.engines.contract.graph_compiler import name_likely_cause
 from xrt.errors import EngineError, RunFailed
 from xrt.runtime import adapt_to_host, on_device
 from xrt.runtime.call_frame import to_run_failed
+from xrt.runtime.inputs import copy_values
 from xrt.verify.comparison import CheckVerdict, Verdict, find_precision, is_lowered, judge_outputs
-from xrt.verify.execution import Run, copy_values, expose_all_values, fit_inputs
+from xrt.verify.execution import Run, expose_all_values, fit_inputs
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler

@@ -17,6 +17,7 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
+from xrt.engines.contract.proxy import EngineProxy
 from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
 from xrt.forking import renew_after_fork
@@ -104,7 +105,7 @@ _PASSED_ON = ("CompileRefused", "InputError", "OutOfDeviceMemory")
 _numbers = itertools.count(1)
 
 
-class IsolatedEngine(GraphCompiler):
+class IsolatedEngine(EngineProxy):
     """An engine whose compiles, and runs if `runs`, happen in a worker. `why_not` runs in this process."""
 
     def __init__(self, engine: GraphCompiler, limits: WorkerLimits, *, runs: bool) -> None:
@@ -122,25 +123,8 @@ class IsolatedEngine(GraphCompiler):
         self.close = weakref.finalize(self, self._home.close)
         """End the worker."""
 
-    @property
-    def spec(self) -> str:
-        return self.inner.spec
-
-    @property
-    def implementation(self) -> type[GraphCompiler]:
-        return self.inner.implementation
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return self.inner.why_not(node, function)
-
-    def fuses_dequantization(self, node: Node, function: Function) -> bool:
-        return self.inner.fuses_dequantization(node, function)
-
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
         return () if self.runs else self.inner.list_mutable_inputs(node, function)
-
-    def why_not_dynamic(self, function: Function) -> str | None:
-        return self.inner.why_not_dynamic(function)
 
     def version(self) -> str:
         """The engine's version. If executables run in a worker, it includes the worker, so that they are not shared."""
@@ -150,9 +134,6 @@ class IsolatedEngine(GraphCompiler):
     def library_version(self) -> str:
         """The engine's version without the worker; identifies saved executables."""
         return self.inner.version()
-
-    def unsupported_options(self, context: CompileContext) -> str | None:
-        return self.inner.unsupported_options(context)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         what = "compiles and runs" if self.runs else "compiles"
@@ -167,20 +148,15 @@ class IsolatedEngine(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         remote = RemoteExecutable(self._home, function, context)
-        return remote if self.runs else self._loaded(remote, function, context)
-
-    def _loaded(self, remote: RemoteExecutable, function: Function, context: CompileContext) -> Executable:
-        """Load the executable that the worker compiled; if it cannot be saved, compile it here, as it did not crash there."""
+        if self.runs:
+            return remote
         try:
             with make_working_directory() as folder:
                 return self.inner.load(remote.save(), function, replace(context, workdir=folder))
-        except CompileRefused:
+        except CompileRefused:  # it cannot be saved: compile it here, as it did not crash there
             return self.inner.compile(function, context)
         finally:
             remote.close()
-
-    def is_worth_saving(self, function: Function) -> bool:
-        return self.inner.is_worth_saving(function)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if self.runs:
@@ -189,9 +165,6 @@ class IsolatedEngine(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
-
-    def serves_threads(self, saved: int, threads: int) -> bool:
-        return self.inner.serves_threads(saved, threads)
 
 
 class RemoteExecutable(Executable):
@@ -238,7 +211,12 @@ class RemoteExecutable(Executable):
             answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
         except WorkerFailure as error:
             raise RunFailed(str(error)) from error.__cause__  # the program adds the region
-        return _filled(read_values(memory, answer["outputs"]), options)
+        results = read_values(memory, answer["outputs"])
+        for index, out in enumerate(options.out or ()):
+            if out is not None and index < len(results) and isinstance(results[index], np.ndarray):
+                fill(out, results[index])
+                results[index] = out
+        return results
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
         """The results, and samples of seconds per call measured in the worker; raises RunFailed.
@@ -303,11 +281,3 @@ def describe_compile(buffer: SharedBuffer, engine: GraphCompiler, function: Func
         "plugs": list_device_factories() if context.device != "cpu" else {},
         "threads": context.threads,
     }
-
-
-def _filled(results: list[Any], options: RunOptions) -> list[Any]:
-    for index, buffer in enumerate(options.out or ()):
-        if buffer is not None and index < len(results) and isinstance(results[index], np.ndarray):
-            fill(buffer, results[index])
-            results[index] = buffer
-    return results

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import resource
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.contract.graph_compiler import prepare_or_close
@@ -20,6 +19,7 @@ from xrt.processes.ipc import Message, read_block
 from xrt.processes.server import Answer, Request, serve
 from xrt.runtime.devices.registry import register_device
 from xrt.runtime.host_adapter import adapt_to_host, make_timed_call, on_device
+from xrt.runtime.inputs import copy_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -30,21 +30,13 @@ class WorkerServer:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._made: dict[int, tuple[Executable, GraphCompiler, Function, CompileContext]] = {}
+        self._executables: dict[int, tuple[Executable, GraphCompiler, Function, CompileContext]] = {}
         self._engines: dict[tuple[str, str], GraphCompiler] = {}
 
     def answer(self, request: Request) -> Message:
         """Dispatch a request."""
-        answers: dict[str, Answer] = {
-            "meet": self.meet,
-            "compile": self.compile,
-            "load": self.load,
-            "save": self.save,
-            "run": self.run,
-            "measure": self.measure,
-            "close": self.close,
-        }
-        return answers[request.message["do"]](request)
+        answers: Sequence[Answer] = (self.meet, self.compile, self.load, self.save, self.run, self.measure, self.close)
+        return {answer.__name__: answer for answer in answers}[request.message["do"]](request)
 
     def meet(self, request: Request) -> Message:
         """Import an engine."""
@@ -53,18 +45,18 @@ class WorkerServer:
 
     def compile(self, request: Request) -> Message:
         """Compile and prepare a Function; answer with the executable's number."""
-        engine, function, context = self._asked(request)
-        return self._kept(engine.compile(function, context), engine, function, context)
+        engine, function, context = self._read(request)
+        return self._keep(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
         """Load and prepare a saved executable; answer with its number."""
-        engine, function, context = self._asked(request)
+        engine, function, context = self._read(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
             executable = engine.load(data, function, replace(context, workdir=folder))
-        return self._kept(executable, engine, function, context)
+        return self._keep(executable, engine, function, context)
 
-    def _asked(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
+    def _read(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
         message = request.message
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
         for kind, origin in message["plugs"].items():
@@ -72,10 +64,10 @@ class WorkerServer:
         context = on_device(message["device"], context)
         return self._engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
-    def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
+    def _keep(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
-        self._made[number] = executable, engine, function, context
+        self._executables[number] = executable, engine, function, context
         return {"made": number, "fresh": executable.outputs_are_fresh}
 
     def _engine(self, path: str, spec: str) -> GraphCompiler:
@@ -87,7 +79,7 @@ class WorkerServer:
 
     def save(self, request: Request) -> Message:
         """Serialize an executable."""
-        executable, engine, _, context = self._made[request.message["made"]]
+        executable, engine, _, context = self._executables[request.message["made"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
             copy = bytes(data)
@@ -95,15 +87,16 @@ class WorkerServer:
 
     def run(self, request: Request) -> Message:
         """Run an executable on inputs in shared memory."""
-        executable, _, _, context = self._made[request.message["made"]]
+        executable, _, _, context = self._executables[request.message["made"]]
         results = adapt_to_host(executable, context).run(read_values(request.memory, request.message["inputs"]))
         return {"outputs": put_values(request.buffer, results)}
 
     def measure(self, request: Request) -> Message:
         """Run an executable once for its results, then repeatedly to time it."""
-        compiled, _, function, context = self._made[request.message["made"]]
+        compiled, _, function, context = self._executables[request.message["made"]]
         executable = adapt_to_host(compiled, context)
-        inputs = [_own(value) for value in read_values(request.memory, request.message["inputs"])]
+        # Private memory may use larger pages than shared memory.
+        inputs = copy_values(read_values(request.memory, request.message["inputs"]))
         results = executable.run(inputs)
         call = make_timed_call(executable, inputs, results if request.message["inner"] else None, function)
         samples = sample_call_times(call, request.message["seconds"])
@@ -111,13 +104,8 @@ class WorkerServer:
 
     def close(self, request: Request) -> Message:
         """Close an executable."""
-        self._made.pop(request.message["made"])[0].close()
+        self._executables.pop(request.message["made"])[0].close()
         return {}
-
-
-def _own(value: Any) -> Any:
-    """Copy an array to private memory, which may use larger pages than shared memory."""
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def main(handle: str, memory_limit: str) -> None:

@@ -15,34 +15,18 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-class LazyEngine(GraphCompiler):
-    """A registered engine with default options, known from the status that an earlier process recorded."""
+class EngineProxy(GraphCompiler):
+    """An engine that forwards to another one, its ``inner``."""
 
-    def __init__(self, status: EngineStatus) -> None:
-        self.status = status
-        self.name = status.name  # type: ignore[misc]  # an instance attribute shadows the class variable
-        self.devices = status.devices  # type: ignore[misc]
-
-    @cached_property
-    def inner(self) -> GraphCompiler:
-        """The real engine, imported on first use; raises EngineUnavailable if it is no longer installed."""
-        return registry.create(self.name)
+    inner: GraphCompiler
 
     @property
     def spec(self) -> str:
-        return self.name
+        return self.inner.spec
 
     @property
     def implementation(self) -> type[GraphCompiler]:
         return self.inner.implementation
-
-    @property
-    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # that of the real engine
-        return self.inner.supports_dynamic_shapes
-
-    @property
-    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # that of the real engine
-        return self.inner.compiles_in_parallel
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return self.inner.why_not(node, function)
@@ -54,13 +38,7 @@ class LazyEngine(GraphCompiler):
         return self.inner.version()
 
     def unsupported_options(self, context: CompileContext) -> str | None:
-        return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
-
-    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
-        return self.inner.lower_precision(precision)
-
-    def missing_features(self) -> str:
-        return self.status.lacks
+        return self.inner.unsupported_options(context)
 
     def fuses_dequantization(self, node: Node, function: Function) -> bool:
         return self.inner.fuses_dequantization(node, function)
@@ -74,6 +52,9 @@ class LazyEngine(GraphCompiler):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         return self.inner.compile(function, context)
 
+    def is_worth_saving(self, function: Function) -> bool:
+        return self.inner.is_worth_saving(function)
+
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         return self.inner.save(executable, context)
 
@@ -82,6 +63,41 @@ class LazyEngine(GraphCompiler):
 
     def serves_threads(self, saved: int, threads: int) -> bool:
         return self.inner.serves_threads(saved, threads)
+
+
+class LazyEngine(EngineProxy):
+    """A registered engine with default options, known from the status that an earlier process recorded."""
+
+    def __init__(self, status: EngineStatus) -> None:
+        self.status = status
+        self.name = status.name  # type: ignore[misc]  # an instance attribute shadows the class variable
+        self.devices = status.devices  # type: ignore[misc]
+
+    @cached_property
+    def inner(self) -> GraphCompiler:  # type: ignore[override]  # read-only
+        """The real engine, imported on first use; raises EngineUnavailable if it is no longer installed."""
+        return registry.create(self.name)
+
+    @property
+    def spec(self) -> str:
+        return self.name
+
+    @property
+    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # that of the real engine
+        return self.inner.supports_dynamic_shapes
+
+    @property
+    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # that of the real engine
+        return self.inner.compiles_in_parallel
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        return self.inner.unsupported_options(context) if context.options.precision != "fp32" else None
+
+    def lower_precision(self, precision: Precision) -> GraphCompiler | None:
+        return self.inner.lower_precision(precision)
+
+    def missing_features(self) -> str:
+        return self.status.lacks
 
 
 class ImplicitEngine(LazyEngine):
