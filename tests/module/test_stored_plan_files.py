@@ -177,7 +177,7 @@ def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None
 
 def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = module(path)(*inputs())
-    monkeypatch.setattr(stored_plans, "_defer_launch", lambda *_, **__: [].pop())
+    monkeypatch.setattr(stored_plans, "launch_node", lambda *_, **__: [].pop())
     with pytest.warns(CacheWarning, match="does not fit: IndexError"):
         np.testing.assert_array_equal(module(path)(*inputs()), expected)
 
