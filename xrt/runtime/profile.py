@@ -18,7 +18,6 @@ from xrt.graph import FrozenDict
 from xrt.runtime.memory_plan import UpdateCopy
 
 if TYPE_CHECKING:
-    from xrt.html.views import MeanCall
     from xrt.runtime.devices.interface import TransferStats
     from xrt.runtime.memory_plan import Update
 
@@ -93,11 +92,33 @@ class Profile:
         separate events. Times are microseconds since the first call. Raises InputError if the file cannot be written.
         """
         facts = {"tool": "xrt", "threads": self.threads} if self.threads is not None else {"tool": "xrt"}
-        write_trace(self.moments, path, facts)
+        data = json.dumps(make_trace(self.moments, facts)).encode()
+        try:
+            replace_file(Path(path), lambda file: file.write(data))
+        except OSError as error:
+            raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
 
     def _repr_html_(self) -> str:
         """Timeline and table for a notebook."""
-        return render_profile(self)
+        from xrt.html.views import MeanCall, RegionTimes, Strip, format_count, make_strips, percent, render_cell, seconds
+        from xrt.partition.plan import color_engines
+
+        if not any(launch.calls for launch in self.launches):
+            return render_cell("profile.html", profile=self, strips=None)
+        times = tuple(launch.seconds / max(launch.calls, 1) for launch in self.launches)
+        # Without the times of whole calls, a call counts as the sum of its launches.
+        whole = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
+        call = MeanCall(max(launch.calls for launch in self.launches), sum(whole) / len(whole), times)
+        regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
+        colors, total = color_engines(region.engine for region in regions), sum(times) or 1.0
+        launches = [
+            (x.launch, x.engine, x.device, x.calls, seconds(time), percent(time / total))
+            for x, time in zip(self.launches, times, strict=True)
+        ]
+        threads = "" if self.threads is None else f" on {format_count(self.threads, 'thread')}"
+        strip = Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)
+        strips = make_strips([strip], colors)
+        return render_cell("profile.html", profile=self, strips=strips, colors=colors, launches=launches)
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):
@@ -193,45 +214,3 @@ def make_trace(moments: Sequence[Moment], facts: Mapping[str, Any] = FrozenDict(
         times = {"ts": began, "dur": round(ended - began, 3)}
         events.append({"ph": "X", "name": moment.name, "cat": moment.category, **times, **place, "args": dict(moment.facts)})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(facts)}
-
-
-def write_trace(moments: Sequence[Moment], path: str | os.PathLike[str], facts: Mapping[str, Any] = FrozenDict()) -> None:
-    """Write the trace atomically; raises InputError if the file cannot be written."""
-    data = json.dumps(make_trace(moments, facts)).encode()
-    try:
-        replace_file(Path(path), lambda file: file.write(data))
-    except OSError as error:
-        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
-
-
-# ---------------------------------------------------------------------- in a notebook
-
-
-def render_profile(profile: Profile) -> str:
-    """Render a Profile as HTML."""
-    from xrt.html.views import RegionTimes, Strip, format_count, make_strips, percent, render_cell, seconds
-    from xrt.partition.plan import color_engines
-
-    if not any(launch.calls for launch in profile.launches):
-        return render_cell("profile.html", profile=profile, strips=None)
-    regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
-    colors, call = color_engines(region.engine for region in regions), make_mean_call(profile)
-    total = sum(call.regions) or 1.0
-    launches = [
-        (x.launch, x.engine, x.device, x.calls, seconds(taken), percent(taken / total))
-        for x, taken in zip(profile.launches, call.regions, strict=True)
-    ]
-    threads = "" if profile.threads is None else f" on {format_count(profile.threads, 'thread')}"
-    strip = Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)
-    strips = make_strips([strip], colors)
-    return render_cell("profile.html", profile=profile, strips=strips, colors=colors, launches=launches)
-
-
-def make_mean_call(profile: Profile) -> MeanCall:
-    """Mean times of the profiled calls. A call without recorded whole time counts the sum of its launches."""
-    from xrt.html.views import MeanCall
-
-    regions = tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches)
-    whole = [moment.ended - moment.began for moment in profile.moments if moment.category == "call"]
-    seconds_of_call = sum(whole) / len(whole) if whole else sum(regions)
-    return MeanCall(max((launch.calls for launch in profile.launches), default=0), seconds_of_call, regions)

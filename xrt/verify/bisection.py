@@ -73,7 +73,7 @@ def bisect(
     def run(part: Function, given: Sequence[Any]) -> list[Any]:
         executable = compile_alone(engine, part, given, context)
         try:
-            return list(executable.run([copy_values(value) for value in given]))
+            return list(executable.run(copy_values(list(given))))
         finally:
             executable.close()
 
@@ -139,7 +139,7 @@ def bisect_plan(
         if (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
             return found
         # This region is correct: the next one gets the reference's results.
-        results = reference(launch.function.replace(aliases=()), [copy_values(value) for value in given])
+        results = reference(launch.function.replace(aliases=()), copy_values(list(given)))
         values.update(zip(launch.outputs, results, strict=True))
     return None
 
@@ -183,14 +183,16 @@ class _Search:
         """Minimize the nodes so that removing any one makes the difference disappear."""
         pieces = 2
         while len(nodes) > 1:
-            parts = _split(nodes, pieces)
+            edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
+            parts = [nodes[a:b] for a, b in pairwise(edges)]
             smaller = next((part for part in parts if self.differs(part)), None)
             # A part alone still differs: continue with it at the coarsest granularity.
             if smaller is not None:
                 nodes, pieces = smaller, 2
                 continue
             # With two pieces the complements are the parts themselves.
-            rest = next((rest for rest in _complements(parts) if self.differs(rest)), None) if pieces > 2 else None
+            rests = ([node for other in parts if other is not part for node in other] for part in parts if pieces > 2)
+            rest = next((rest for rest in rests if self.differs(rest)), None)
             if rest is not None:
                 nodes, pieces = rest, pieces - 1
             elif pieces == len(nodes):
@@ -211,15 +213,6 @@ class _Search:
         given = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
         return FailingSubgraph(self.name, part, given, expected, self.difference(part) or "", self.runs)
-
-
-def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:
-    edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
-    return [nodes[a:b] for a, b in pairwise(edges)]
-
-
-def _complements(parts: Sequence[Sequence[Node]]) -> list[Sequence[Node]]:
-    return [[node for j, part in enumerate(parts) if j != i for node in part] for i in range(len(parts))]
 
 
 def _type_of(value: Any, declared: Type | None) -> Type | None:

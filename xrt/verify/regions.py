@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -141,97 +141,74 @@ def verify(
 
     Raises EngineError if a region does not compile or run, and DeviceError if a device is unavailable.
     """
-    right = _inputs(plan, inputs)
-    actual = dict(right)
-    checks = []
+    expected = {name: constant.array for name, constant in plan.function.constants.items()}
+    expected.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
+    actual, checks = dict(expected), []
     lowest: Precision = "fp32"
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
-        where = on_device(plan.get_device(launch), context)
-        precision = find_precision(engines[launch.engine], where)
+        engine, where = engines[launch.engine], on_device(plan.get_device(launch), context)
+        region = _Region(launch, engine, where, reference, find_precision(engine, where))
         # The whole plan is as accurate as its least accurate region.
-        lowest = precision if is_lowered(precision) else lowest
-        asked = _Asked(engines[launch.engine], where, reference, precision)
-        checks.append(_region(launch, asked, right, actual, inner=inner))
+        lowest = region.precision if is_lowered(region.precision) else lowest
+        checks.append(region.check(expected, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
-    names = [value.name for value in function.outputs]
-    ends = [actual[name] for name in names], [right[name] for name in names]
-    whole = judge_outputs(function, inputs, *ends, reference, lowest)
-    return Verification(tuple(checks), whole)
-
-
-def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
-    values = {name: constant.array for name, constant in plan.function.constants.items()}
-    values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
-    return values
+    outputs = [[values[value.name] for value in function.outputs] for values in (actual, expected)]
+    return Verification(tuple(checks), judge_outputs(function, inputs, *outputs, reference, lowest))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """An engine under test, with the reference that its results are compared with."""
+class _Region:
+    """A region under test, with the reference that its results are compared with."""
 
+    launch: Launch
     engine: GraphCompiler
     context: CompileContext
     reference: Run
     precision: Precision = "fp32"
     """The precision in which the engine computes float32."""
 
-    def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        return judge_outputs(function, given, results, expected, self.reference, self.precision)
+    def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
+        """Check the region; add its outputs to the expected values, and to the actual ones, which earlier regions computed."""
+        # Without aliases no engine may overwrite the inputs, which are used again.
+        launch, function = self.launch, self.launch.function.replace(aliases=())
+        inputs = [expected[value.name] for value in function.inputs]
+        outputs = list(self.reference(function, copy_values(inputs)))
+        try:
+            # One compile, two runs: on the reference's inputs, and on the actual ones of earlier regions.
+            alone, passed_on = self._run(function, [inputs, [actual[value.name] for value in function.inputs]])
+        except RunFailed as error:
+            raise to_run_failed(launch, error) from error.__cause__
+        verdict = judge_outputs(function, inputs, alone, outputs, self.reference, self.precision)
+        check = RegionCheck(launch.name, launch.engine, len(launch.nodes), verdict)
+        # A region of one node has no inner values.
+        if inner and len(function.nodes) > 1:
+            try:
+                check = replace(check, inner=tuple(self._check_inner(expose_all_values(function), inputs)))
+            except EngineError as error:
+                check = replace(check, note=f"the values inside cannot be looked at: {error}")
+        if check.differs and not check.note:
+            values = [*inputs, *alone, *outputs]
+            check = replace(check, note=name_likely_cause(self.engine.implementation, function, values))
+        for value, theirs, mine in zip(function.outputs, outputs, passed_on, strict=True):
+            expected[value.name], actual[value.name] = theirs, mine
+        return check
 
-    def runs(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def _check_inner(self, function: Function, inputs: Sequence[Any]) -> Iterator[ValueCheck]:
+        """Check all values of the region, which ``function`` returns; raises EngineError if the engine cannot return them."""
+        (results,) = self._run(function, [inputs])
+        expected = self.reference(function, copy_values(list(inputs)))
+        for value, mine, theirs in zip(function.outputs, results, expected, strict=True):
+            if (maker := function.producer(value.name)) is not None:
+                alone = function.replace(outputs=(value,))
+                verdict = judge_outputs(alone, inputs, [mine], [theirs], self.reference, self.precision)
+                yield ValueCheck(value.name, maker.name, maker.op, verdict)
+
+    def _run(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Compile, run once per list of inputs, and close."""
         executable = adapt_to_host(self.engine.compile(fit_inputs(function, calls[0], self.engine), self.context), self.context)
         try:
             executable.prepare()
-            return [_copies(executable.run(_copies(inputs))) for inputs in calls]
+            return [copy_values(list(executable.run(copy_values(list(inputs))))) for inputs in calls]
         finally:
             executable.close()
-
-
-def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
-    """Check a region; add its expected outputs to ``right`` and the actual ones to ``actual``."""
-    # Without aliases no engine may overwrite the inputs, which are used again.
-    function = launch.function.replace(aliases=())
-    given = [right[value.name] for value in function.inputs]
-    expected = list(asked.reference(function, _copies(given)))
-    try:
-        # One compile, two runs: on the reference's inputs, and on the actual ones of earlier regions.
-        own, passed_on = asked.runs(function, [given, [actual[value.name] for value in function.inputs]])
-    except RunFailed as error:
-        raise to_run_failed(launch, error) from error.__cause__
-    check = RegionCheck(launch.name, launch.engine, len(launch.nodes), asked.judge(function, given, own, expected))
-    # A region of one node has no inner values.
-    if inner and len(function.nodes) > 1:
-        check = _with_inner(check, function, asked, given)
-    if check.differs and not check.note:
-        check = replace(check, note=name_likely_cause(asked.engine.implementation, function, [*given, *own, *expected]))
-    for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):
-        right[value.name], actual[value.name] = theirs, mine
-    return check
-
-
-def _copies(values: Sequence[Any]) -> list[Any]:
-    return [copy_values(value) for value in values]
-
-
-def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Sequence[Any]) -> RegionCheck:
-    """Check the inner values; if the engine cannot return them, note that without a verdict."""
-    open_ = expose_all_values(function)
-    try:
-        (results,) = asked.runs(open_, [given])
-    except EngineError as error:
-        return replace(check, note=f"the values inside cannot be looked at: {error}")
-    return replace(check, inner=_inner(open_, asked, given, results))
-
-
-def _inner(open_: Function, asked: _Asked, given: Sequence[Any], results: Sequence[Any]) -> tuple[ValueCheck, ...]:
-    expected = list(asked.reference(open_, _copies(given)))
-    inner = []
-    for value, mine, theirs in zip(open_.outputs, results, expected, strict=True):
-        maker = open_.producer(value.name)
-        if maker is not None:
-            alone = open_.replace(outputs=(value,))
-            found = judge_outputs(alone, given, [mine], [theirs], asked.reference, asked.precision)
-            inner.append(ValueCheck(value.name, maker.name, maker.op, found))
-    return tuple(inner)
