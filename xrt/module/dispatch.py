@@ -263,9 +263,9 @@ class IOBinding:
         self.close()
 
 
-def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:
+def check_bindable(inputs: Sequence[Value], arguments: Sequence[Any], values: Sequence[Any]) -> None:
     """Raise InputError if an argument had to be converted or copied: a bound call must read the caller's array itself."""
-    for declared, raw, value in zip(inputs, given, values, strict=True):
+    for declared, raw, value in zip(inputs, arguments, values, strict=True):
         if not hasattr(value, "flags"):
             continue
         if isinstance(raw, np.ndarray) and raw.dtype != value.dtype:
@@ -298,13 +298,13 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
         shapes = {v.name: x.shape for v, x in zip(function.inputs, values, strict=True) if isinstance(v.type, TensorType)}
         sized = passes.specialize(function, shapes)
         types = {name: sized.get_type(name) for name in sized.value_names()}
-    given = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
-    buffers, returned = list(given), list(given)
+    targets = check_buffers(out, sized.outputs, sized.inputs, values, home) if out is not None else (None,) * len(sized.outputs)
+    buffers, returned = list(targets), list(targets)
     for place, value in enumerate(sized.outputs):
-        if given[place] is None and place in updates:
+        if targets[place] is None and place in updates:
             buffers[place] = values[updates[place]] if home == "cpu" else None  # an input on a device is updated itself
             returned[place] = values[updates[place]]
-        elif given[place] is None:
+        elif targets[place] is None:
             buffers[place] = returned[place] = _allocate(value, program)
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 

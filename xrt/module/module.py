@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.auto import Placer
     from xrt.precision import ErrorBudget
-    from xrt.runtime import Profile, Program
+    from xrt.runtime import Profile
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress
 
@@ -237,11 +237,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         from xrt.module.dispatch import bind_io, check_bindable
 
         values = self.check_inputs(args, named, pads=False)
-        given = inputs.bind(self.source.inputs, args, named)
-        check_bindable(self.source.inputs, given, values[: len(given)])
+        arguments = inputs.bind(self.source.inputs, args, named)
+        check_bindable(self.source.inputs, arguments, values[: len(arguments)])
         build = self.specialize(values)
         bound = bind_io(self.programs.compile(build), build.function, values, out)
-        bound.inputs = bound.inputs[: len(given)]  # without the size inputs of a padded model
+        bound.inputs = bound.inputs[: len(arguments)]  # without the size inputs of a padded model
         return bound
 
     def run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
@@ -258,7 +258,14 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             values = self.check_inputs(args, named, pads=pads)
             build, program = self.specialize(values, list_value_names(fetch)), None
             call = self.checks.instrument(Call.of(values, options, out, build.function, device), build)
-        results = self.sizes.cut(self._run_with_fallback(build, call, program), call.inputs)
+        if program is None:
+            program = self.programs.compile_for_call(build, call.inputs)
+        results = build.run(call, program)
+        if self.checks.record(call, build):
+            self.programs.placer.mark_checked(build.function)
+        if build.compiled is not program:  # a region has failed, and its plan was abandoned
+            self.dispatcher.forget()
+        results = self.sizes.cut(results, call.inputs)
         if is_plain and not self.checks.sees_every_call:
             self.dispatcher.prepare(build, call.inputs, self.sizes.make_path)
         if fetch is None:
@@ -266,23 +273,12 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
         return {name: by_name[name] for name in list_value_names(fetch)}
 
-    def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
-        """Run the call, retrying if a region fails; prepared calls of an abandoned plan are dropped."""
-        if program is None:
-            program = self.programs.compile_for_call(build, call.inputs)
-        results = build.run(call, program)
-        if self.checks.record(call, build):
-            self.programs.placer.mark_checked(build.function)
-        if build.compiled is not program:
-            self.dispatcher.forget()
-        return results
-
     def check_inputs(self, args: Sequence[Any], named: Any, *, pads: bool = True) -> list[Any]:
         """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
         bound = inputs.bind(declared, args, named)
-        values = [inputs.normalize(value, given, device) for value, given in zip(declared, bound, strict=True)]
+        values = [inputs.normalize(value, argument, device) for value, argument in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return self.sizes.pad(values, self.programs, pads=pads)
 
@@ -343,9 +339,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         from xrt.module.tuning import tune
 
-        terms = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
+        throughput = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
         lowered = (max_error, calibrate, validate)
-        return tune(self, args, named, objective=objective, budget=budget, progress=progress, lowered=lowered, terms=terms)
+        return tune(self, args, named, objective, budget, progress, lowered, throughput)
 
     # ------------------------------------------------------------------ sessions
 

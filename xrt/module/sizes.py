@@ -89,9 +89,9 @@ def round_up(size: int) -> int:
 class PaddedValues(list[Any]):
     """The padded inputs of a call, with the inputs and sizes before padding."""
 
-    def __init__(self, values: Sequence[Any], given: Sequence[Any], sizes: Sizes, padded: Sizes) -> None:
+    def __init__(self, values: Sequence[Any], unpadded: Sequence[Any], sizes: Sizes, padded: Sizes) -> None:
         super().__init__(values)
-        self.given, self.sizes, self.padded = given, sizes, padded
+        self.unpadded, self.sizes, self.padded = unpadded, sizes, padded
 
 
 class PaddedModel:
@@ -152,7 +152,7 @@ class PaddedModel:
     def make_path(self, path: FastPath, values: PaddedValues) -> tuple[Sequence[Any], FastPath]:
         """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
         sizes = PaddedValues((), (), values.sizes, values.padded)  # holds no arrays
-        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.given))
+        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.unpadded))
 
         def positional(args: tuple[Any, ...]) -> Any:
             result = path.positional(tuple(self._fill(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
@@ -161,7 +161,7 @@ class PaddedModel:
             return tuple(self.cut(result, sizes)) if isinstance(result, tuple) else self.cut([result], sizes)[0]
 
         named = make_named_call([value.name for value in self._inputs], positional)
-        return values.given, FastPath(positional, named, build=path.build, program=path.program)
+        return values.unpadded, FastPath(positional, named, build=path.build, program=path.program)
 
     def describe(self) -> Iterator[str]:
         """Describe the padded dims for `explain`."""

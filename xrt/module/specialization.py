@@ -96,9 +96,9 @@ class Call:
             raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
         if out is not None and options.out is not None:
             raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
-        given = out if out is not None else options.out
-        if given is not None:
-            options = replace(options, out=check_buffers(given, function.outputs, function.inputs, inputs, device))
+        buffers = out if out is not None else options.out
+        if buffers is not None:
+            options = replace(options, out=check_buffers(buffers, function.outputs, function.inputs, inputs, device))
         return cls(inputs, options)
 
     def keep_inputs(self, function: Function) -> Call:
@@ -108,15 +108,15 @@ class Call:
     def on_copies(self, function: Function) -> Call:
         """The call on copies of the inputs that it updates, without the caller's buffers."""
         copies = self._copy_updated(function)
-        inputs = tuple(copies.get(n, given) for n, given in enumerate(self.inputs))
+        inputs = tuple(copies.get(n, value) for n, value in enumerate(self.inputs))
         return replace(self, inputs=inputs, options=replace(self.options, out=None))
 
     def _copy_updated(self, function: Function) -> dict[int, Any]:
         updated, copies = {name for name, _ in function.aliases}, {}
-        for number, (value, given) in enumerate(zip(function.inputs, self.inputs, strict=True)):
-            if value.name in updated:
-                with use_array_device(given):
-                    copies[number] = given.copy()
+        for number, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
+            if declared.name in updated:
+                with use_array_device(value):
+                    copies[number] = value.copy()
         return copies
 
     def on(self, program: Program) -> list[Any]:
@@ -126,9 +126,9 @@ class Call:
     def restore(self, plan: Plan, error: RunFailed) -> None:
         """Restore the inputs to their state before the region failed; raises RunFailed if that state is unknown."""
         if self.before:
-            for given, copy in self.before:
-                with use_array_device(given):
-                    given[...] = copy
+            for value, copy in self.before:
+                with use_array_device(value):
+                    value[...] = copy
         elif touched := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
             names = ", ".join(map(repr, touched))
             raise RunFailed(

@@ -53,18 +53,17 @@ def tune(
     module: XRTModule,
     args: Sequence[Any],
     named: Mapping[str, Any],
-    *,
     objective: Objective,
     budget: float | None,
     progress: ProgressCallback | bool | None,
     lowered: Sequence[Any],
-    terms: Mapping[str, Any],
+    throughput: Mapping[str, Any],
 ) -> TuningResult | ThroughputResult:
     """Search for a placement: see `XRTModule.tune`.
 
-    ``lowered`` is (max_error, calibrate, validate), which override the module's; ``terms`` are the throughput keywords.
+    ``lowered`` is (max_error, calibrate, validate), which override the module's; ``throughput`` are the keywords for it.
     """
-    terms = {name: value for name, value in terms.items() if value is not None}
+    throughput = {name: value for name, value in throughput.items() if value is not None}
     if objective not in ("latency", "throughput"):
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     programs = module.programs
@@ -73,9 +72,9 @@ def tune(
         lower = make_module_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
-        return tune_throughput(module, args, named, budget=budget, progress=shows, lower=lower, **terms)
-    if terms:
-        raise OptionError(f"{next(iter(terms))}= is of objective='throughput'; pass that too, or leave it out")
+        return tune_throughput(module, args, named, budget=budget, progress=shows, lower=lower, **throughput)
+    if throughput:
+        raise OptionError(f"{next(iter(throughput))}= is of objective='throughput'; pass that too, or leave it out")
     values = module.check_inputs(args, named) if args or named else None
     placer = programs.placer.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
     build = module.specialize(values, place=placer)

@@ -77,7 +77,7 @@ def compile_plan(
         for lease in leases:
             lease.release()
         return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
-    if {plan.device, *map(plan.get_device, plan.launches)} == {"cpu"}:
+    if {plan.device, *(region.context.device for region in regions)} == {"cpu"}:
         return Program(plan, leases)
 
     from xrt.runtime.device_program import MultiDeviceProgram
@@ -270,9 +270,10 @@ class _Compilation:
                 outcome: Lease | Refusal = region.lease(self.cache)
             except (CompileRefused, CompileFailed) as error:
                 _log.info("%s is refused: %s", region.launch.name, error)
-                culprits = tuple(node for node in getattr(error, "nodes", ()) if node in region.launch.nodes)
+                nodes = set(region.launch.nodes)
+                culprits = tuple(node for node in getattr(error, "nodes", ()) if node in nodes)
                 # Nothing to search: the engine named the nodes, or there is only one.
-                if self.narrows and isinstance(error, CompileRefused) and not error.nodes and len(region.launch.nodes) > 1:
+                if self.narrows and isinstance(error, CompileRefused) and not error.nodes and len(nodes) > 1:
                     culprits = self._find_culprits(region, error)
                 outcome = Refusal(region.launch, culprits or region.launch.nodes, error)
             with self.lock:

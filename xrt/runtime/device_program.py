@@ -90,7 +90,7 @@ class DeviceCall:
         self.values: dict[Place, Any] = {}
         self.devices = devices
         self.streams = streams
-        self.held: dict[str, list[object]] = {name: [] for name in devices}
+        self.references: dict[str, list[object]] = {name: [] for name in devices}
         """Objects that must stay alive until the device's stream has finished the work of this call."""
         self._counter = counter
         self._recorder = recorder
@@ -133,7 +133,7 @@ class DeviceCall:
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
             raise make_out_of_memory_error(there, error, "a copy of a value of the model", value.nbytes) or error  # noqa: B904
         self._counter.add(**{f"copies_{direction}": 1, f"bytes_{direction}": value.nbytes})
-        self.held[there.name] += [sent.held, sent.array, value if direction == "across" else None]
+        self.references[there.name] += [sent.source, sent.array, value if direction == "across" else None]
         return sent.array
 
     def wait_for(self, slots: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class CapturedCall:
             try:
                 fresh = [self._allocate(output, stream) for output in self._outputs] if self._buffers is None else []
                 self._recording.replay(stream)  # type: ignore[union-attr]  # `_record` said so
-                call.held[program.plan.device] += [self._recording, self._outputs]  # keeps its memory alive, too
+                call.references[program.plan.device] += [self._recording, self._outputs]  # keeps its memory alive, too
                 for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
                     program.home().copy_within(result, output, stream)
             finally:
@@ -231,7 +231,7 @@ class CapturedCall:
         for value, target in zip(inputs, self._inputs, strict=True):
             if value is not target:
                 there = value if program.is_at_home(value) else call.send(value, HOST, home)
-                call.held[home].append(there)
+                call.references[home].append(there)
                 program.home().copy_within(target, there, call.streams[home])
 
     def _allocate(self, like: Any, stream: Stream) -> Array:
@@ -380,7 +380,7 @@ class MultiDeviceProgram(Program):
                 call.copy(value, there, place, name)
             if there != HOST:
                 # Keep the caller's array alive until queued work has read it.
-                call.held[there].append(value)
+                call.references[there].append(value)
         for slot, array in self._slots.constants.items():
             if self.plan.device == HOST:
                 call.values[slot, home] = array
@@ -506,7 +506,7 @@ class MultiDeviceProgram(Program):
 
     def hold(self, call: DeviceCall) -> None:
         """Keep sources and targets of copies alive until they are done."""
-        for name, references in call.held.items():
+        for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if references or call.streams[name] is not self._own.on(name):
                 where = self._devices[name]

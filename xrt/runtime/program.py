@@ -40,7 +40,7 @@ class Program:
         self._suspects = self._slots.maybe_aliased()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
         self._idle: list[CallFrame] = []  # one per concurrent call; kept, because making one takes longer than a small call
-        self._recorder = Recorder(tuple((x.name, x.engine, plan.get_device(x)) for x in plan.launches), self.updates)
+        self._recorder = Recorder(tuple((x.name, x.engine, x.device or plan.device) for x in plan.launches), self.updates)
 
     # ------------------------------------------------------------------ memory
 

@@ -70,21 +70,21 @@ def bisect(
     """
     precision = find_precision(engine, context or CompileContext())
 
-    def run(part: Function, given: Sequence[Any]) -> list[Any]:
-        executable = compile_alone(engine, part, given, context)
+    def run(part: Function, arguments: Sequence[Any]) -> list[Any]:
+        executable = compile_alone(engine, part, arguments, context)
         try:
-            return list(executable.run(copy_values(list(given))))
+            return list(executable.run(copy_values(list(arguments))))
         finally:
             executable.close()
 
-    def differ(part: Function, given: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    def differ(part: Function, arguments: Sequence[Any], expected: Sequence[Any]) -> str | None:
         try:
-            results = run(part, given)
+            results = run(part, arguments)
         except CompileRefused:
             return None
         except Exception as error:  # noqa: BLE001  # any other error counts as a difference
             return f"{type(error).__name__}: {error}"
-        judged = judge_outputs(part, given, results, expected, reference, precision)
+        judged = judge_outputs(part, arguments, results, expected, reference, precision)
         return judged.message if judged.verdict is Verdict.DISAGREES else None
 
     return bisect_difference(engine.spec, function, inputs, reference, differ, progress=progress)
@@ -106,7 +106,7 @@ def bisect_difference(
     plain = function.replace(aliases=())
     everything = expose_all_values(plain)
     values = {name: constant.array for name, constant in plain.constants.items()}
-    values.update((value.name, given) for value, given in zip(plain.inputs, inputs, strict=True))
+    values.update((value.name, arguments) for value, arguments in zip(plain.inputs, inputs, strict=True))
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(name, plain, differ, values, progress)
     if search.difference(plain) is None:
@@ -131,15 +131,15 @@ def bisect_plan(
     `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
-    values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
+    values.update((value.name, arguments) for value, arguments in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
-        given = [values[name] for name in launch.inputs]
+        arguments = [values[name] for name in launch.inputs]
         where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
         engine = engines[launch.engine]
-        if (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
+        if (found := bisect(launch.function, engine, arguments, reference, where, progress=progress)) is not None:
             return found
         # This region is correct: the next one gets the reference's results.
-        results = reference(launch.function.replace(aliases=()), copy_values(list(given)))
+        results = reference(launch.function.replace(aliases=()), copy_values(list(arguments)))
         values.update(zip(launch.outputs, results, strict=True))
     return None
 
@@ -175,9 +175,9 @@ class _Search:
     def difference(self, part: Function) -> str | None:
         """The difference on a part; None if it agrees or is declined."""
         self.runs += 1
-        given = [self.values[value.name] for value in part.inputs]
+        arguments = [self.values[value.name] for value in part.inputs]
         expected = [self.values[value.name] for value in part.outputs]
-        return self.differ(part, given, expected)
+        return self.differ(part, arguments, expected)
 
     def reduced(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Minimize the nodes so that removing any one makes the difference disappear."""
@@ -210,9 +210,9 @@ class _Search:
         return part
 
     def culprit(self, part: Function) -> FailingSubgraph:
-        given = tuple(self.values[value.name] for value in part.inputs)
+        arguments = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
-        return FailingSubgraph(self.name, part, given, expected, self.difference(part) or "", self.runs)
+        return FailingSubgraph(self.name, part, arguments, expected, self.difference(part) or "", self.runs)
 
 
 def _type_of(value: Any, declared: Type | None) -> Type | None:

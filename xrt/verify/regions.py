@@ -153,8 +153,8 @@ def verify(
         lowest = region.precision if is_lowered(region.precision) else lowest
         checks.append(region.check(expected, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
-    outputs = [[values[value.name] for value in function.outputs] for values in (actual, expected)]
-    return Verification(tuple(checks), judge_outputs(function, inputs, *outputs, reference, lowest))
+    mine, theirs = ([values[value.name] for value in function.outputs] for values in (actual, expected))
+    return Verification(tuple(checks), judge_outputs(function, inputs, mine, theirs, reference, lowest))
 
 
 @dataclass(frozen=True, slots=True)

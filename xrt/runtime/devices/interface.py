@@ -36,7 +36,7 @@ class PendingCopy:
 
     array: Array
     """The target; on the host a NumPy array over pinned memory."""
-    held: object = None
+    source: object = None
     """Must stay alive until the copy is done: the pinned host memory, or the source."""
 
 
