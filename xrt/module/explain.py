@@ -40,7 +40,6 @@ class RegionReport:
     """Values that the region reads from other regions or the caller, as names with types; constants are not among them."""
     outputs: tuple[str, ...]
     weights: int
-    """Bytes of the region's constants."""
     remarks: tuple[str, ...]
     """Remarks of the engine about the region, and of a bundle about its compiled form."""
     device: str = ""
@@ -56,7 +55,6 @@ class Explanation:
     """The engine added at the end of the list because the list does not name it; None if there is none."""
     regions: tuple[RegionReport, ...]
     threads: int
-    """Thread budget shared by all engines."""
     reasons: tuple[Reason, ...]
     """For each node that is not on the first engine, the reason."""
     idle_pins: tuple[str, ...] = ()
@@ -66,11 +64,9 @@ class Explanation:
     account: CostReport | None = None
     """Cost of each part of the plan, and missing operators that would save time; None if the plan was not measured."""
     device: str = "cpu"
-    """Device of the module's inputs and outputs."""
     copies: tuple[str, ...] = ()
     """Values copied between devices, each once per direction."""
     bytes_copied: int = 0
-    """Total bytes of ``copies`` whose sizes are known."""
     graph: str = ""
     """Whether a requested device graph (CUDA graph) was captured; empty if not requested or not compiled yet."""
     checks: str = ""

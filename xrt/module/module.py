@@ -117,7 +117,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         engines, stored, self.source = open_model(model, engine, device, settings, store)
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
         self.construction = Construction(engine, device, cache, options, path)
-        """The arguments that the module was made with, for copies of it."""
         list_all = partial(make_engine_list, engine, device, replace(settings, lock=None), store)
         self.programs = Programs(
             self.source, engines, settings, store, stored, list_all_engines=list_all, is_default=engine is None
@@ -127,7 +126,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         self.checks = OutputChecks(settings.check, self.threads)
         self.stateful_functions = StatefulFunctions()
         self.bundle: BundleFile | None = None
-        """The bundle that the module was loaded from."""
         self.serving_record: ServingConfiguration | None = None
 
     # ------------------------------------------------------------------ properties

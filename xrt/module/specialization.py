@@ -215,12 +215,10 @@ class Specialization:
         """Remarks about compiled forms from a bundle, by region."""
         self.engines = engines
         self.compiled: Program | None = None
-        """The Program of the plan, once it is compiled."""
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call was checked and its outputs were correct."""
         self.tuned = place(function) if place else None
-        """The result of placement by measurement, if there was one."""
         if self.tuned is not None and self.tuned.lowered:
             self.engines = replace(engines, lowered=self.tuned.lowered)
         self._saved, self._original, self._settings, self._cache = saved, original, settings, cache

@@ -94,12 +94,10 @@ class StatefulFunction:
                 "xrt.stateful(model), or by the metadata 'xrt.state'"
             )
         self.others = tuple(value for value in function.inputs if value.name not in self.states)
-        """The inputs that are not state."""
         places = {value.name: place for place, value in reversed(list(enumerate(function.outputs)))}
         self.next_values = {name: places[state.output] for name, state in self.states.items()}
         """Output indices of the next values, by state name."""
         self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
-        """Indices of the other outputs."""
         self.fixed = frozenset(before for before, _ in function.aliases if before in self.states)
         """Names of the states that are updated in place."""
         self.capacity: Capacity | None = find_capacity(function)

@@ -317,7 +317,6 @@ class ModuleBench:
         """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
         self._modules: dict[int, list[XRTModule]] = {}
-        """By threads per instance."""
         self._placements: dict[tuple[int, int], TuningResult] = {}
         """By threads and batch size."""
         self._placed: set[tuple[int, int]] = set()

@@ -49,9 +49,7 @@ class WorkerDied(WorkerLost):
         self.code = code
         """Exit status; negative signal number if a signal ended it."""
         self.output = output
-        """Its output, if kept."""
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        """Name of the signal, or the exit status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
         text = crash if code < 0 else f"its process ended by itself, with status {code}"
         super().__init__(f"{text}; it last wrote: {self.last_line}" if output else text)

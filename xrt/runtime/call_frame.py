@@ -34,7 +34,6 @@ class CallFrame:
 
     slots: list[Any]
     actions: tuple[Action, ...]
-    """One per launch."""
     entering: tuple[tuple[Array, int], ...]
     """Arena buffers and the input slots to copy into them at the start."""
     initial: tuple[Any, ...]

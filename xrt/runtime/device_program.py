@@ -51,7 +51,6 @@ class DeviceStep:
     """A launch on its device."""
 
     number: int
-    """Position in the plan."""
     step: Step
     device: str
     copies: tuple[Place, ...]
@@ -284,7 +283,6 @@ class MultiDeviceProgram(Program):
         self.outputs: tuple[Place, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
         read = [(slot, one.device) for one in self.steps for slot in one.step.reads]
         self._wanted = tuple(place for place in dict.fromkeys((*read, *self.outputs)) if place[0] in self._slots.inputs)
-        """Where inputs are read or returned."""
         used = {plan.device, *(one.device for one in self.steps)} - {HOST}
         self._devices: Mapping[str, Device] = {name: device(name) for name in sorted(used)}
         self._own = streams

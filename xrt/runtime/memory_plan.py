@@ -30,9 +30,7 @@ class Update:
     input: str
     output: str
     source: int
-    """Slot of the output."""
     target: int
-    """Slot of the input."""
     step: int | None
     """The step that writes the output; None if it is an input or a constant."""
     reason: str
@@ -49,9 +47,7 @@ class UpdateCopy:
     input: str
     output: str
     calls: int
-    """Number of calls that copied."""
     nbytes: int
-    """Total bytes copied."""
     reason: str
 
     def __str__(self) -> str:
@@ -218,9 +214,7 @@ class MemoryPlan:
     places: Mapping[int, str]
     """Slots in the arena, with the names of their places."""
     bound: frozenset[int]
-    """Bound steps."""
     aimed: frozenset[int]
-    """Aimed steps."""
     entering: tuple[tuple[int, str], ...]
     """Inputs that are copied to the arena at the start of a call."""
 

@@ -41,9 +41,7 @@ class FailingSubgraph:
     function: Function
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
-    """The reference's outputs."""
     message: str
-    """The difference."""
     runs: int
     """Number of Functions compiled and run during the search."""
 

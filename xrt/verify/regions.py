@@ -35,7 +35,6 @@ class ValueCheck:
 
     name: str
     node: str
-    """The node that computes it."""
     op: str
     judgement: CheckVerdict
 
@@ -48,7 +47,6 @@ class RegionCheck:
     engine: str
     nodes: int
     judgement: CheckVerdict
-    """Verdict on its outputs."""
     inner: tuple[ValueCheck, ...] = ()
     """Every value inside, computed by the same engine with all values as outputs, which reduces fusion."""
     note: str = ""
@@ -166,7 +164,6 @@ class _Region:
     context: CompileContext
     reference: Run
     precision: Precision = "fp32"
-    """The precision in which the engine computes float32."""
 
     def check(self, expected: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
         """Check the region; add its outputs to the expected values, and to the actual ones, which earlier regions computed."""

@@ -50,7 +50,6 @@ class WorkerHandle:
         self.engine = engine
         self._limits = limits
         self.seconds = limits.seconds
-        """Time limit of the next requests."""
         self.lock = renew_after_fork(threading.RLock())
         self._worker: WorkerProcess | None = None
         self._closed = False
@@ -121,7 +120,6 @@ class IsolatedEngine(EngineProxy):
         self._home = WorkerHandle(engine, limits)
         self._number = next(_numbers)
         self.close = weakref.finalize(self, self._home.close)
-        """End the worker."""
 
     def list_mutable_inputs(self, node: Node, function: Function) -> Sequence[int]:
         return () if self.runs else self.inner.list_mutable_inputs(node, function)

@@ -141,13 +141,10 @@ class TransferStats:
 
     calls: int = 0
     copies_in: int = 0
-    """Arrays copied from the host to a device."""
     bytes_in: int = 0
     copies_out: int = 0
-    """Arrays copied from a device to the host."""
     bytes_out: int = 0
     copies_across: int = 0
-    """Arrays copied between devices of one kind."""
     bytes_across: int = 0
     waits: int = 0
     """Number of times a call waited for a device."""
