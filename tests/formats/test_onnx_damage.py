@@ -85,7 +85,7 @@ def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
     [
         (
             sparse([1 << 20, 1 << 20], np.array([0])),
-            "is sparse and would take 4398046511104 bytes as a dense tensor; at most 16777216 are allowed",
+            "is sparse and would take 4398046511104 bytes as a dense tensor, too many for the size of its data",
         ),
         (sparse([2, 2], np.array([4])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
         (sparse([2, 2], np.array([[0, 2]])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),

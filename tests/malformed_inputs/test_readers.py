@@ -71,7 +71,7 @@ def read(reader: str, name: str, folder: Path) -> None:
 
 FOUND = [
     ("onnx", "endless", "it is a device, which may have no end"),
-    ("onnx", "a sparse tensor of a gigabyte", "is sparse and would take 1073741824 bytes as a dense tensor; at most 16777216"),
+    ("onnx", "a sparse tensor of a gigabyte", "is sparse and would take 1073741824 bytes as a dense tensor, too many for"),
     ("bundle", "endless", "it is a pipe or a device, and no file"),
     ("bundle", "a pipe", "it is a pipe or a device, and no file"),
     ("native library", "a pipe", "it is a pipe or a device, and no file"),
@@ -83,9 +83,9 @@ FOUND = [
     ("text", "an attribute beyond 64 bits", "must fit into 64 bits; found '9223372036854775808'"),
     ("spec", "a sum in quotes", "is not a quoted text"),
     ("arrays", "a header of brackets, alone", "is not a .npy or .npz file of numbers"),
-    ("arrays", "terabytes, alone", "which takes 4398046511104 bytes, and 8 follow"),
+    ("arrays", "terabytes, alone", "is not a .npy or .npz file of numbers"),
     ("arrays", "zeros without end, packed", "more than 100 times as many; numpy.savez writes without compression"),
-    ("arrays", "objects, alone", "it holds Python objects, which are never read"),
+    ("arrays", "objects, alone", "Object arrays cannot be loaded when allow_pickle=False"),
 ]
 
 

@@ -29,10 +29,6 @@ Named: TypeAlias = tuple[tuple[str, Array], ...]
 # Deflate compresses zeros a thousandfold, so a small archive could otherwise fill the memory.
 LARGEST_FREE = 64 << 20
 LARGEST_RATIO = 100
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 # Raised by NumPy and zipfile for malformed files. NumPy parses headers with Python's parser, which raises those of the second
 # line, MemoryError for too many brackets. RuntimeError: the archive is encrypted.
 _MALFORMED = (
@@ -67,7 +63,7 @@ def read_npy(path: Path) -> Array:
         if zipfile.is_zipfile(file):
             raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
         file.seek(0)
-        return _read_npy(file, os.fstat(file.fileno()).st_size)
+        return _read_npy(file)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -92,28 +88,19 @@ def read_npz(path: Path) -> dict[str, Array]:
                 if name in arrays:
                     raise ValueError(f"two of its arrays are named {name!r}")
                 with archive.open(member) as content:
-                    arrays[name] = _read_npy(content, member.file_size)
-                    content.read(1)  # reading past the end makes zipfile verify the checksum
+                    arrays[name] = _read_npy(content)
         return arrays
 
 
-def _read_npy(file: IO[bytes], size: int) -> Array:
-    """Read the array in a file of ``size`` bytes; raises ValueError, before allocating, if its header announces another size."""
-    version = np.lib.format.read_magic(file)
-    if version not in _HEADERS:
-        raise ValueError(f"it is of version {version}, which has names of fields in UTF-8, and no model's input has fields")
-    shape, is_fortran, dtype = _HEADERS[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read")
-    if dtype.itemsize == 0 or min(shape, default=0) < 0:
-        raise ValueError(f"its header announces {list(shape)} of {dtype}, which no array can be")
-    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if needed != given:
-        raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {given} follow")
-    data = bytearray(file.read(needed))
-    if len(data) != needed:
-        raise EOFError(f"it ends after {len(data)} of {needed} bytes")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
+def _read_npy(file: IO[bytes]) -> Array:
+    """Read the array that is the whole content of a file; raises an error of `_MALFORMED` for anything else."""
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
+    if array.dtype.kind == "V":
+        raise ValueError(f"it holds {array.dtype}, and no model's input has fields")
+    # Reading past the end also makes zipfile verify the checksum.
+    if file.read(1):
+        raise ValueError(f"its header announces {list(array.shape)} of {array.dtype}, and more bytes follow")
+    return array
 
 
 # ---------------------------------------------------------------------- arrays of any element type

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -130,14 +130,9 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def compare(self, other: CalibrationTable, tolerance: float = 0.0) -> list[RangeDifference]:
         """List the values whose ranges differ by more than ``tolerance`` times the wider one, or that one table lacks."""
-        return list(self._differences(other, tolerance))
-
-    def _differences(self, other: CalibrationTable, tolerance: float) -> Iterator[RangeDifference]:
-        for found in self.ranges:
-            second = other.find(found.key)
-            if second is None or _distance(found, second) > tolerance:
-                yield RangeDifference(found, second)
-        yield from (RangeDifference(None, found) for found in other.ranges if self.find(found.key) is None)
+        pairs = [(found, other.find(found.key)) for found in self.ranges]
+        differences = [RangeDifference(a, b) for a, b in pairs if b is None or _distance(a, b) > tolerance]
+        return [*differences, *(RangeDifference(None, found) for found in other.ranges if self.find(found.key) is None)]
 
     # ------------------------------------------------------------------ serialization
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 from xrt.errors import ModelError
@@ -12,30 +13,6 @@ from xrt.formats.output import replace_file
 from xrt.graph import Attribute, AttrKind, Function, Node, Value
 
 _LONGEST = 60  # characters shown of an attribute value
-
-
-def _edges(function: Function) -> Iterator[tuple[object, object, str, str]]:
-    """Yield an edge per read of a non-constant value, per control predecessor, and per output.
-
-    An edge is the keys of its ends (a node's name, ``("input", name)`` or ``("output", name)``), the value, and its style.
-    """
-    inputs = {value.name for value in function.inputs}
-
-    def source(value: str) -> object:
-        producer = function.producer(value)
-        return producer.name if producer else ("input", value) if value in inputs else None
-
-    for node in function.nodes:
-        # `uses` lists the inputs, then the captures.
-        own = len(node.uses) - len(node.captures)
-        for slot, value in enumerate(node.uses):
-            if (origin := source(value)) is not None:
-                yield origin, node.name, value, "" if slot < own else ", style=dashed"
-        for before in node.control:
-            yield before, node.name, "", ", style=dotted"
-    for output in function.outputs:
-        if (origin := source(output.name)) is not None:
-            yield origin, ("output", output.name), output.name, ""
 
 
 def to_dot(function: Function) -> str:
@@ -50,17 +27,30 @@ def to_dot(function: Function) -> str:
 def _statements(function: Function) -> Iterator[str]:
     yield f"label={_quoted([function.name])}; labelloc=t"
     yield "node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=10]"
-    ids: dict[object, str] = {}
+    numbers = count()
+    ends: dict[tuple[str, str], str] = {}
     for kind, values in (("input", function.inputs), ("output", function.outputs)):
         for value in dict.fromkeys(values):
-            ids[kind, value.name] = f"{kind}{len(ids)}"
-            yield f"{ids[kind, value.name]} [shape=ellipse, label={_quoted(_value_lines(value, function))}]"
-    for index, node in enumerate(function.nodes):
-        ids[node.name] = f"node{index}"
-        yield f"node{index} [label={_quoted(_node_lines(node, function))}]"
-    for source, target, name, style in _edges(function):
-        label = [name, str(function.get_type(name) or "")] if name else []
-        yield f"{ids[source]} -> {ids[target]} [label={_quoted(label)}{style}]"
+            box = ends[kind, value.name] = f"{kind}{next(numbers)}"
+            yield f"{box} [shape=ellipse, label={_quoted(_value_lines(value, function))}]"
+    boxes = {node.name: f"node{index}" for index, node in enumerate(function.nodes)}
+    for node in function.nodes:
+        yield f"{boxes[node.name]} [label={_quoted(_node_lines(node, function))}]"
+    # Constants are listed in the boxes that read them, so no edge starts at one.
+    origins = {value.name: ends["input", value.name] for value in function.inputs}
+    origins |= {name: boxes[node.name] for node in function.nodes for name in node.defines}
+
+    def draw_edge(name: str, target: str, style: str = "") -> str:
+        return f"{origins[name]} -> {target} [label={_quoted([name, str(function.get_type(name) or '')])}{style}]"
+
+    for node in function.nodes:
+        # `uses` lists the inputs, then the captures.
+        own = len(node.uses) - len(node.captures)
+        for slot, name in enumerate(node.uses):
+            if name in origins:
+                yield draw_edge(name, boxes[node.name], "" if slot < own else ", style=dashed")
+        yield from (f'{boxes[before]} -> {boxes[node.name]} [label="", style=dotted]' for before in node.control)
+    yield from (draw_edge(value.name, ends["output", value.name]) for value in function.outputs if value.name in origins)
 
 
 def _value_lines(value: Value, function: Function) -> Iterator[str]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
 
-# Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: per tensor at most
-# LARGEST_DENSE, and DENSE_RATIO times its data unless the model's allowance of DENSE_FREE suffices.
+# Limits on dense copies of sparse tensors, whose headers alone decide the size, in bytes: all of a model may take DENSE_FREE and
+# DENSE_RATIO times their data, of which one tensor earns at most LARGEST_DENSE.
 LARGEST_DENSE = 1 << 30
 DENSE_FREE = 1 << 24
 DENSE_RATIO = 1000
@@ -108,26 +108,14 @@ def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) ->
         raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
 
 
-class DenseLimit:
-    """Limits the memory of sparse tensors of one model when they become dense."""
-
-    def __init__(self) -> None:
-        self._free = DENSE_FREE
-
-    def take(self, size: int, held: int, what: str) -> None:
-        """Reserve memory for a tensor with ``held`` bytes of data; raises ModelError if the limit is exceeded."""
-        earned = min(held * DENSE_RATIO, LARGEST_DENSE)
-        allowed = max(earned, self._free)
-        if size > allowed:
-            raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor; at most {allowed} are allowed")
-        self._free -= max(size - earned, 0)
-
-
-def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, room: DenseLimit) -> Constant:
+def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) -> Constant:
     """Convert a sparse tensor to a dense constant; raises ModelError if it would be too large."""
     values = read_tensor(sparse.values, external, what)
     shape = _shape(sparse.dims, what)
-    room.take(math.prod(shape) * values.dtype.numpy.itemsize, values.nbytes, what)
+    size = math.prod(shape) * values.dtype.numpy.itemsize
+    external.dense_room += min(values.nbytes * DENSE_RATIO, LARGEST_DENSE) - size
+    if external.dense_room < 0:
+        raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
         dense[_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
@@ -186,6 +174,8 @@ class ExternalData:
         self._within = within
         """Looks up locations inside the model file."""
         self._maps: dict[str, memoryview] = {}
+        self.dense_room = DENSE_FREE
+        """Bytes that the sparse tensors of the model may still take when they become dense."""
 
     @property
     def locations(self) -> tuple[str, ...]:

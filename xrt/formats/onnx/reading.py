@@ -25,7 +25,6 @@ from onnx import (
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx.messages import (
-    DenseLimit,
     check_texts,
     read_border_value,
     read_graph_metadata,
@@ -188,9 +187,17 @@ def inline(model: ModelProto) -> ModelProto:
     if not model.functions:
         return model
     check_calls(model)
-    prepared = _without_weights(model)
+    prepared = ModelProto()
+    prepared.CopyFrom(model)
+    for tensor in prepared.graph.initializer:
+        if tensor.ByteSize() > SMALL_BYTES:
+            tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+    imported = {entry.domain for entry in model.opset_import}
+    for entry in (entry for function in model.functions for entry in function.opset_import):
+        if entry.domain not in imported:
+            imported.add(entry.domain)
+            prepared.opset_import.append(entry)
     _add_defaults(prepared)
-    _add_imports(prepared)
     try:
         inlined = inliner.inline_local_functions(prepared, convert_version=True)
     except Exception as error:  # the inliner's C++ raises many types
@@ -203,47 +210,18 @@ def inline(model: ModelProto) -> ModelProto:
     return inlined
 
 
-def _without_weights(model: ModelProto) -> ModelProto:
-    """Copy the model, keeping only names, types and shapes of large initializers."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
-    del bare.graph.initializer[:]
-    bare.graph.initializer.extend(map(_without_data, model.graph.initializer))
-    return bare
-
-
-def _without_data(tensor: TensorProto) -> TensorProto:
-    if tensor.ByteSize() <= SMALL_BYTES:
-        return tensor
-    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-
-
-def _add_imports(model: ModelProto) -> None:
-    """Import domains that only functions import. Modifies the model."""
-    known = {entry.domain for entry in model.opset_import}
-    for entry in (entry for function in model.functions for entry in function.opset_import):
-        if entry.domain not in known:
-            known.add(entry.domain)
-            model.opset_import.append(entry)
-
-
 def _add_defaults(model: ModelProto) -> None:
     """Add default attributes to calls of local functions. Modifies the model."""
-    defaults = {_key(function): tuple(function.attribute_proto) for function in model.functions if function.attribute_proto}
-    if defaults:
-        for nodes in (model.graph.node, *(function.node for function in model.functions)):
-            for node in nodes_inside(nodes):
-                _complete(node, defaults)
+    defaults = {_key(function): function.attribute_proto for function in model.functions if function.attribute_proto}
+    for nodes in (model.graph.node, *(function.node for function in model.functions)) if defaults else ():
+        for node in nodes_inside(nodes):
+            present = {attribute.name for attribute in node.attribute}
+            missing = defaults.get(make_call_key(node), ())
+            node.attribute.extend(attribute for attribute in missing if attribute.name not in present)
 
 
 def _key(function: FunctionProto) -> Key:
     return function.domain, function.name, function.overload
-
-
-def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]]) -> None:
-    given = {attribute.name for attribute in node.attribute}
-    missing = defaults.get(make_call_key(node), ())
-    node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
 
 
 # Searching for a similar name takes too long in larger graphs.
@@ -307,7 +285,6 @@ class _Reader:
         self.external = external
         self.operators: set[tuple[str, str]] = set()
         """(domain, operator) pairs already checked."""
-        self.room = DenseLimit()
 
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
         """Convert a graph; ``doc`` and ``props`` are those of the model for its main graph."""
@@ -347,7 +324,7 @@ class _Reader:
         for tensor in graph.initializer:
             add(tensor.name, read_tensor(tensor, self.external, f"initialiser {tensor.name!r}"))
         for sparse in graph.sparse_initializer:
-            add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}", self.room))
+            add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}"))
         return constants
 
     def nodes(self, proto: NodeProto, constants: dict[str, Constant], graph: GraphProto) -> list[Node]:
@@ -422,7 +399,7 @@ class _Reader:
         if kind is AttrKind.STRING:
             return _text(stored)
         if isinstance(stored, SparseTensorProto):
-            return read_sparse(stored, self.external, what, self.room)
+            return read_sparse(stored, self.external, what)
         if kind is AttrKind.TENSOR:
             return read_tensor(stored, self.external, what)
         if kind is AttrKind.GRAPH:
