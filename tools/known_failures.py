@@ -125,9 +125,9 @@ def list_known_failures(engines: Iterable[str]) -> tuple[KnownFailure, ...]:
 
 _ISSUES = {
     "ort": ("xrt.engines.ort.tables.ISSUES",),
-    "tvm": ("xrt.engines.tvm.support.ISSUES",),
+    "tvm": ("xrt.engines.tvm.tables.ISSUES",),
     "openvino": ("xrt.engines.openvino.tables.ISSUES", "xrt.engines.openvino.tables.OPEN_ISSUES"),
-    "iree": ("xrt.engines.iree.known_issues.ISSUES",),
+    "iree": ("xrt.engines.iree.tables.ISSUES",),
     "torch{inductor=True}": ("xrt.engines.torch.inductor.support.GAPS",),
 }
 """The tables of known issues, by engine."""

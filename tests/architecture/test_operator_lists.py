@@ -19,9 +19,6 @@ EXEMPT = ("operators/", "testing/", "models/")
 LEFT = Counter(
     {
         "engines/iree/engine.py": 1,
-        "engines/iree/known_issues.py": 3,
-        "engines/iree/lowering.py": 1,
-        "engines/iree/support.py": 1,
         "engines/native/fusion.py": 3,
         "engines/openvino/engine.py": 1,
         "engines/ort/engine.py": 1,
@@ -30,10 +27,8 @@ LEFT = Counter(
         "engines/torch/support.py": 4,
         "engines/toy/device_executor.py": 4,
         "engines/toy/tape.py": 1,
-        "engines/tvm/decompositions.py": 1,
         "engines/tvm/engine.py": 3,
         "engines/tvm/schedules.py": 1,
-        "engines/tvm/support.py": 3,
         "engines/xla/engine.py": 1,
         "engines/xla/kernels.py": 5,
         "engines/xla/support.py": 2,

@@ -19,7 +19,7 @@ from tests.engines.written import tensor
 from xrt.engines import CompileContext
 from xrt.engines.iree import Iree, compiler
 from xrt.engines.iree.export import export_module
-from xrt.engines.iree.known_issues import ISSUES
+from xrt.engines.iree.tables import ISSUES
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, read_attributes
 

@@ -16,7 +16,7 @@ from tests.engines.tvm_running import CONTEXT, run, why
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.support import ISSUES
+from xrt.engines.tvm.tables import ISSUES
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 

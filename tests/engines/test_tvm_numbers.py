@@ -14,7 +14,7 @@ from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.export import import_function
 from xrt.engines.tvm.pipeline import FUSION, legalize
-from xrt.engines.tvm.support import positions_read_at_import
+from xrt.engines.tvm.tables import positions_read_at_import
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, read_attributes

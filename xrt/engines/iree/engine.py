@@ -11,10 +11,9 @@ from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphComp
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module, dump_phases, why_not_dumped
 from xrt.engines.iree.executable import IreeDevice, IreeExecutable, get_device, is_small
-from xrt.engines.iree.export import export_module
-from xrt.engines.iree.known_issues import list_fused_topk
-from xrt.engines.iree.lowering import preprocess, why_not_sized
+from xrt.engines.iree.export import export_module, preprocess, why_not_sized
 from xrt.engines.iree.support import why_not
+from xrt.engines.iree.tables import list_fused_topk
 from xrt.errors import CompileRefused, OptionError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from xrt.engines.iree.compiler import lower_module
-from xrt.engines.iree.export import ELEMENTS, INLINE, make_query_module
-from xrt.engines.iree.known_issues import ISSUES
-from xrt.engines.iree.lowering import OPSET, preprocess
+from xrt.engines.iree.export import ELEMENTS, INLINE, OPSET, make_query_module, preprocess
+from xrt.engines.iree.tables import AT_EVERY_SIZE, ISSUES
 from xrt.engines.toolkit.known_issues import match_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, list_used_outputs, support_every_size, why_not_defined
 from xrt.forking import renew_after_fork
@@ -50,16 +49,6 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if 0 in type_.shape:
         return f"{name!r} is {type_}, which has no elements and so no memory to pass"
     return None
-
-
-_TRIED = (
-    "Abs Add And Cast Ceil Clip Concat Div Elu Equal Erf Exp Flatten Floor Gather Gelu Gemm Greater GreaterOrEqual HardSigmoid "
-    "Identity LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or Pow Reciprocal "
-    "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign "
-    "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
-)
-AT_EVERY_SIZE = frozenset(_TRIED.split())
-"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
 
 
 # ---------------------------------------------------------------------- the compiler's answer

@@ -79,6 +79,18 @@ def find_dtype(node: Node, index: int, function: Function) -> DType | None:
     return None if type_ is None else type_.dtype
 
 
+def find_cast(node: Node, function: Function) -> tuple[DType | None, DType | None]:
+    """The element types of the first input and the first output; None if unknown."""
+    result = function.get_type(node.outputs[0])
+    return find_dtype(node, 0, function), result.dtype if isinstance(result, TensorType) else None
+
+
+def casts_bfloat16(node: Node, function: Function) -> bool:
+    """A predicate of casts from or to bfloat16, whose rounding libraries that compute in float32 drop."""
+    types = find_cast(node, function)
+    return DType.BFLOAT16 in types and types[0] is not types[1]
+
+
 def find_input(node: Node, index: int, function: Function) -> Constant | None:
     """The constant at an input; None if it is computed or absent."""
     return function.constants.get(node.inputs[index]) if has_input(node, index) else None

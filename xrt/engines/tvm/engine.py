@@ -19,7 +19,8 @@ from xrt.engines.tvm.executable import RelaxExecutable, summarize_error
 from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.serialization import export_library, load_program
-from xrt.engines.tvm.support import LOOPS_APART, why_not
+from xrt.engines.tvm.support import why_not
+from xrt.engines.tvm.tables import LOOPS_APART
 from xrt.engines.tvm.target import check_mcpu, make_target
 from xrt.errors import CompileRefused
 

@@ -16,7 +16,6 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.scatters import make_writable_alias
-from xrt.engines.tvm.destination_passing import DESTINATION_SUFFIX, name_entry
 from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
 from xrt.graph import TensorType
@@ -39,6 +38,8 @@ def summarize_error(cause: BaseException) -> str:
 
 
 Array = np.ndarray[Any, Any]
+DESTINATION = "into"
+"""Name of the variant of ``main`` with destination arrays."""
 FILLED_FROM = 0
 """In bytes. Computing into a caller's buffer always saves an allocation."""
 
@@ -69,8 +70,8 @@ class RelaxExecutable(Executable):
         if not all(inputs[place].size for place in self._sized):
             raise RunFailed("TVM's loops need tensors with elements")
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
-        if out is not None and self._fills(out) and (entry := self._entry(inputs, out)) is not None:
-            self._call(entry, [*tensors, *map(to_tensor, out)])
+        if out is not None and self._fills(out, inputs):
+            self._call(DESTINATION, [*tensors, *map(to_tensor, out)])
             return out
         results = self._arrays(self._call("main", tensors))
         return results if out is None else _placed(results, out)
@@ -88,10 +89,10 @@ class RelaxExecutable(Executable):
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Bind prepared tensors, if the code can compute into the output buffers."""
-        if not all(map(_is_shared, inputs)) or not self._fills(outputs) or (entry := self._entry(inputs, outputs)) is None:
+        if not all(map(_is_shared, inputs)) or not self._fills(outputs, inputs):
             return super().bind(inputs, outputs)
         tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
-        twin, threads = self._machine()[entry], self._threads
+        twin, threads = self._machine()[DESTINATION], self._threads
 
         def run() -> None:
             try:
@@ -104,16 +105,10 @@ class RelaxExecutable(Executable):
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not self._fills(outputs):
             return super().bind_outputs(outputs)
-        call, rest, run = self._call, [*self._constants, *map(to_tensor, outputs)], self.run
-        candidates, options = self.program.in_place, RunOptions(out=tuple(outputs))
+        call, rest = self._call, [*self._constants, *map(to_tensor, outputs)]
 
         def into(*inputs: Any) -> None:
-            over = any(np.may_share_memory(inputs[argument], outputs[0]) for argument in candidates)
-            entry = self._entry(inputs, outputs) if over else DESTINATION_SUFFIX
-            if entry is None:
-                run(inputs, options)
-            else:
-                call(entry, [*map(to_tensor, inputs), *rest])
+            call(DESTINATION, [*map(to_tensor, inputs), *rest])
 
         return into
 
@@ -123,20 +118,10 @@ class RelaxExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
 
-    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        return [(argument, 0) for argument in self.program.in_place]
-
-    def _entry(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
-        """The variant of ``main`` for these buffers; None if they overlap an input and no variant allows it."""
-        over = [place for place, array in enumerate(inputs) if any(np.may_share_memory(array, buffer) for buffer in outputs)]
-        if not over:
-            return DESTINATION_SUFFIX
-        array, buffer = inputs[over[0]], outputs[0]
-        same = len(over) == 1 and _is_shared(array) and array.ctypes.data == buffer.ctypes.data
-        return name_entry(over[0]) if same and over[0] in self.program.in_place else None
-
-    def _fills(self, outputs: Sequence[Any]) -> bool:
-        return self.program.fills and all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
+    def _fills(self, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> bool:
+        """Whether compiled code can write to the buffers: they are shared, writable, and overlap no input."""
+        is_writable = all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
+        return self.program.fills and is_writable and not any(np.may_share_memory(x, y) for x in inputs for y in outputs)
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
         """Call an idle machine; a machine whose call fails is not used again."""
@@ -166,8 +151,7 @@ class RelaxExecutable(Executable):
         # The pooling allocator would keep memory of every size that ever occurred.
         allocator = "naive" if self._is_open else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
-        twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
-        return {entry: machine[entry] for entry in ("main", *twins)}
+        return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.fills else ("main",))}
 
     def _arrays(self, returned: Any) -> list[Array]:
         pairs = zip(self._views(returned), self.program.fresh, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
-from xrt.engines.tvm.destination_passing import add_destination_variant, find_inplace_inputs, fresh_results, with_overwriting
+from xrt.engines.tvm.executable import DESTINATION
 from xrt.engines.tvm.export import compiler_lock, tensor_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
@@ -145,8 +145,6 @@ class TvmProgram:
     """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
     fills: bool
     """Whether there is a variant of ``main`` that computes into destination arrays."""
-    in_place: tuple[int, ...]
-    """Positions of the arguments that the result may overwrite: each has a variant of ``main`` that does so."""
     workspace: int | None
     """Bytes of planned storage per call; None if it depends on symbolic dims."""
 
@@ -172,16 +170,12 @@ def build(
         fresh = fresh_results(fused["main"])
         wrapping = find_wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
-        inputs = 0 if is_open else len(fused["main"].params) - len(weights)
-        in_place = find_inplace_inputs(scheduled, inputs, wrapping)
         free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
         workspace = None if is_open else _storage(planned["main"])
         both, fills = (planned, False) if is_open else add_destination_variant(planned)
-        in_place = in_place if fills else {}
-        both = with_overwriting(both, in_place)
         code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
-    return TvmProgram(code, (*weights, *constants), fresh, fills, tuple(in_place), workspace)
+    return TvmProgram(code, (*weights, *constants), fresh, fills, workspace)
 
 
 FUSION = [
@@ -230,3 +224,70 @@ def _storage(main: relax.Function) -> int:
 
 
 _ALLOCATION = tvm.ir.Op.get("relax.memory.alloc_storage")
+
+
+# ---------------------------------------------------------------------- results in the caller's arrays
+
+RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
+"""The operator that allocates a result after storage planning."""
+
+
+def fresh_results(main: relax.Function) -> tuple[bool, ...]:
+    """Whether each result is a new array: computed by a call, and not returned before."""
+    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    results = list_tuple_fields(main.body.body, values)
+    return tuple(isinstance(r, Call | relax.TupleGetItem) and r not in results[:i] for i, r in enumerate(results))
+
+
+def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
+    """Add a variant of a planned ``main`` whose last parameters are destination arrays; also return whether there is one.
+
+    There is none if ``main`` does not allocate a result, returns it twice, or if NumPy and DLPack do not share its type.
+    """
+    twin = relax.utils.copy_with_new_vars(module["main"])
+    bindings = [binding for block in twin.body.blocks for binding in block.bindings]
+    storage = {binding.var: binding.var for binding in bindings if get_operator_name(binding) == RESULT}
+    values = {binding.var: binding.value for binding in bindings if binding.var not in storage}
+    results = [find_result_origin(field, values) for field in list_tuple_fields(twin.body.body, values)]
+    if (
+        len(set(results)) < len(results)
+        or not all(r in storage and _is_shared(r) for r in results)
+        or len(results) < len(storage)
+    ):
+        return module, False
+    inner = [binding for binding in bindings if binding.var not in storage]
+    body = relax.SeqExpr([relax.BindingBlock(inner)], twin.body.body)
+    function = relax.Function([*twin.params, *results], body, twin.ret_ty, twin.is_pure).with_attr("global_symbol", DESTINATION)
+    return IRModule({**dict(module.functions_items()), relax.GlobalVar(DESTINATION): function}, attrs=module.attrs), True
+
+
+def _is_shared(result: relax.Var) -> bool:
+    return tensor_type(result.ty).dtype.numpy.kind in "biuf"
+
+
+def get_operator_name(binding: Any) -> Any:
+    """The operator that a binding calls; None if it calls none."""
+    return binding.value.op if isinstance(binding.value, Call) else None
+
+
+def list_tuple_fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
+    """The results of a function as a list."""
+    whole = _named(returned, values)
+    return [_named(field, values) for field in whole.fields] if isinstance(whole, relax.Tuple) else [whole]
+
+
+def _named(expression: Any, values: Mapping[Any, Any]) -> Any:
+    while expression in values and not isinstance(expression, Call):
+        expression = values[expression]
+    return expression
+
+
+def find_result_origin(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """Follow variable bindings and tuple fields to the origin of an expression."""
+    while True:
+        if isinstance(expression, relax.TupleGetItem):
+            expression = find_result_origin(expression.tuple_value, values).fields[expression.index]
+        elif expression in values and not isinstance(values[expression], Call):
+            expression = values[expression]
+        else:
+            return expression

@@ -82,7 +82,7 @@ def _object(module: Any) -> bytes:
 
 
 ALIGNMENT = 64
-_SAVED = ("fresh", "fills", "in_place", "workspace")
+_SAVED = ("fresh", "fills", "workspace")
 """Fields of a program that the header stores."""
 
 
@@ -131,7 +131,7 @@ def load_program(data: memoryview, function: Function, folder: Path | None) -> T
     """Load a program of `export_library` for an equal Function; the caller has verified its checksum."""
     code, constants, details = unpack(data, function, folder)
     saved: dict[str, Any] = {name: details[name] for name in _SAVED}
-    return TvmProgram(code, constants, **{**saved, "fresh": tuple(saved["fresh"]), "in_place": tuple(saved["in_place"])})
+    return TvmProgram(code, constants, **{**saved, "fresh": tuple(saved["fresh"])})
 
 
 def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:

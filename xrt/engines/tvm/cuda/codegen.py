@@ -21,9 +21,18 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
-from xrt.engines.tvm.destination_passing import RESULT, find_result_origin, get_operator_name, list_tuple_fields
 from xrt.engines.tvm.export import tensor_type
-from xrt.engines.tvm.pipeline import FUSION, LOWERING, PLANNING, legalize, lift_constants
+from xrt.engines.tvm.pipeline import (
+    FUSION,
+    LOWERING,
+    PLANNING,
+    RESULT,
+    find_result_origin,
+    get_operator_name,
+    legalize,
+    lift_constants,
+    list_tuple_fields,
+)
 from xrt.engines.tvm.serialization import pack, unpack
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, TensorType

@@ -1,71 +1,71 @@
-"""Nodes that IREE lowers but computes wrong, or refuses late; each row with its evidence."""
+"""Tables of the iree engine: operators that are decomposed, supported symbolic dims, and known issues."""
 
 from __future__ import annotations
 
-from xrt.engines.iree.lowering import is_decomposed
-from xrt.engines.toolkit.known_issues import KnownIssue, Test, always
-from xrt.graph import DType, Function, Node, TensorType
-from xrt.operators import find_value
+from xrt.engines.toolkit.known_issues import (
+    KnownIssue,
+    Test,
+    always,
+    casts_bfloat16,
+    find_cast,
+    find_dtype,
+    find_shape,
+    has_input,
+)
+from xrt.graph import DType, Function, Node
+from xrt.operators import NodeWriter, find_value
+from xrt.operators.decompositions import write_decomposition
+
+LOWERED = frozenset(
+    {
+        *("CastLike", "DepthToSpace", "Dropout", "Gelu", "LpNormalization", "Pad", "Pow", "RMSNormalization"),
+        *("ReduceLogSumExp", "Softsign", "Swish"),
+    }
+)
+"""Operators that IREE does not import in every form: decomposed where possible."""
+EXPANDED = frozenset({"Attention", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+"""Operators that IREE does not import, replaced by ONNX's function bodies."""
+_TRIED = (
+    "Abs Add And Cast Ceil Clip Concat Div Elu Equal Erf Exp Flatten Floor Gather Gelu Gemm Greater GreaterOrEqual HardSigmoid "
+    "Identity LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max Min Mul Neg Not Or Pow Reciprocal "
+    "ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round Selu Sigmoid Sign Slice Softmax Softplus Softsign "
+    "Split Sqrt Squeeze Sub Swish Tanh Transpose Unsqueeze Where Xor"
+)
+AT_EVERY_SIZE = frozenset(_TRIED.split())
+"""Operators that agreed with the reference at every size when compiled with symbolic dims."""
 
 
 def _has_input(place: int) -> Test:
-    return lambda node, function: len(node.inputs) > place and bool(node.inputs[place])
+    return lambda node, function: has_input(node, place)
 
 
-def _is_of(dtype: DType) -> Test:
-    return lambda node, function: _dtype(node.inputs[0], function) is dtype
-
-
-def _is_float(node: Node, function: Function) -> bool:
-    return (_dtype(node.inputs[0], function) or DType.INT64).is_float
+def _is_of(*dtypes: DType) -> Test:
+    return lambda node, function: find_dtype(node, 0, function) in dtypes
 
 
 def _is_unsigned(node: Node, function: Function) -> bool:
-    return str(_dtype(node.inputs[0], function)).startswith("uint")
+    return str(find_dtype(node, 0, function)).startswith("uint")
 
 
 def _may_cut(node: Node, function: Function) -> bool:
     """Whether a pad may be negative. Before opset 11 pads are attributes."""
-    if len(node.inputs) < 2 or not node.inputs[1]:
+    if not has_input(node, 1):
         return any(pad < 0 for pad in node.attr("pads", ()))
     pads = find_value(node.inputs[1], function)
     return pads is None or bool((pads.array < 0).any())
 
 
-def _resizes_by_scales(node: Node) -> bool:
-    return len(node.inputs) < 4 or not node.inputs[3]
-
-
-def _rank(name: str, function: Function) -> int | None:
-    type_ = function.get_type(name)
-    return type_.rank if isinstance(type_, TensorType) else None
-
-
-def _dtype(name: str, function: Function) -> DType | None:
-    type_ = function.get_type(name)
-    return type_.dtype if isinstance(type_, TensorType) else None
-
-
 def _may_step_back(node: Node, function: Function) -> bool:
-    if len(node.inputs) < 5 or not node.inputs[4]:
+    if not has_input(node, 4):
         return False
     steps = find_value(node.inputs[4], function)
     return steps is None or bool((steps.array < 0).any())
 
 
-def _drops_a_rounding(node: Node, function: Function) -> bool:
-    types = {_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)}
-    return DType.BFLOAT16 in types and len(types) > 1
-
-
-def _flushes_halves(node: Node, function: Function) -> bool:
-    return (_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)) == (DType.FLOAT64, DType.FLOAT16)
-
-
 def _numbers_planes_apart(node: Node, function: Function) -> bool:
     """Whether indices of maxima are used, for more than one plane."""
-    type_ = function.get_type(node.inputs[0])
-    planes = type_.shape[:2] if isinstance(type_, TensorType) and type_.shape is not None else (None,)
+    shape = find_shape(node, 0, function)
+    planes = (None,) if shape is None else shape[:2]
     return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)
 
 
@@ -90,7 +90,7 @@ _SUMS = (
 ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("Cast", "CastLike"),
-        _drops_a_rounding,
+        casts_bfloat16,
         "IREE computes what lies between casts from and to bfloat16 in a wider type",
         (
             "compared with the reference: the casts float32_bfloat16_float32_Mul",
@@ -99,19 +99,19 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Cast", "CastLike"),
-        _flushes_halves,
+        lambda node, function: find_cast(node, function) == (DType.FLOAT64, DType.FLOAT16),
         "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
         ("compared with the reference: the casts float64_float16_float64",),
     ),
     KnownIssue(
         ("Neg",),
-        lambda node, function: not _is_float(node, function),
+        lambda node, function: not (find_dtype(node, 0, function) or DType.INT64).is_float,
         "IREE's Neg of integers goes through float32",
         ("opposite_of_the_lowest_integer of the corpus",),
     ),
     KnownIssue(
         _SUMS,
-        lambda node, function: _dtype(node.inputs[0], function) in (DType.FLOAT16, DType.BFLOAT16),
+        _is_of(DType.FLOAT16, DType.BFLOAT16),
         "IREE adds and squares float16 and bfloat16 in that type: sums of some hundred numbers are percents off",
         (
             "sum_of_many_halves of the corpus",
@@ -198,13 +198,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("QLinearMatMul",),
-        lambda node, function: _rank(node.inputs[0], function) != 2,
+        lambda node, function: len(find_shape(node, 0, function) or ()) != 2,
         "IREE's QLinearMatMul of stacks of matrices reads the wrong ones",
         ("test_qlinearmatmul_3D_int8_float32",),
     ),
     KnownIssue(
         ("Resize", "Upsample"),
-        lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and _resizes_by_scales(node),
+        lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and not has_input(node, 3),
         "IREE aligns corners by the ratio of the rounded sizes, where ONNX aligns them by the scales",
         ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
     ),
@@ -240,7 +240,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("Pow",),
-        lambda node, function: not is_decomposed(node, function),
+        lambda node, function: write_decomposition(NodeWriter(node, function)) is None,
         "IREE's powers are exponentials of logarithms: NaN for negative numbers",
         ("test_pow", "test_pow_bcast_array"),
     ),
