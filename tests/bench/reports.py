@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing
-from xrt.bench.jobs import Start
+from xrt.bench.job_server import Start
 from xrt.graph import FrozenDict
 from xrt.html.views import INPUTS, MeanCall, Reading, RegionTimes
 from xrt.measure.statistics import compute_round_ratio

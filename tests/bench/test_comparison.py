@@ -14,7 +14,7 @@ import pytest
 
 from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
 from xrt.bench.comparison import BenchWorker
-from xrt.bench.jobs import Job, Start
+from xrt.bench.job_server import Job, Start
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"

@@ -52,12 +52,6 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
     assert 0.88 <= share <= 0.995
 
 
-def test_a_wider_confidence_is_a_wider_interval() -> None:
-    ratios = np.random.default_rng(0).random(20)
-    narrow, wide = bootstrap(ratios, confidence=0.5), bootstrap(ratios, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
 @pytest.mark.slow
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:

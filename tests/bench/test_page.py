@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
 from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
-from xrt.bench.jobs import Start
+from xrt.bench.job_server import Start
 from xrt.bench.report import answer
 from xrt.engines.toy import Toy
 from xrt.html.views import INPUTS, MOST, Box, MeanCall, RegionTimes, draw_boxes, draw_plan, render_page

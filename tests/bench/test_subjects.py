@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from xrt.bench import BenchCandidate, BenchTarget
-from xrt.bench.jobs import Job, Start
+from xrt.bench.job_server import Job, Start
 from xrt.errors import ModelError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value

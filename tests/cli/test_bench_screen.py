@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from xrt.bench import BenchCandidate, Group, ReportRow
-from xrt.bench.jobs import Start
+from xrt.bench.job_server import Start
 from xrt.cli import screen
 from xrt.measure.statistics import RatioInterval
 

@@ -15,7 +15,7 @@ from xrt.cli import main
 from xrt.formats import onnx
 from xrt.formats.placement_file import read_placement
 from xrt.graph import DType, TensorType, Value
-from xrt.placement.runners import LocalRunner
+from xrt.placement.profiler import LocalRunner
 from xrt.placement.throughput import COLUMNS
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.sample(3)]

@@ -24,7 +24,7 @@ from xrt.formats.placement_file import read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.placement import ProfilingRequest
-from xrt.placement.runners import LocalRunner, TrialLimits, WorkerRunner
+from xrt.placement.profiler import LocalRunner, TrialLimits, WorkerRunner
 from xrt.runtime import on_device
 from xrt.testing.simulated import SimulatedDevice
 from xrt.worker.isolated_engine import WorkerLimits

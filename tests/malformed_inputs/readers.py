@@ -27,7 +27,7 @@ from xrt.graph.verify import verify
 from xrt.module import bundle
 from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
-from xrt.partition.serialization import from_bytes
+from xrt.partition.plan import from_bytes
 from xrt.passes import infer_shapes
 from xrt.placement import records
 from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
@@ -109,7 +109,7 @@ def _costs(path: Path) -> None:
 
 
 def _decision(path: Path) -> None:
-    found = records.read_decision(loads(path.read_bytes()), samples.placement_request())
+    found = records.read_result(loads(path.read_bytes()), samples.placement_request())
     str(found)
     found.to_dict()
 

@@ -27,7 +27,7 @@ from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.serialization import to_bytes
+from xrt.partition.plan import to_bytes
 from xrt.placement import records
 from xrt.placement.records import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
@@ -193,7 +193,7 @@ def locks() -> tuple[Files, ...]:
     race, request = _race(), replace(placement_request(), clustering=ClusteringOptions(maximum_nodes=1))
     plan, whole = (contender.plan for contender in race.contenders)
     baseline = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, request.function))
-    made = [create_lock(plan, race, request, baseline=one) for one in (baseline, None)]
+    made = [create_lock(TuningResult(plan, race=race), request, baseline=one) for one in (baseline, None)]
     return tuple({"model.lock": dumps(lock).encode()} for lock in made)
 
 

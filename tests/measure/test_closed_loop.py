@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from xrt.measure.closed_loop import run_closed_loop
+from xrt.measure.timing import run_closed_loop
 
 
 class Served:

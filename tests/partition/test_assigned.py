@@ -10,8 +10,8 @@ import networkx as nx
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.partition.drawn import chain, engine, function, graphs, node, palette, quotient, regions, run
-from xrt.errors import OptionError, PlanError
+from tests.partition.drawn import chain, function, graphs, node, palette, quotient, regions, run
+from xrt.errors import PlanError
 from xrt.graph import Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, map_nodes_to_engines, map_nodes_to_regions, partition, plan_from_assignment
 from xrt.partition.fold import extract_subgraph
@@ -124,13 +124,6 @@ def test_what_cannot_be_placed_is_reported(homes: dict[str, str], more: dict[str
     with pytest.raises(PlanError) as caught:
         asked(homes, **more)
     assert str(caught.value) == message
-
-
-def test_an_impossible_list_is_reported() -> None:
-    with pytest.raises(OptionError, match=r"^the list of engines is empty; list at least one$"):
-        plan_from_assignment(chain("R"), [], {"n0": "red"})
-    with pytest.raises(OptionError, match=r"^engine 'all' stands twice in the list"):
-        plan_from_assignment(chain("R"), [engine("all"), engine("all")], {"n0": "all"})
 
 
 def test_two_devices_are_no_group() -> None:

@@ -147,7 +147,3 @@ def test_nodes_without_a_device_run_where_the_module_does() -> None:
     assert [r.text for r in plan.reasons] == ["the node runs on cuda; engine 'broken' runs on cpu"]
     with pytest.raises(PlanError, match=r"broken: the node runs on cuda; engine 'broken' runs on cpu"):
         partition(chain("R"), [Broken(None)], device="cuda")
-
-
-def test_many_nodes_cost_one_question() -> None:
-    assert asked_about(chain("R" * 500)) == ["n0"]

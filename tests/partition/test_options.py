@@ -130,35 +130,31 @@ def test_a_pin_by_spec_and_one_by_name_of_two_engines() -> None:
     assert regions(partition(chain("R"), engines, ClusteringOptions(pins="Red!=red"))) == {("all", frozenset({"n0"}))}
 
 
-def test_a_pin_to_an_engine_that_is_not_listed() -> None:
-    with pytest.raises(OptionError) as caught:
-        partition(chain("R"), palette(), ClusteringOptions(pins="Red=gren"))
-    assert (
-        str(caught.value)
-        == "pin 'Red=gren' names engine 'gren', which is not in the list: all, green, red. Did you mean 'green'?"
-    )
-
-
-def test_a_pin_by_a_name_that_is_not_there() -> None:
-    graph = function([node("Red", "x", "y", name="/layer1/conv")], "y")
-    with pytest.raises(PlanError) as caught:
-        partition(graph, palette(), ClusteringOptions(pins="name:/layer2/conv=red"))
-    assert str(caught.value) == "pin 'name:/layer2/conv=red' matches no node of function 'main'. Did you mean '/layer1/conv'?"
-
-
-def test_a_pin_by_an_operator_that_is_not_there_names_the_nearest() -> None:
-    with pytest.raises(PlanError) as caught:
-        partition(chain("RG"), palette(), ClusteringOptions(pins="Red2d=red"))
-    assert str(caught.value) == "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"
-
-
-def test_a_pin_that_the_engine_declines() -> None:
-    with pytest.raises(PlanError) as caught:
-        partition(chain("RG"), palette(), ClusteringOptions(pins=["Green=red", "Red=red"]))
-    assert str(caught.value) == (
-        "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them:\n"
-        "  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by 'Green=red'"
-    )
+@pytest.mark.parametrize(
+    ("pins", "kind", "text"),
+    [
+        (
+            "Red=gren",
+            OptionError,
+            "pin 'Red=gren' names engine 'gren', which is not in the list: all, green, red. Did you mean 'green'?",
+        ),
+        ("name:n00=red", PlanError, "pin 'name:n00=red' matches no node of function 'main'. Did you mean 'n0'?"),
+        ("Red2d=red", PlanError, "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"),
+        (
+            ["Green=red", "Red=red"],
+            PlanError,
+            (
+                "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes "
+                "them:\n  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by "
+                "'Green=red'"
+            ),
+        ),
+    ],
+)
+def test_a_pin_that_cannot_hold(pins: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        partition(chain("RG"), palette(), ClusteringOptions(pins=pins))
+    assert str(caught.value) == text
 
 
 # ------------------------------------------------------------------ sizes at work

@@ -9,11 +9,12 @@ from hypothesis import given, strategies as st
 
 from xrt.partition.clustering import (
     CutCounter,
+    DependencyGraph,
+    QuotientGraph,
     find_earliest_slots,
     find_engine_sequence,
     minimize_cut,
 )
-from xrt.partition.quotient_graph import DependencyGraph, QuotientGraph
 
 DEVICES = ("", "cuda:0", "cuda:1")
 

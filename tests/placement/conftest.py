@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt.placement.runners import LocalRunner
+from xrt.placement.profiler import LocalRunner
 
 
 @pytest.fixture

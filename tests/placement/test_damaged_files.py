@@ -26,9 +26,8 @@ from xrt.formats.placement_file import dumps, loads
 from xrt.module import XRTModule
 from xrt.partition.cost_table import CostTable, MeasuredCost
 from xrt.placement import CostStore, TuningResult, records
-from xrt.placement.autotune import load_decision
+from xrt.placement.profiler import LocalRunner
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
-from xrt.placement.runners import LocalRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -76,7 +75,7 @@ def keep_decision(folder: Path) -> None:
 
 
 def recall_decision(folder: Path) -> TuningResult | None:
-    return load_decision(REQUEST, CostStore(folder))
+    return records.load_decision(REQUEST, CostStore(folder))
 
 
 def is_decision(found: TuningResult) -> bool:

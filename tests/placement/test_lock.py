@@ -32,7 +32,7 @@ from xrt.placement.regression_check import (
     find_runner_up,
     make_baseline,
 )
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest
+from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -72,7 +72,7 @@ def ask(function: Function = NET, **terms: Any) -> PlacementRequest:
 def locked(
     plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()
 ) -> PlacementFile:
-    return create_lock(plan or mixed(), race, ask(), baseline=gate, now=NOW)
+    return create_lock(TuningResult(plan or mixed(), race=race), ask(), baseline=gate, now=NOW)
 
 
 # ---------------------------------------------------------------------- the plan
@@ -105,7 +105,7 @@ def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
     assert list(map_nodes_to_engines(plan_from_ranges(lock.plan, ask(other))).values()) == list(
         map_nodes_to_engines(mixed()).values()
     )
-    again = create_lock(mixed(other), CandidateComparison(), ask(other), now=NOW)
+    again = create_lock(TuningResult(mixed(other)), ask(other), now=NOW)
     assert [(r.engine, r.at, r.nodes) for r in loads(dumps(again)).plan] == [(r.engine, r.at, r.nodes) for r in lock.plan]
 
 

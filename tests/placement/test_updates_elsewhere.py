@@ -18,9 +18,9 @@ from xrt.engines.contract import registry
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, list_states
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.fold import extract_subgraph
+from xrt.placement.profiler import LocalRunner, TrialLimits
 from xrt.placement.race import Candidates
 from xrt.placement.result import PlacementRequest
-from xrt.placement.runners import LocalRunner, TrialLimits
 from xrt.processes.background import OutOfTime
 from xrt.runtime import Program, compile_plan, make_timed_call
 

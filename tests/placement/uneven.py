@@ -41,7 +41,7 @@ def simulate_time(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
     """Have samples and turns measure simulated time; return the clock, which a search needs too."""
     clock = SimulatedClock()
     monkeypatch.setattr("tests.placement.uneven.sleep", clock.sleep)
-    monkeypatch.setattr("xrt.placement.runners.sample_call_times", partial(sample_call_times, clock=clock))
+    monkeypatch.setattr("xrt.placement.profiler.sample_call_times", partial(sample_call_times, clock=clock))
     monkeypatch.setattr("xrt.measure.timing.wait_until_idle", lambda longest=0.0: None)
     return clock
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
-from tests.precision.lossy import Lossy
-from tests.precision.test_lowering import BATCHES, MODEL, ORT, list_outcomes, lower, make_terms
-from xrt.errors import CalibrationError, InputError, OptionError
+from tests.precision.lossy import Lossy, LossyExecutable
+from tests.precision.test_lowering import BATCHES, MODEL, ORT, ask, list_outcomes, lower, make_terms
+from xrt.cache import CompileCache
+from xrt.cache.memory import wait_until_closed
+from xrt.engines import RunOptions
+from xrt.errors import CalibrationError, InputError, OptionError, RunFailed
 from xrt.graph import Constant
 from xrt.models import load, sample_inputs
 from xrt.passes import infer_shapes
+from xrt.precision import collectors
 from xrt.precision.budget import read_examples
+from xrt.precision.search import Workbench, observe
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -73,6 +78,32 @@ def test_examples_come_from_a_generator_once() -> None:
         yield from BATCHES[:3]
 
     assert len(read_examples(draw(), "calibrate", MODEL.inputs)) == 3
+
+
+def test_three_examples_or_more_are_split() -> None:
+    examples = read_examples(BATCHES[:3], "calibrate", MODEL.inputs)
+    calibrate, validate = examples.split()
+    assert (calibrate.items, validate.items) == (examples.items[:2], examples.items[2:])
+    with pytest.raises(
+        CalibrationError, match=r"^calibrate= has 2 batches, and the error is measured on two or more that nothing"
+    ):
+        calibrate.split()
+
+
+def test_programs_of_calibration_are_closed_if_a_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: LossyExecutable, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        raise RunFailed("the planned fault")
+
+    closed: list[LossyExecutable] = []
+    monkeypatch.setattr(LossyExecutable, "run", fail)
+    monkeypatch.setattr(LossyExecutable, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(collectors, "MOST_BYTES", 1)  # one program per value
+    bench = Workbench(ask(Lossy()), CompileCache(), (Lossy(),))
+    examples = read_examples(BATCHES[:1], "calibrate", MODEL.inputs)
+    with pytest.raises(RunFailed, match="the planned fault") as caught:
+        list(observe(bench, MODEL, examples, [node.outputs[0] for node in MODEL.nodes], print))
+    bench.scratch.clear()
+    assert wait_until_closed(60) and len(closed) == len(MODEL.nodes), caught
 
 
 def test_values_inside_the_model_that_are_not_finite_end_calibration_with_one_error() -> None:

@@ -29,6 +29,7 @@ from xrt.passes.quantize.form import (
     prepare_for_quantization,
 )
 from xrt.placement import CostStore
+from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import PlacementRequest, TuningResult
 from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
@@ -64,8 +65,8 @@ def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float3
     assert not any(one.precision == "int8" and one.kept for one in record.plans)  # nodes are kept in the better form
     if record.balance:
         store = CostStore(tmp_path)
-        lowering.keep(found, request, store)
-        known = lowering.find_stored(request, store)
+        store_decision(found, request, store, lowering.ingredients)
+        known = load_decision(request, store, lowering.ingredients)
         assert known is not None and known.precision == record
         assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
 

@@ -20,6 +20,7 @@ from xrt.models import load, sample_inputs
 from xrt.partition import partition
 from xrt.passes.quantize.form import fit_table, list_quantizable_nodes, make_planned_function, prepare_for_quantization
 from xrt.placement import CostStore
+from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
 from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
@@ -171,14 +172,14 @@ def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
     store, request = CostStore(tmp_path), ask(ORT)
     lowering = LoweringWithinBudget(make_terms(0.3, allowed=("int8",)))
     found = lower(lowering.terms, ORT)
-    assert lowering.find_stored(request, store) is None
-    lowering.keep(found, request, store)
-    known = lowering.find_stored(request, store)
+    assert load_decision(request, store, lowering.ingredients) is None
+    store_decision(found, request, store, lowering.ingredients)
+    known = load_decision(request, store, lowering.ingredients)
     assert known is not None and known.precision == found.precision
     assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
-    assert LoweringWithinBudget(make_terms(0.4, allowed=("int8",))).find_stored(request, store) is None
+    assert load_decision(request, store, make_terms(0.4, allowed=("int8",)).ingredients) is None
     other = make_terms(0.3, allowed=("int8",), calibrate=read_examples(BATCHES[1:5], "calibrate", MODEL.inputs))
-    assert LoweringWithinBudget(other).find_stored(request, store) is None
+    assert load_decision(request, store, other.ingredients) is None
 
 
 def test_the_form_is_made_again_from_the_record() -> None:

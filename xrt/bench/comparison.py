@@ -13,7 +13,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from xrt.bench.jobs import Job, JobFailure, Start
+from xrt.bench.job_server import Job, JobFailure, Start
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow, Verdict, describe
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
@@ -89,15 +89,12 @@ class BenchOptions:
     """Accuracy and limits of a comparison."""
 
     rounds: int = 20
-    """Turns per candidate."""
     turn_seconds: float = 0.05
     """Duration of a turn of a fast call; a slower one is called once."""
     warm_seconds: float = 5.0
-    """Maximum warm-up time."""
     limit_seconds: float = 120.0
     """Maximum time per candidate to import, search, compile and warm up, and again for all its turns."""
     seed: int = 0
-    """Seed of weights and inputs."""
     budget_seconds: float = 20.0
     """Maximum search time of ``auto``, within that limit."""
 
@@ -150,8 +147,10 @@ def _compare(
     group = Group(str(subject), subject.batch, threads, ())
     job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.budget_seconds)
     with ExitStack() as stack:
-        # The reference is ended before candidates start, so that it does not use their memory.
-        expected = _reference(replace(job, warm_seconds=0.0), settings, group, progress)
+        progress(f"{group.title}: the reference")
+        with BenchWorker(replace(job, warm_seconds=0.0)) as worker:  # ends before candidates start, whose memory it would use
+            answer = worker.start(settings.limit_seconds)
+            expected = answer.reason if isinstance(answer, JobFailure) else worker.results
         runners = []
         for candidate in candidates:
             worker = stack.enter_context(BenchWorker(replace(job, candidate=candidate)))
@@ -159,34 +158,22 @@ def _compare(
             progress(f"{group.title}: {candidate} alone")
             _begin(runners[-1], expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
-        _profile(runners, settings, lambda candidate: progress(f"{group.title}: {candidate} region by region"))
+        for runner in runners:
+            if runner.runs:  # a candidate that fails now has no timeline
+                progress(f"{group.title}: {runner.candidate} region by region")
+                timeline = runner.worker.profile(settings.limit_seconds)
+                runner.timeline = None if isinstance(timeline, JobFailure) else timeline
     return _judged(group, runners)
-
-
-# ---------------------------------------------------------------------- the reference
-
-
-def _reference(job: Job, settings: BenchOptions, group: Group, progress: Progress) -> list[Any] | str:
-    """The reference's results, or why there are none."""
-    progress(f"{group.title}: the reference")
-    with BenchWorker(job) as worker:
-        answer = worker.start(settings.limit_seconds)
-        return answer.reason if isinstance(answer, JobFailure) else worker.results
 
 
 def _agreement(results: list[Any], expected: list[Any] | str) -> Agreement:
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
-    found = [compare_all([mine], [theirs], _tolerance(theirs)) for mine, theirs in zip(results, expected, strict=True)]
+    pairs = list(zip(results, expected, strict=True))
+    tolerances = [tolerance_for(theirs.dtype, "network") if isinstance(theirs, np.ndarray) else None for _, theirs in pairs]
+    found = [compare_all([mine], [theirs], one) for (mine, theirs), one in zip(pairs, tolerances, strict=True)]
     message = next((each.message for each in found if not each), "")
     return Agreement(message, max((f.absolute for f in found), default=0.0), max((f.relative for f in found), default=0.0))
-
-
-def _tolerance(expected: Any) -> Any:
-    return tolerance_for(expected.dtype, "network") if isinstance(expected, np.ndarray) else None
-
-
-# ---------------------------------------------------------------------- alone, then in turn
 
 
 def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
@@ -209,29 +196,12 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
         progress(turn)
         # Rotating the order spreads drift of the machine over all candidates.
         for runner in rotate([r for r in runners if left.get(id(r), 0) > 0], turn):
-            left[id(runner)] -= _turn(runner, settings)
-
-
-def _turn(runner: _Runner, settings: BenchOptions) -> float:
-    """Run a turn and return about how long it took; a failure uses up all remaining time."""
-    answer = runner.worker.turn(settings.limit_seconds)
-    if isinstance(answer, JobFailure):
-        runner.reason = answer.reason
-        return settings.limit_seconds
-    runner.rounds.append(answer)
-    return max(answer, settings.turn_seconds)
-
-
-def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[BenchCandidate], None]) -> None:
-    """Measure the time per region after all turns; a candidate that fails now has no timeline."""
-    for runner in runners:
-        if runner.runs:
-            progress(runner.candidate)
-            answer = runner.worker.profile(settings.limit_seconds)
-            runner.timeline = None if isinstance(answer, JobFailure) else answer
-
-
-# ---------------------------------------------------------------------- the verdict
+            answer = runner.worker.turn(settings.limit_seconds)
+            if isinstance(answer, JobFailure):
+                runner.reason, left[id(runner)] = answer.reason, 0.0
+            else:
+                runner.rounds.append(answer)
+                left[id(runner)] -= max(answer, settings.turn_seconds)
 
 
 def _judged(group: Group, runners: Sequence[_Runner]) -> Group:

@@ -1,4 +1,4 @@
-"""The worker process in which one candidate compiles and runs, which isolates its memory, threads and crashes.
+"""The worker process in which one candidate compiles and runs, which isolates its memory, threads and crashes; its messages.
 
 The first request compiles and warms up and is answered with a Start; later ones with a Turn or a Timeline.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from xrt.bench.jobs import Job, Start
 from xrt.bench.report import peak_bytes
+from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
@@ -27,8 +27,53 @@ from xrt.partition.plan import list_regions
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
 
-if TYPE_CHECKING:
-    from xrt.graph import Function
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The model and candidate that a worker compiles and runs."""
+
+    subject: BenchTarget
+    candidate: BenchCandidate
+    threads: int
+    seed: int
+    warm_seconds: float
+    """Maximum warm-up time; 0 if only the results are needed."""
+    turn_seconds: float
+    budget_seconds: float = 20.0
+    """Maximum search time of ``auto``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Costs up to the first steady call, with no other candidate running."""
+
+    versions: tuple[str, ...]
+    regions: tuple[str, ...]
+    """The engine of each region in execution order."""
+    import_seconds: float
+    compile_seconds: float
+    first_seconds: float
+    """The first call after the compile."""
+    warm_calls: int
+    steady: bool
+    alone_seconds: float
+    """Median call before any other candidate ran; 0 if not measured."""
+    loaded_bytes: int
+    """Peak resident memory before the compile: interpreter, libraries and model."""
+    peak_bytes: int
+    """Peak resident memory at the end."""
+    plan: tuple[RegionTimes, ...] = ()
+    engines: tuple[str, ...] = ()
+    """Specs of the engines, for ``auto`` those that it selected."""
+    placement: tuple[str, ...] = ()
+    """How ``auto`` chose the plan, line by line; empty for other candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """Why a candidate cannot continue."""
+
+    reason: str
 
 
 ALONE = 5
@@ -59,7 +104,6 @@ class _Ready:
     module: XRTModule
     values: Sequence[Any]
     repeats: int = 1
-    """Calls per turn."""
 
     def call(self) -> Any:
         return self.module(*self.values)

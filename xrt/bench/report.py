@@ -19,7 +19,7 @@ from xrt.graph import FrozenDict
 from xrt.runtime import available_cores
 
 if TYPE_CHECKING:
-    from xrt.bench.jobs import Start
+    from xrt.bench.job_server import Start
     from xrt.html.views import Bar, MeanCall
     from xrt.measure.statistics import Interval, RatioInterval
 
@@ -52,12 +52,10 @@ class ReportRow:
     candidate: BenchCandidate
     verdict: Verdict
     reason: str = ""
-    """Why it failed or is wrong."""
     start: Start | None = None
     """None if it did not start."""
     agreement: Agreement | None = None
     rounds: tuple[float, ...] = ()
-    """Seconds per call, one entry per round."""
     median_seconds: float | None = None
     interval: Interval | None = None
     """95 % interval of the median in seconds."""
@@ -91,7 +89,6 @@ class BenchReport:
     settings: Mapping[str, float]
     groups: tuple[Group, ...]
     date: str = ""
-    """Start time in UTC."""
     command: str = ""
     """The command line, if there was one."""
 

@@ -246,7 +246,7 @@ class _Bundle:
         return np.frombuffer(self._file.read_weight(weight.digest), np.uint8)
 
     def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        from xrt.partition.serialization import from_message  # imports protobuf, rarely needed by a load
+        from xrt.partition.plan import from_message
 
         plan = from_message(self._file.read_plan(program.plan))
         saved = SavedSpecialization(plan, partial(self._file.model, program.function))
@@ -342,7 +342,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
     """
     from xrt.formats.placement_file import spell_serving
     from xrt.module.tuning import find_serving_record
-    from xrt.partition.serialization import to_message  # imports protobuf, which a load does not need
+    from xrt.partition.plan import to_message
 
     source, engines, settings = module.source, module.programs.engines, module.programs.settings
     builds = {key: build for key, build in module.programs.specializations.to_dict().items() if build.compiled}

@@ -11,7 +11,7 @@ from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, wa
 from xrt.graph import FrozenDict
 from xrt.graph.device_names import normalize_device
 from xrt.module.options import ALL
-from xrt.partition.device_map import DeviceMap
+from xrt.partition.support_matrix import DeviceMap
 from xrt.placement.engine_list import AUTO, EngineList, is_auto
 from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget, set_default_budget
 

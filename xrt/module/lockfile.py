@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Any
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
-from xrt.formats.placement_file import CandidateRecord, PlacementFile
+from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement import TuningResult
 from xrt.placement.auto import SizedPlacement
 from xrt.placement.records import (
-    FIGURES,
     LONGEST,
     create_lock,
     list_mismatches,
     plan_from_ranges,
     read_lock,
+    read_result,
     read_shapes,
 )
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.report import format_error
-from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
 from xrt.placement.sizes import Sizes, list_open_axes
 from xrt.precision.search import check_error
 from xrt.runtime import to_host
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions
     from xrt.placement.auto import OpenModel
     from xrt.placement.engine_list import EngineList
-    from xrt.placement.result import PlacementRequest
     from xrt.precision import ErrorBudget
 
 SYMBOLIC = "symbolic"
@@ -105,7 +102,9 @@ class LockedPlacement:
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
-                return SizedPlacement(at, self._place(self.lock, request))
+                found = read_result(self.lock, request)
+                about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
+                return SizedPlacement(at, replace(found, notes=(about, *found.notes)))
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -125,24 +124,6 @@ class LockedPlacement:
         elif (known := max(record.error, record.high or 0.0)) > budget.limit:
             allowed, was = (format_error(one, record.measure) for one in (budget.limit, known))
             yield f"its error was measured to be up to {was}, and {allowed} is allowed"
-
-    def _place(self, lock: PlacementFile, request: PlacementRequest) -> TuningResult:
-        implicit = request.implicit if request.implicit in self.specs else None
-        asked = tuple(one for one in request.engines if one.spec != request.implicit or one.spec == implicit)
-        planned = make_planned_function(request.function, lock.precision)
-        plan = plan_from_ranges(lock.plan, replace(request, function=planned, engines=asked, implicit=implicit))
-        records = lock.candidates
-        won = next((one for one in records if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
-        notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
-        about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-        winner = CandidateResult(plan, "won", note=won.note, **{name: getattr(won, name) for name in FIGURES})
-        return TuningResult(
-            plan,
-            race=CandidateComparison((winner,), baseline=0 if won.is_baseline else None),
-            how="locked",
-            notes=(about, *notes),
-            precision=lock.precision,
-        )
 
 
 def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
@@ -182,9 +163,7 @@ def lock_module(
     source = {"name": build.function.name[:LONGEST], **source}
     if module.programs.placer.model is not None and build.sizes:
         source[SYMBOLIC] = module.programs.placer.model.get_declared().fingerprint
-    return create_lock(
-        build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files, precision=tuned.precision
-    )
+    return create_lock(replace(tuned, plan=build.plan), setup.request, baseline=baseline, source=source, values=files)
 
 
 def check_module(

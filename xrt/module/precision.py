@@ -50,11 +50,6 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
             "of others, for int8"
         )
     if not validate.items:
-        if len(calibrate) < 3:
-            raise CalibrationError(
-                f"calibrate= has {len(calibrate)} batch{'es' * (len(calibrate) != 1)}, and the error is measured on two or more "
-                "that nothing is calibrated on; pass validate= too, or more batches"
-            )
         calibrate, validate = calibrate.split()
     if len(validate) < 2 and all(array.shape[:1] in ((), (1,)) for array in validate.items[0].values):
         raise CalibrationError("validate= has one batch, and the interval of an error needs two examples or more; pass more")

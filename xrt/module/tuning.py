@@ -20,7 +20,7 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
-from xrt.measure.closed_loop import Instance, LoadResult, run_closed_loop
+from xrt.measure.timing import Instance, LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
 from xrt.module.options import make_module_lowering, override_budget
 from xrt.operators.sample_inputs import sample_inputs
@@ -76,7 +76,7 @@ def tune(
     if throughput:
         raise OptionError(f"{next(iter(throughput))}= is of objective='throughput'; pass that too, or leave it out")
     values = module.check_inputs(args, named) if args or named else None
-    placer = programs.placer.make_placer(values, budget=budget, progress=progress, retune=True, lower=lower)
+    placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True, lower=lower)
     build = module.specialize(values, place=placer)
     programs.adopt_decision(build)
     assert build.tuned is not None  # the placer has set it
@@ -107,7 +107,7 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
 
     An error budget is part of the key. If the code of its metric is unknown, there is no key.
     """
-    from xrt.cache import DiskTier, Signature
+    from xrt.cache import DiskTier
     from xrt.cache.cost_store import CostStore
     from xrt.placement.records import make_decision_key
 
@@ -116,11 +116,9 @@ def _find_place(module: XRTModule, lower: LoweringWithinBudget | None) -> tuple[
         return None
     store = CostStore.for_cache(programs.cache)
     request = programs.engines.make_request(programs.source.get_declared_function(), clustering=programs.settings.clustering)
-    key = make_decision_key(request)
-    budget = () if lower is None else lower.terms.ingredients
-    if store is None or key is None or budget is None:
-        return None
-    return store, Signature((*key.ingredients, *budget, ("objective", "throughput")))
+    budget = () if lower is None else lower.ingredients
+    key = None if budget is None else make_decision_key(request, (*budget, ("objective", "throughput")))
+    return None if store is None or key is None else (store, key)
 
 
 def store_serving(module: XRTModule, record: ServingConfiguration, lower: LoweringWithinBudget | None = None) -> None:
@@ -391,7 +389,7 @@ class ModuleBench:
         """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
         placer = module.programs.placer
         if (threads, size) in self._searches:
-            place = placer.make_placer(values, budget=self._seconds, progress=False, lower=self._lower)
+            place = partial(placer.tune, values=values, budget=self._seconds, progress=False, lower=self._lower)
         else:
             number = threads if (threads, self._largest) in self._searches else self._searches[0][0]
             base = self._specialize(self.find_module(number), number, self._largest).tuned

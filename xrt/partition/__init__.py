@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from xrt.partition.clustering import DependencyGraph as DependencyGraph
     from xrt.partition.cost_table import CostTable as CostTable, MeasuredCost as MeasuredCost, RegionCost as RegionCost
     from xrt.partition.options import ClusteringOptions as ClusteringOptions, Pin as Pin
     from xrt.partition.partitioner import (
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         Transfer as Transfer,
         launch_node as launch_node,
     )
-    from xrt.partition.quotient_graph import DependencyGraph as DependencyGraph
     from xrt.partition.support_matrix import SupportMatrix as SupportMatrix
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

@@ -23,7 +23,6 @@ class _Part:
 
     nodes: list[Node]
     names: set[str]
-    """Names of the nodes."""
     read: list[str]
     """Values that the nodes read and do not compute, in reading order."""
     outputs: list[str]

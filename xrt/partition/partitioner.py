@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
-from xrt.partition.clustering import Cluster, Clustering, cluster
-from xrt.partition.device_map import DeviceMap, NodeDevices
+from xrt.partition.clustering import Cluster, Clustering, DependencyGraph, cluster
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
-from xrt.partition.quotient_graph import DependencyGraph
-from xrt.partition.support_matrix import EligibleEngines, Refused, check_all_taken
+from xrt.partition.support_matrix import DeviceMap, EligibleEngines, NodeDevices, Refused, check_all_taken
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -264,55 +262,26 @@ def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[i
 
 
 def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:
-    """Convert groups to clusters in execution order."""
+    """Convert groups to clusters; raises PlanError if they mix engines or devices, or wait for each other."""
     members: dict[int, list[int]] = {}
     for place, node in enumerate(function.nodes):
         if node.name not in groups:
             raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
         members.setdefault(groups[node.name], []).append(place)
-    found = [_cluster(function, home, members[number], devices) for number in sorted(members)]
-    return tuple(found[number] for number in _runnable(function, found))
-
-
-def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int], where: Sequence[str]) -> Cluster:
-    engines = {home[place] for place in nodes}
-    devices = {where[place] for place in nodes} - {""}
-    if len(engines) > 1 or len(devices) > 1:
-        shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
-        raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
-    return Cluster(tuple(nodes), engines.pop(), max(devices, default=""))
-
-
-def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
-    """Yield the clusters in topological order, lowest index first.
-
-    Raises PlanError if they form a cycle.
-    """
-    before = _waits(function, clusters)
-    after: list[list[int]] = [[] for _ in clusters]
-    for number, needed in enumerate(before):
-        for earlier in needed:
-            after[earlier].append(number)
-    waiting = [len(needed) for needed in before]
-    ready = [number for number, count in enumerate(waiting) if not count]
-    left = len(clusters)
-    while ready:
-        # The lowest index first, so that the order is deterministic.
-        number = heapq.heappop(ready)
-        left -= 1
-        yield number
-        for later in after[number]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, later)
-    if left:
-        raise PlanError(f"{left} groups wait for each other in a cycle; cut one of them where another stands between")
-
-
-def _waits(function: Function, clusters: Sequence[Cluster]) -> list[set[int]]:
-    """For each cluster, the clusters it depends on."""
-    own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
-    before: list[set[int]] = [set() for _ in clusters]
+    clusters = []
+    for _, nodes in sorted(members.items()):
+        engines, where = {home[place] for place in nodes}, {devices[place] for place in nodes} - {""}
+        if len(engines) > 1 or len(where) > 1:
+            shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
+            raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
+        clusters.append(Cluster(tuple(nodes), engines.pop(), max(where, default="")))
+    owner = {place: number for number, one in enumerate(clusters) for place in one.nodes}
+    before: dict[int, set[int]] = {number: set() for number in range(len(clusters))}
     for place, needed in enumerate(DependencyGraph.of(function).predecessors):
-        before[own[place]].update(own[earlier] for earlier in needed if own[earlier] != own[place])
-    return before
+        before[owner[place]].update(owner[earlier] for earlier in needed if owner[earlier] != owner[place])
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        count = len(error.args[1]) - 1  # the first group of the cycle is listed at its end too
+        raise PlanError(f"{count} groups wait for each other in a cycle; cut one of them where another stands between") from error
+    return tuple(clusters)

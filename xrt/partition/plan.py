@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from xrt.errors import BundleError, XRTError
 from xrt.graph import Attribute, AttrKind, Function, Node, TensorType, Type
-from xrt.partition.options import ClusteringOptions
+from xrt.partition.options import ClusteringOptions, read_options
 
 if TYPE_CHECKING:
     from xrt.html.views import MeanCall, Reading, RegionTimes
@@ -142,7 +143,6 @@ class Reason:
     node: str
     op: str
     engine: str
-    """Spec of the engine that does not run the node."""
     text: str
     updating_engine: str = ""
     """Spec of the engine that updates state in place where this one would copy it; else empty."""
@@ -157,7 +157,6 @@ class Launch:
 
     name: str
     engine: str
-    """Spec of its engine."""
     function: Function
     """The region as a closed Function, with the model's value names."""
     inputs: tuple[str, ...]
@@ -235,17 +234,20 @@ class Plan:
         return render_plan(self)
 
     def to_bytes(self) -> bytes:
-        """Serialize the Plan including all constants; raises BundleError above 2 GB."""
-        from xrt.partition.serialization import to_bytes  # protobuf is slow to import
+        """Serialize as a message of ``proto/xrt.proto``, including all constants; equal Plans give equal bytes.
 
-        return to_bytes(self)
+        Raises BundleError above 2 GB, and ModelError for a region that ONNX cannot express.
+        """
+        from xrt.formats.protobuf import write_plan  # protobuf is slow to import
+
+        return write_plan(to_message(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
         """Deserialize a Plan; raises BundleError if the data is corrupt or too new."""
-        from xrt.partition.serialization import from_bytes
+        from xrt.formats.protobuf import read_plan
 
-        return from_bytes(data)
+        return from_message(read_plan(data))
 
     def __str__(self) -> str:
         """Print the plan; equal regions and equal reasons share one line. `reasons` lists them per node."""
@@ -297,6 +299,52 @@ def _launch_lines(launch: Launch) -> Iterator[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+# ---------------------------------------------------------------------- as a message
+
+
+def to_message(plan: Plan) -> dict[str, Any]:
+    """Convert a Plan to the values of its message."""
+    # Bodies are stored once, as launches, not as attributes of the launch nodes.
+    bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
+    return {
+        "function": plan.function.replace(nodes=bare),
+        "launches": [{"name": x.name, "engine": x.engine, "nodes": x.nodes, "function": x.function} for x in plan.launches],
+        "engines": plan.engines,
+        "reasons": [asdict(reason) for reason in plan.reasons],
+        "options": asdict(plan.options),
+        "implicit": plan.implicit,
+        "device": "" if plan.device == "cpu" else plan.device,
+    }
+
+
+def from_message(values: dict[str, Any]) -> Plan:
+    """Convert the values of a message to a Plan; raises BundleError if they are damaged."""
+    options, frame = values["options"], values["function"]
+    launches = {launch["name"]: launch for launch in values["launches"]}
+    try:
+        if options is None or frame is None:
+            raise BundleError("it has no model or no options")
+        return Plan(
+            function=frame.replace(nodes=tuple(_with_launch(node, launches, frame) for node in frame.nodes)),
+            engines=values["engines"],
+            reasons=tuple(Reason(**reason) for reason in values["reasons"]),
+            options=read_options(options),
+            implicit=values["implicit"],
+            device=values["device"] or "cpu",
+        )
+    except XRTError as error:
+        raise BundleError(f"the Plan is damaged: {error}") from error
+
+
+def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
+    """Restore the attributes of a launch node."""
+    launch = known.get(node.name)
+    if launch is None or launch["function"] is None:
+        raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
+    engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
+    return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)
 
 
 # ---------------------------------------------------------------------- in a notebook

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import Attribute, AttrKind, FrozenDict, Function, Node, Type
+from xrt.graph.device_names import normalize_device, parse_device_kind
 from xrt.graph.schemas import latest_version
-from xrt.partition.questions import OF_TYPES
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
@@ -81,6 +81,10 @@ def ask_engine(engine: GraphCompiler, home: str, node: Node, function: Function)
     if answer is None or (isinstance(answer, str) and answer):
         return answer
     return f"engine {engine.name!r} answered {answer!r} when asked, which is neither a reason nor None"
+
+
+OF_TYPES = frozenset({"Shape", "Size"})
+"""Operators whose result may depend only on the type of their input."""
 
 
 class _NodeClasses:
@@ -166,7 +170,6 @@ class EligibleEngines:
     """For each node the engines that may run it, and for the others the reason."""
 
     engines: tuple[str, ...]
-    """Specs, by priority."""
     capability: SupportMatrix
     exclusions: Mapping[tuple[int, int], str]
     """(node, engine) to the refusal, pin or choice that excludes it."""
@@ -290,3 +293,60 @@ def _by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
     for number, node in enumerate(function.nodes):
         nodes.setdefault(pin.subject(node), []).append(number)
     return nodes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """Devices of nodes that do not require one."""
+
+    device: str = "cpu"
+    """The plan's device: for inputs and outputs, and for engines without an entry in ``by_engine``."""
+    by_engine: Mapping[str, str] = FrozenDict()
+
+    @classmethod
+    def at(cls, where: str | DeviceMap) -> DeviceMap:
+        """Convert a device name to a DeviceMap with a single device."""
+        return where if isinstance(where, DeviceMap) else cls(where)
+
+    def of(self, spec: str) -> str:
+        """The device of an engine."""
+        return self.by_engine.get(spec, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevices:
+    """The device of each node on each engine."""
+
+    function: Function
+    specs: Sequence[str]
+    homes: DeviceMap
+    named: tuple[str, ...]
+    """The normalized device that each node requires; empty if none."""
+    elsewhere: Sequence[SupportMatrix]
+    """Support of nodes without a required device on the other kinds of device in the graph."""
+
+    @classmethod
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
+        """Query support on other kinds of device; nothing to query if all devices are of one kind."""
+        named = tuple(normalize_device(node.device) for node in function.nodes)
+        others = sorted({parse_device_kind(name) for name in named if name} - {parse_device_kind(homes.device)})
+        elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
+        return cls(function, [engine.spec for engine in engines], homes, named, elsewhere)
+
+    def devices(self, engines: Sequence[int]) -> list[str]:
+        """The device of each node on the given engine; empty if it may run on the device of its neighbors.
+
+        A required or requested device is a constraint. Other nodes may run on the device of their neighbors if their engine
+        supports them there, which saves a copy.
+        """
+        # The common case: devices of one kind, and none requested for an engine.
+        if not self.homes.by_engine and not self.elsewhere:
+            return list(self.named)
+        return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]
+
+    def _device(self, node: int, engine: int) -> str:
+        asked = self.homes.by_engine.get(self.specs[engine])
+        if asked is not None:
+            return normalize_device(asked)
+        goes_along = all(answers.reason(node, engine) is None for answers in self.elsewhere)
+        return "" if goes_along else normalize_device(self.homes.device)

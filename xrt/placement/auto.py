@@ -18,20 +18,19 @@ from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
-from xrt.placement.autotune import BOUNDS, ProgressCallback, load_cost_table, load_decision, plan_by_priority
-from xrt.placement.records import make_decision_key
+from xrt.placement.autotune import BOUNDS, ProgressCallback, load_cost_table, plan_by_priority
+from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, store_decision
 from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
 from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
 from xrt.placement.sizes import format_sizes
 from xrt.progress import show_progress
-from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
-    from xrt.partition.device_map import DeviceMap
+    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 
@@ -43,16 +42,14 @@ Placer: TypeAlias = Callable[[Function], TuningResult]
 class Lower(Protocol):
     """Searches for a plan of lower precision within an error budget."""
 
-    def find_stored(self, request: PlacementRequest, store: CostStore | None) -> TuningResult | None:
-        """Look up the decision of an earlier search, or return None."""
+    @property
+    def ingredients(self) -> Ingredients | None:
+        """The parts of a decision's key that describe the error budget; None if a decision cannot be stored."""
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
     ) -> TuningResult:
         """Find the fastest plan within the error budget, which may be the exact plan."""
-
-    def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
-        """Store a decision for later processes."""
 
 
 FETCHED = "placed as it is without the values that are fetched"
@@ -67,15 +64,11 @@ class PlacementOptions:
 
     clustering: ClusteringOptions = ClusteringOptions()
     budget: float = 20.0
-    """Seconds to search per signature."""
     memory_limit: int | None = None
     """Limit on a worker's address space, in bytes; None for no limit."""
     cuda_graph: bool = False
-    """Whether to capture device calls and replay them."""
     shows_progress: bool = True
-    """Whether to show the progress of a long search, on a terminal or in a notebook."""
     lower: Lower | None = None
-    """The search for plans of lower precision; None if no error is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,6 @@ class OpenModel:
     """A model with symbolic dims."""
 
     get_declared: Callable[[], Function]
-    """Build the model with its symbolic dims."""
     specialize: Callable[[Sizes], Function]
     """Build the Function to plan for inputs of these sizes."""
 
@@ -105,12 +97,10 @@ class AutoPlacement:
     options: PlacementOptions
     cache: CompileCache
     everything: Callable[[], EngineList]
-    """Load all requested engines."""
     load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None = None
     """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
     clock: Clock = time.perf_counter
     model: OpenModel | None = None
-    """The module's model if it has symbolic dims."""
     placed: SizedPlacement | None = None
     """The placement of `model`, once it has been chosen."""
     _is_whole: bool = False
@@ -135,13 +125,15 @@ class AutoPlacement:
             found = self.load_locked(function, self.engines, sizes, self.model)
             if found is not None:
                 if self.model is None:
-                    return self.engines, partial(_return_result, found.tuned)
+                    return self.engines, lambda _: found.tuned
                 self.placed = found
         if base is None and self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
         if place is None and base is None and self.model is not None and (self.placed is not None or sizes):
             return self.engines, partial(self._place_once, self.model, sizes, values, began)
-        return self.engines, place or self.make_placer(values, base, began=began)
+        if place is None:
+            place = partial(self.tune, values=values, began=began) if base is None else partial(self.like, base)
+        return self.engines, place
 
     def _place_once(
         self, model: OpenModel, sizes: Sizes, values: Sequence[Any] | None, began: float, function: Function
@@ -151,7 +143,7 @@ class AutoPlacement:
             whole = function if _open_input(function) is None else model.specialize(sizes)
             self.placed = self._recall(model, whole, sizes)
             if self.placed is None:
-                self.record(sizes, self.make_placer(values, began=began)(whole))
+                self.record(sizes, self.tune(whole, values, began=began))
         assert self.placed is not None  # `record` has set it
         return self.adapt(self.placed, sizes, function)
 
@@ -183,7 +175,7 @@ class AutoPlacement:
         self.placed = SizedPlacement(sizes, tuned)
         store = CostStore.for_cache(self.cache)
         if tuned.how == "measured" and store is not None and self.model is not None:
-            key = make_decision_key(self.make_request(self.model.get_declared()))
+            key = make_decision_key(self._make_request(self.model.get_declared())[0])
             if key is not None:
                 store.store_decision(key, PlacementFile(sizes=dict(sizes)))
 
@@ -192,74 +184,48 @@ class AutoPlacement:
         if self.placed is not None and self.model is not None:
             self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
             function = self.model.specialize(self.placed.sizes)
-        store = CostStore.for_cache(self.cache)
-        key = None if store is None else make_decision_key(self.make_request(function))
-        document = None if store is None or key is None else store.decision(key)
-        if store is not None and key is not None and document is not None and document.search is not None:
-            store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
+        if (store := CostStore.for_cache(self.cache)) is not None:
+            mark_checked(self._make_request(function)[0], store, _list_terms(self.options.lower))
 
     def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if there is none."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
-        known = self._find_stored(function, store)
+        terms = _list_terms(self.options.lower)
+        known = load_decision(self._make_request(function)[0], store, terms)
         if known is not None:
             return SizedPlacement(sizes, known)
-        key = make_decision_key(self.make_request(model.get_declared()))
+        key = make_decision_key(self._make_request(model.get_declared())[0])
         document = store.decision(key) if key is not None else None
         if document is None or document.sizes.keys() != sizes.keys():
             return None
         at = FrozenDict({name: document.sizes[name] for name in sizes})
-        known = None if at == sizes else self._find_stored(model.specialize(at), store)
+        known = None if at == sizes else load_decision(self._make_request(model.specialize(at))[0], store, terms)
         return None if known is None else SizedPlacement(at, known)
 
-    def _find_stored(self, function: Function, store: CostStore) -> TuningResult | None:
-        if self.options.lower is not None:
-            return self.options.lower.find_stored(self._make_request(function, self.options.budget)[0], store)
-        return load_decision(self.make_request(function), store)
-
-    def make_placer(
+    def tune(
         self,
+        function: Function,
         values: Sequence[Any] | None,
-        base: TuningResult | None = None,
         *,
         budget: float | None = None,
         progress: ProgressCallback | bool | None = None,
         retune: bool = False,
         began: float | None = None,
         lower: Lower | None = None,
-    ) -> Placer:
-        """Make the function that places a signature: like ``base`` if given, else by measurement on ``values``.
-
-        ``lower`` replaces `PlacementOptions.lower`. ``progress`` is called with the state of the search; True shows the state,
-        False hides it, and None follows the options.
-        """
-        if base is not None:
-            return partial(self.like, base)
-        seconds = self.options.budget if budget is None else budget
-        terms: dict[str, Any] = {"progress": progress, "retune": retune, "began": began, "lower": lower}
-        return partial(self.tune, values=values, budget=seconds, **terms)
-
-    def tune(
-        self,
-        function: Function,
-        values: Sequence[Any] | None,
-        budget: float,
-        *,
-        progress: ProgressCallback | bool | None,
-        retune: bool,
-        began: float | None,
-        lower: Lower | None = None,
     ) -> TuningResult:
         """Search for a placement for ``budget`` seconds, or load an earlier decision; ``retune`` forces a search.
 
         The budget starts at ``began`` on the clock. With an error budget, half of it is for the exact plan, and the rest for
-        plans of lower precision.
+        plans of lower precision. ``lower`` replaces `PlacementOptions.lower`. ``progress`` is called with the state of the
+        search; True shows the state, False hides it, and None follows the options.
         """
+        budget = self.options.budget if budget is None else budget
         lower, store = lower or self.options.lower, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
-        if lower is not None and not retune and (known := lower.find_stored(request, store)) is not None:
-            return known
+        if lower is not None and store is not None and not retune:
+            if (known := load_decision(request, store, lower.ingredients)) is not None:
+                return known
         if (name := _open_input(function)) is not None and values is None:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
@@ -283,7 +249,8 @@ class AutoPlacement:
         seconds = max(budget - spent - (self.clock() - start), budget / 2)
         with self._watch(progress, function, seconds) as report:
             found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
-        lower.keep(found, request, store)
+        if store is not None:
+            store_decision(found, request, store, lower.ingredients)
         return found
 
     @contextmanager
@@ -302,14 +269,15 @@ class AutoPlacement:
         A node that ``base`` lacks runs on the engine with the most nodes. The result has no candidates of ``base``.
         """
         function = make_planned_function(function, base.precision)
-        request, _ = self._make_request(function, self.options.budget)
+        request, _ = self._make_request(function)
         request = replace(request, engines=(*base.lowered, *request.engines)) if base.lowered else request
         homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
         groups: Mapping[str, int] | None = map_nodes_to_regions(base.plan)
         if {node.name for node in function.nodes} - assignment.keys() and assignment:
             usual, groups = Counter(assignment.values()).most_common(1)[0][0], None
             assignment = {node.name: assignment.get(node.name, usual) for node in function.nodes}
-        engines, implicit = _drop_twins(request.engines), request.implicit
+        implicit = request.implicit
+        engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
         if note != FETCHED:  # reuse the support recorded for the other sizes, so that no library is imported
             asked = base.asked if base.asked and not base.lowered else engines
             engines = tuple(one for one in asked if one.spec in assignment.values()) or engines
@@ -320,16 +288,12 @@ class AutoPlacement:
             return plan_by_priority(request, f"{note}, but not all nodes can be")
         return replace(base, plan=plan, race=CandidateComparison(), notes=(note,))
 
-    def _make_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
+    def _make_request(self, function: Function, budget: float | None = None) -> tuple[PlacementRequest, tuple[str, ...]]:
         """Make the placement request, and a message for each engine left out because it supports no node on its device."""
-        engines, implicit, left_out = self._taking(function)
-        terms = {"clustering": self.options.clustering, "cuda_graph": self.options.cuda_graph, "budget": budget}
+        engines, implicit, left_out = self._select_engines(function)
+        options = self.options
+        terms = {"clustering": options.clustering, "cuda_graph": options.cuda_graph, "budget": budget or options.budget}
         return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **terms), left_out
-
-    def make_request(self, function: Function) -> PlacementRequest:
-        """Make the request to place a Function in the context of the module's device."""
-        request, _ = self._make_request(function, self.options.budget)
-        return replace(request, context=on_device(request.context.device, request.context))
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
         """Report the cost of the chosen plan from all known measurements; None if it was not chosen by measurement."""
@@ -342,7 +306,7 @@ class AutoPlacement:
         known = [engine for engine in tuned.asked or engines if engine.spec != self.engines.implicit]
         return make_report(plan, tuned, function, known, table, homes)
 
-    def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
+    def _select_engines(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
         """Select the engines to query and the implicit engine's spec, with a message for each engine that is left out.
 
         Off the CPU, the implicit engine is included only if the others do not support every node, and an engine that supports no
@@ -360,13 +324,8 @@ class AutoPlacement:
         return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
 
 
-def _return_result(tuned: TuningResult, _: Function) -> TuningResult:
-    return tuned
-
-
-def _drop_twins(engines: Sequence[GraphCompiler]) -> tuple[GraphCompiler, ...]:
-    """Keep the first engine of each spec."""
-    return tuple({engine.spec: engine for engine in engines}.values())
+def _list_terms(lower: Lower | None) -> Ingredients | None:
+    return () if lower is None else lower.ingredients
 
 
 def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:

@@ -16,17 +16,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.engines.contract.proxy import load_engine
-from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWarning, PlanError, XRTError, warn
+from xrt.errors import InputError, OptionError, PlacementWarning, PlanError, XRTError, warn
 from xrt.graph import FrozenDict, Function
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.partition import Plan, partition
 from xrt.partition.cost_table import LAUNCH, CostTable, MeasuredCost
-from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
-from xrt.placement import choose_requests, predict_cost, propose_plans, records
+from xrt.partition.support_matrix import DeviceMap
+from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
+    Inquiry,
+    LocalRunner,
     RegionProfiler,
+    Runner,
     Truth,
+    WorkerRunner,
+    choose_runner,
     compute_truth,
     find_first_viable,
     is_refuted,
@@ -44,6 +49,7 @@ from xrt.placement.race import (
     run_interleaved,
     select_winner,
 )
+from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import (
     NOT_MEASURED,
     CandidateComparison,
@@ -58,8 +64,7 @@ from xrt.placement.result import (
     unwrap,
     with_reasons,
 )
-from xrt.placement.runners import Inquiry, LocalRunner, Runner, WorkerRunner, choose_runner
-from xrt.placement.search import GAIN, ProfilingRequest
+from xrt.placement.search import GAIN, RANKED, ProfilingRequest
 from xrt.processes.background import OutOfTime, within, within_or_stopped
 from xrt.runtime import on_device, to_host
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
@@ -113,12 +118,9 @@ class TuningBudget:
     samples: float = 0.3
     """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
     rules: StoppingRule = field(default_factory=StoppingRule)
-    """When a race ends."""
 
 
 BOUNDS = TuningBudget()
-REQUESTS = 6
-"""Parts to measure per batch; their costs decide which parts to measure next."""
 
 
 def tune(
@@ -162,7 +164,9 @@ def tune(
         search.profiler.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = replace(_run(search), is_explicit=request.retune)
     if store is not None:
-        _store(tuned, request, store)
+        for engine in unwrap(request.engines):
+            store.keep(tuned.table, [engine], request.contexts[engine.spec])
+        store_decision(tuned, request, store)
     warn_unmeasured(tuned, request.function)
     return tuned
 
@@ -192,8 +196,19 @@ def _make_values(function: Function, inputs: Sequence[Any] | None) -> tuple[list
 
 
 def _run(search: Search) -> TuningResult:
+    """Run the stages in order, until no remaining plan can win."""
     try:
-        _run_stages(search)
+        search.report_stage("asking the engines")
+        search.inquiry.start()
+        try:
+            search.wait_for_plan()
+            search.report_stage("computing what is right")
+            search.compute_truth()
+            race_whole_models(search)
+            if proposals := profile_regions(search):
+                race_mixtures(search, proposals)
+        finally:
+            search.close()
     except KeyboardInterrupt:
         tuned = search.make_result("interrupted")
         return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
@@ -201,21 +216,6 @@ def _run(search: Search) -> TuningResult:
         _log.info("tuning ended early", exc_info=True)
         search.notes.append(f"the search ended early: {error}")
     return search.make_result("measured")
-
-
-def _run_stages(search: Search) -> None:
-    """Run the stages in order, until no remaining plan can win."""
-    search.report_stage("asking the engines")
-    search.inquiry.start()
-    try:
-        search.wait_for_plan()
-        search.report_stage("computing what is right")
-        search.compute_truth()
-        race_whole_models(search)
-        if proposals := profile_regions(search):
-            race_mixtures(search, proposals)
-    finally:
-        search.close()
 
 
 # ---------------------------------------------------------------------- the three stages
@@ -284,7 +284,7 @@ def profile_regions(search: Search) -> Sequence[Plan]:
         return ()
     try:
         while True:
-            ask = partial(choose_requests, search.function, engines, search.table, limit=REQUESTS, device=device, to_beat=to_beat)
+            ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
             asked = within(search.left, ask)
             fresh = [piece for piece in asked if not search.profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
@@ -328,7 +328,6 @@ class Search:
     clock: Clock = time.perf_counter
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
-    """The plans of the current race."""
     excluded: list[CandidateResult] = field(default_factory=list)
     """Plans outside the current race, with their verdicts."""
     baselines: set[Any] = field(default_factory=set)
@@ -405,7 +404,7 @@ class Search:
     def compute_truth(self) -> None:
         """Compute the expected values on the reference, or with the plan by priority if that fails."""
         candidates = self.get_candidates()
-        stand_in = make_stand_in(candidates, {engine.spec: engine for engine in self.request.engines}, self.request.context)
+        stand_in = make_stand_in(self.request, candidates.implicit, candidates.engines)
         seconds = max(self.bounds.wholes * self.left, LEAST)
         name = describe_plan(candidates.priority)
         self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
@@ -432,12 +431,13 @@ class Search:
         """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
         costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
         measured = sorted(((plan, one) for plan, one in costs if isinstance(one, MeasuredCost)), key=lambda pair: pair[1].seconds)
-        self.excluded += [_refuse(plan, one) for plan, one in costs if isinstance(one, str)]
+        for plan, reason in costs:
+            if isinstance(reason, str):
+                self.exclude(plan, reason)
         limit = self.bounds.slow * measured[0][1].seconds if measured else math.inf
         for plan, cost in measured:
             if cost.low > limit:
-                note = "measured alone, and not compared with the others"
-                self.excluded.append(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
+                self.exclude(plan, "measured alone, and not compared with the others", cost)
         return [plan for plan, cost in measured if cost.low <= limit]
 
     def list_leaders(self) -> Sequence[GraphCompiler]:
@@ -479,7 +479,7 @@ class Search:
         self.measure(regions, self.end)
         costs = [self.table.region(region.key, region.spec) for region in regions]
         if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
-            self.excluded.append(_refuse(plan, reason))
+            self.exclude(plan, reason)
         elif None in costs:
             self.exclude_late(plan)
         elif (seconds := self._predict(plan)) > limit:
@@ -489,14 +489,20 @@ class Search:
             self.report_stage(f"compiling {describe_plan(plan)}")
             self.compile(plan, max(self.left, LEAST))
 
+    def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
+        """Exclude a plan: it lost by its measured cost, or it is wrong or failed."""
+        if cost is not None:
+            self.excluded.append(CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note))
+        else:
+            self.excluded.append(CandidateResult(plan, "wrong" if note.startswith("wrong") else "failed", note=note))
+
     def exclude_late(self, plan: Plan) -> None:
         """Exclude a plan because time ran out, with its measured time if it is a single region."""
         note = "the budget ended before it was made ready"
         if isinstance(cost := alone(plan, self.table), MeasuredCost):
-            result = CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=f"measured alone; {note}")
+            self.exclude(plan, f"measured alone; {note}", cost)
         else:
-            result = CandidateResult(plan, "failed", note=note)
-        self.excluded.append(result)
+            self.exclude(plan, note)
 
     def _predict(self, plan: Plan) -> float:
         seconds, best = predict_cost(self.function, plan, self.table).seconds, self.get_candidates().best_alone(self.table)
@@ -526,7 +532,8 @@ class Search:
             with self.inquiry.quiet():
                 entrant = within_or_stopped(seconds, work, late=_release)
         except OutOfTime:
-            entrant = CandidateResult(plan, "failed", note=f"it was not ready to be called within {seconds:.3g} s")
+            self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
+            return
         if isinstance(entrant, CandidateResult):
             self.excluded.append(entrant)
             return
@@ -574,11 +581,12 @@ class Search:
         spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
-        unmeasured, candidates = self._list_unmeasured(race), self._find_participants(race)
-        race = replace(race, contenders=tuple(self._renew_reasons(one, candidates, unmeasured) for one in race.contenders))
+        unmeasured = self._list_unmeasured(race)
+        race = self._renew_reasons(race, unmeasured)
         if race.winner is not None:
             plan = race.winner.plan
         else:
+            candidates = self.get_candidates()
             plan = with_reasons(find_first_viable([candidates.priority, *candidates.wholes], self.table), unmeasured)
             how = "priority"
         return TuningResult(
@@ -596,23 +604,21 @@ class Search:
             asked=tuple(self.inquiry.engines()),
         )
 
-    def _find_participants(self, race: CandidateComparison) -> Candidates:
-        """The current candidates, plus the implicit engine if a contender uses it."""
+    def _renew_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
+        """Update the reasons of the contenders, whose plans may have been made before all engines had answered."""
         candidates, implicit = self.get_candidates(), self.request.implicit
-        used = {launch.engine for one in race.contenders for launch in one.plan.launches}
-        if implicit in used and candidates.implicit is None:
-            return replace(candidates, engines=tuple(self.inquiry.engines()), implicit=implicit)
-        return candidates
+        engines = candidates.engines
+        if candidates.implicit is None and any(implicit == x.engine for one in race.contenders for x in one.plan.launches):
+            engines = tuple(self.inquiry.engines())
+        else:
+            implicit = candidates.implicit
 
-    def _renew_reasons(
-        self, contender: CandidateResult, candidates: Candidates, unmeasured: Mapping[str, str]
-    ) -> CandidateResult:
-        """Update the reasons of a contender, whose plan may have been made before all engines had answered."""
-        plan = contender.plan
-        homes, groups = map_nodes_to_engines(plan), map_nodes_to_regions(plan)
-        device, implicit = self.request.device_map, candidates.implicit
-        plan = plan_from_assignment(self.function, candidates.engines, homes, groups=groups, implicit=implicit, device=device)
-        return replace(contender, plan=with_reasons(plan, unmeasured))
+        def renew(plan: Plan) -> Plan:
+            homes, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map
+            plan = plan_from_assignment(self.function, engines, homes, groups=groups, implicit=implicit, device=device)
+            return with_reasons(plan, unmeasured)
+
+        return replace(race, contenders=tuple(replace(one, plan=renew(one.plan)) for one in race.contenders))
 
     def _list_unmeasured(self, race: CandidateComparison) -> dict[str, str]:
         """Why the whole model was not measured on an engine, by spec."""
@@ -624,21 +630,20 @@ class Search:
 
     def _explain_unmeasured(self, engine: GraphCompiler, whole: Plan | None) -> str:
         """Explain why the whole model was not measured on an engine."""
-        spec, function = engine.spec, self.function
-        unready = self.inquiry.why_not_ready(spec)
+        spec, nodes, unready = engine.spec, self.function.nodes, self.inquiry.why_not_ready(engine.spec)
         if whole is not None:
             if isinstance(cost := alone(whole, self.table), str):
                 return cost
-            key = whole.launches[0].function.shape_key, spec
-            cut = self.profiler.skipped.get(key)
+            cut = self.profiler.skipped.get((whole.launches[0].function.shape_key, spec))
             return cut or unready or "the budget ended before its turn"
-        declined = [(node, reason) for node in function.nodes if (reason := engine.why_not(node, function)) is not None]
+        declined = [(node, reason) for node in nodes if (reason := engine.why_not(node, self.function)) is not None]
         if not declined:
             return "the options keep the whole model from it"
-        (node, reason), count, of = declined[0], len(declined), len(function.nodes)
+        node, reason = declined[0]
         if reason.startswith(NOT_MEASURED):
             return unready or reason.removeprefix(NOT_MEASURED)
-        return f"it does not take {count} of {of} node{'s' * (of != 1)}, first {node.name!r} ({node.op}): {reason}"
+        of = format_count(len(nodes), "node")
+        return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
 
 
 def _release(made: Entrant | CandidateResult) -> None:
@@ -646,36 +651,7 @@ def _release(made: Entrant | CandidateResult) -> None:
         made.close()
 
 
-def _refuse(plan: Plan, reason: str) -> CandidateResult:
-    return CandidateResult(plan, "wrong" if reason.startswith("wrong") else "failed", note=reason)
-
-
-# ---------------------------------------------------------------------- stored decisions and costs
-
-
-def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult | None:
-    """Load the decision of an earlier search with at least this budget, or an explicit one; None if there is none."""
-    key = records.make_decision_key(request)
-    document = store.decision(key) if key is not None else None
-    if document is None:
-        return None
-    try:
-        known = records.read_decision(document, request)
-    except PlacementFileError as error:
-        store.trouble(f"a decision cannot be used: {error}")
-        return None
-    return known if known.is_explicit or known.budget >= request.budget else None
-
-
-def _store(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:
-    """Store all costs, and the decision if a plan won and the search was not interrupted."""
-    homes = request.device_map
-    for engine in unwrap(request.engines):
-        store.keep(tuned.table, [engine], on_device(homes.of(engine.spec), request.context))
-    if tuned.how == "measured" and tuned.race.winner is not None:
-        key = records.make_decision_key(request)
-        if key is not None:
-            store.store_decision(key, records.make_decision(tuned, request))
+# ---------------------------------------------------------------------- stored costs
 
 
 def load_cost_table(

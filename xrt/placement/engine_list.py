@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.engines.contract.registry import EngineStatus
     from xrt.graph import Function, Node
     from xrt.partition import Launch
-    from xrt.partition.device_map import DeviceMap
+    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement import CostStore
     from xrt.placement.result import PlacementRequest
 
@@ -42,20 +42,17 @@ class EngineList:
     """The spec of the engine that was appended implicitly, or None."""
     context: CompileContext
     is_auto: bool = False
-    """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
-    """A message for each engine that was left out."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
     lowered: tuple[GraphCompiler, ...] = ()
     """Engines of lower precision, used only by plans within an error budget."""
     streams: Streams = field(default_factory=Streams, compare=False)
-    """The module's streams."""
 
     @property
     def homes(self) -> DeviceMap:
         """The device of each engine."""
-        from xrt.partition.device_map import DeviceMap
+        from xrt.partition.support_matrix import DeviceMap
 
         return DeviceMap(self.context.device, self.devices)
 
@@ -125,15 +122,56 @@ def list_available_engines(
     engines, by name or spec, to their requested devices.
     """
     named = [one for one in asked if one != AUTO]
-    if named:
-        found, left_out = _those_of(named, context, store, devices, strict=strict)
-    else:
-        found, left_out = _all_of(context, store, devices, strict=strict)
+    known: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
+    if not named:
+        known = _probe_engines(known, store)
+    found: list[GraphCompiler] = []
+    left_out = []
+    for one in named or registry.list_by_rank():
+        status = known.get(one) if isinstance(one, str) else None
+        reason: str | None = None
+        if status is not None and status.state == "ready":
+            engine: GraphCompiler = LazyEngine(
+                status
+            )  # an earlier process found it ready, so its library need not be imported yet
+            reason = _not_there(engine, context, devices)
+            reason = reason or (None if named else engine.unsupported_options(context.in_full_precision()))
+            found += [] if reason else [engine]
+        elif named or (strict and status is not None and status.state == "broken"):
+            try:
+                engine = registry.create(one)
+                reason = _not_there(engine, context, devices)
+                found += [] if reason else [engine]
+            except EngineUnavailable as error:
+                if strict:
+                    raise
+                reason = str(error)
+        else:
+            reason = status.cause if status is not None else None
+        if reason:
+            left_out.append(f"engine {str(one)!r} is left out: {reason}")
+        # An engine that is not installed is no surprise, unless it was named.
+        if reason and (named or (status is not None and status.state == "broken")):
+            warn(left_out[-1], PlacementWarning)
+    fresh = [engine.name for engine in found if engine.spec == engine.name and engine.name not in known]
+    if store is not None and (probed := {name: registry.probe(name) for name in fresh if name in registry.names()}):
+        store.keep_statuses(list({**known, **probed}.values()))
     if not found and named:
         registry.create(named[0])  # raises EngineUnavailable if it is missing
     if not found:
         raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
     return _add_precisions(found, context), tuple(left_out)
+
+
+def _probe_engines(known: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
+    """Statuses of all registered engines: the stored ones if they are complete, else probe the engines."""
+    names = registry.names()
+    if set(names) <= set(known):
+        return known
+    found = [registry.probe(name) for name in registry.list_by_rank()]
+    if store is not None and all(status.state != "broken" for status in found):  # a broken engine may be repaired at any time
+        store.keep_statuses(found)
+    return {status.name: status for status in found}
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
@@ -150,75 +188,6 @@ def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -
         forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
         found += [one for one in forms if one is not None]
     return list({engine.spec: engine for engine in found}.values())
-
-
-def _those_of(
-    named: Sequence[Any], context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
-) -> tuple[list[GraphCompiler], list[str]]:
-    found: list[GraphCompiler] = []
-    left_out = []
-    known = _remembered(store)
-    for one in named:
-        reason: str | None
-        try:
-            engine = LazyEngine(known[one]) if isinstance(one, str) and one in known else registry.create(one)
-            reason = _not_there(engine, context, devices)
-            found += [] if reason else [engine]
-        except EngineUnavailable as error:
-            if strict:
-                raise
-            reason = str(error)
-        if reason:
-            left_out.append(f"engine {str(one)!r} is left out: {reason}")
-            warn(left_out[-1], PlacementWarning)
-    _remember([engine.name for engine in found if engine.spec == engine.name and engine.name not in known], store)
-    return found, left_out
-
-
-def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
-    """Load the statuses of engines that an earlier process found ready, so that their libraries need not be imported."""
-    known = store.statuses() if store is not None else {}
-    return {name: status for name, status in known.items() if status.state == "ready"}
-
-
-def _remember(names: Sequence[str], store: CostStore | None) -> None:
-    """Store the statuses of newly created engines, and keep the known statuses of others."""
-    registered = [name for name in names if name in registry.names()]
-    if store is not None and registered:
-        store.keep_statuses(list({**store.statuses(), **{name: registry.probe(name) for name in registered}}.values()))
-
-
-def _all_of(
-    context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
-) -> tuple[list[GraphCompiler], list[str]]:
-    """List all ready engines, and a message for each other one; an engine that is not installed causes no error or warning."""
-    found: list[GraphCompiler] = []
-    left_out = []
-    for status in _statuses(store):
-        reason: str | None = status.cause
-        if status.state == "ready":
-            engine = LazyEngine(status)
-            reason = _not_there(engine, context, devices) or engine.unsupported_options(context.in_full_precision())
-            found += [] if reason else [engine]
-        elif status.state == "broken" and strict:
-            registry.create(status.name)
-        if reason:
-            left_out.append(f"engine {status.name!r} is left out: {reason}")
-        if status.state == "broken":
-            warn(left_out[-1], PlacementWarning)
-    return found, left_out
-
-
-def _statuses(store: CostStore | None) -> list[EngineStatus]:
-    """Statuses of all registered engines: the stored ones if they are complete, else probe the engines."""
-    names = registry.list_by_rank()
-    known = store.statuses() if store is not None else {}
-    if set(names) <= set(known):
-        return [known[name] for name in names]
-    found = [registry.probe(name) for name in names]
-    if store is not None and all(status.state != "broken" for status in found):  # a broken engine may be repaired at any time
-        store.keep_statuses(found)
-    return found
 
 
 def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:

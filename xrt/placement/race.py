@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.engines import GraphCompiler
     from xrt.formats.placement_file import SelectionOutcome
-    from xrt.graph import Function
-    from xrt.partition.device_map import DeviceMap
     from xrt.placement.result import PlacementRequest
 
 
@@ -65,14 +63,10 @@ class Entrant:
     note: str = ""
     """A remark on its results: the error at lower precision."""
     first_call: float = 0.0
-    """Seconds of the first call."""
     expected: float = 0.0
-    """Expected seconds per call, used before the first round."""
     repeats: int = 1
     rounds: list[float] = field(default_factory=list)
-    """Seconds per call, one entry per round."""
     regions: tuple[float, ...] = ()
-    """Seconds of each launch within whole calls."""
     is_out: bool = False
     failure: str = ""
     """The error of a call that raised; empty if none did."""
@@ -131,40 +125,29 @@ def run_interleaved(
     Clear losers are dropped; the fastest simple plan stays. A turn starts only if it should end in time. ``watch`` is called
     after each round with the fastest plan so far.
     """
-    _set_repeats(entrants, until, rules, clock)
-    for turn in range(rules.most):
-        active = [entrant for entrant in entrants if not entrant.is_out]
-        if not active or not _run_round(active, turn, until + rules.slack, clock):
-            return turn
-        active = [entrant for entrant in active if not entrant.is_out]
-        if active:
-            watch(turn + 1, min(active, key=lambda entrant: entrant.median))
-        if turn + 1 >= rules.least and _is_decided(active):
-            return turn + 1
-    return rules.most
-
-
-def _set_repeats(entrants: Iterable[Entrant], until: float, rules: StoppingRule, clock: Clock) -> None:
-    """Choose the calls per turn from one warm-up turn, whose time is discarded."""
-    for entrant in entrants:
-        if clock() + entrant.turn < until + rules.slack:
+    until += rules.slack
+    for entrant in entrants:  # one warm-up turn, whose time is discarded, determines the calls per turn
+        if clock() + entrant.turn < until:
             entrant.take_turn(clock)
         if entrant.rounds:
             entrant.expected = entrant.rounds.pop()
             entrant.repeats = choose_calls_per_turn(entrant.expected, rules.turn)
-
-
-def _run_round(active: Sequence[Entrant], turn: int, until: float, clock: Clock) -> bool:
-    """Time one turn of each entrant; if time runs out, discard the round and return False."""
-    done: list[Entrant] = []
-    for entrant in rotate(active, turn):
-        if clock() + entrant.turn >= until:
-            for early in done:
-                early.rounds.pop()
-            return False
-        entrant.take_turn(clock)
-        done += [] if entrant.is_out else [entrant]
-    return True
+    for turn in range(rules.most):
+        active = [entrant for entrant in entrants if not entrant.is_out]
+        for number, entrant in enumerate(order := rotate(active, turn)):
+            if clock() + entrant.turn >= until:
+                for early in order[:number]:  # the round is incomplete
+                    if not early.is_out:
+                        early.rounds.pop()
+                return turn
+            entrant.take_turn(clock)
+        active = [entrant for entrant in active if not entrant.is_out]
+        if not active:
+            return turn + bool(order)
+        watch(turn + 1, min(active, key=lambda entrant: entrant.median))
+        if turn + 1 >= rules.least and _is_decided(active):
+            return turn + 1
+    return rules.most
 
 
 def _choose_baseline(entrants: Sequence[Entrant]) -> Entrant:
@@ -239,55 +222,50 @@ Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 class Candidates:
     """The plans known without measuring, from the engines that have answered so far."""
 
-    function: Function
+    request: PlacementRequest
     engines: tuple[GraphCompiler, ...]
     """The participating engines; the implicit engine only if the others do not support every node."""
-    options: ClusteringOptions
     implicit: str | None
-    homes: DeviceMap
     everything: tuple[GraphCompiler, ...] = ()
-    """All engines, including the implicit one."""
 
     @classmethod
     def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
         """Collect the candidates of a request on ``engines``."""
-        function, options, implicit, homes = request.function, request.clustering, request.implicit, request.device_map
-        named = [engine for engine in engines if engine.spec != implicit]
-        if implicit is not None and named:
-            answers = SupportMatrix.of(function, named, [homes.of(engine.spec) for engine in named])
-            if all(answers.supporting_engines()):
-                return cls(function, tuple(named), options, None, homes, tuple(engines))
-        return cls(function, tuple(engines), options, implicit, homes, tuple(engines))
-
-    @cached_property
-    def priority(self) -> Plan:
-        """The plan by the order of the engine list; raises PlanError if no engine supports a node."""
-        where = self.homes
-        return partition(
-            self.function,
-            self.engines,
-            self.options,
-            implicit=self.implicit,
-            device=where.device,
-            devices=where.by_engine,
-            capability=self.capability,
-        )
+        named = tuple(engine for engine in engines if engine.spec != request.implicit)
+        if request.implicit is not None and named:
+            without = cls(request, named, None, tuple(engines))
+            if all(without.capability.supporting_engines()):
+                return without
+        return cls(request, tuple(engines), request.implicit, tuple(engines))
 
     @cached_property
     def capability(self) -> SupportMatrix:
         """Which nodes the engines support; queried once."""
-        return SupportMatrix.of(self.function, self.engines, [self.homes.of(engine.spec) for engine in self.engines])
+        homes = [self.request.device_map.of(engine.spec) for engine in self.engines]
+        return SupportMatrix.of(self.request.function, self.engines, homes)
+
+    @cached_property
+    def priority(self) -> Plan:
+        """The plan by the order of the engine list; raises PlanError if no engine supports a node."""
+        return self._partition(self.engines, self.implicit, self.capability)
+
+    def _partition(
+        self, engines: Sequence[GraphCompiler], implicit: str | None = None, capability: SupportMatrix | None = None
+    ) -> Plan:
+        function, options, where = self.request.function, self.request.clustering, self.request.device_map
+        homes = where.by_engine
+        return partition(function, engines, options, implicit=implicit, device=where.device, devices=homes, capability=capability)
 
     @cached_property
     def wholes(self) -> tuple[Plan, ...]:
         """The single-engine plans that respect the caller's options, including those known to fail."""
-        names, plans = [node.name for node in self.function.nodes], []
+        function, where, plans = self.request.function, self.request.device_map, []
         supporting = self.capability.supporting_engines()
         for at, engine in enumerate(self.engines):
             if all(at in engines for engines in supporting):
                 with suppress(PlanError):
-                    homes, where = dict.fromkeys(names, engine.spec), self.homes
-                    plan = plan_from_assignment(self.function, self.engines, homes, device=where, capability=self.capability)
+                    homes = {node.name: engine.spec for node in function.nodes}
+                    plan = plan_from_assignment(function, self.engines, homes, device=where, capability=self.capability)
                     plans += [plan] if self.is_allowed(plan) else []
         return tuple(plans)
 
@@ -295,18 +273,17 @@ class Candidates:
     def updating(self) -> tuple[Plan, ...]:
         """The single-engine plans whose state updates run in place on a second engine, instead of being copied."""
         found = []
-        for whole in self.wholes if self.function.aliases else ():
+        for whole in self.wholes if self.request.function.aliases else ():
             spec = whole.launches[0].engine if whole.launches else ""
             engines = sorted(self.everything, key=lambda engine: engine.spec != spec)
             with suppress(PlanError):
-                where = self.homes
-                plan = partition(self.function, engines, self.options, device=where.device, devices=where.by_engine)
-                if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.options):
+                plan = self._partition(engines)
+                if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.request.clustering):
                     found.append(plan)
         return tuple(found)
 
     def is_allowed(self, plan: Plan) -> bool:
-        return is_allowed(plan, self.engines, self.options)
+        return is_allowed(plan, self.engines, self.request.clustering)
 
     def best_alone(self, table: CostTable) -> tuple[Plan, MeasuredCost] | None:
         """The single-region plan with the lowest measured cost, with that cost, or None."""

@@ -1,4 +1,4 @@
-"""Convert placements to and from placement files: search decisions and lockfiles. Both store plans as ranges of nodes."""
+"""Placement files: a lockfile and a stored decision are records of one `TuningResult`, whose plans are ranges of nodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from xrt import __version__
 from xrt.cache import Signature
 from xrt.cache.signature import CODE_UNKNOWN, hash_sources, make_context_key
 from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import LazyEngine, RecordedSupportEngine
-from xrt.errors import DeviceError, LockError, PlacementFileError, PlanError
+from xrt.errors import DeviceError, LockError, OptionError, PlacementFileError, PlanError, XRTError
 from xrt.formats.placement_file import (
     MOST_CANDIDATES,
     Baseline,
@@ -32,16 +32,27 @@ from xrt.graph.device_names import normalize_device
 from xrt.partition.partitioner import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
 from xrt.passes.quantize.form import make_planned_function
-from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult, unwrap, with_reasons
+from xrt.placement.result import (
+    FIGURES,
+    CandidateComparison,
+    CandidateResult,
+    PlacementRequest,
+    TuningResult,
+    describe_candidate,
+    unwrap,
+    with_reasons,
+)
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
+    from xrt.cache.cost_store import CostStore
     from xrt.engines import CompileContext, GraphCompiler
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.partition import Plan
-    from xrt.placement.result import CandidateComparison
 
 
+Ingredients: TypeAlias = tuple[tuple[str, str], ...]
+"""Parts of the key of a decision."""
 T = TypeVar("T", CandidateRecord, Baseline)
 KEPT = 16
 """Maximum number of candidates in a lock."""
@@ -51,26 +62,26 @@ LONGEST = 400
 """Maximum characters of a name in a lock."""
 SHOWN = 12
 """Characters of a fingerprint shown in messages."""
-# ---------------------------------------------------------------------- from a plan to a lock
+
+# ---------------------------------------------------------------------- locks
 
 
 def create_lock(
-    plan: Plan,
-    race: CandidateComparison,
+    tuned: TuningResult,
     request: PlacementRequest,
     *,
     baseline: Baseline | None = None,
     source: Mapping[str, str] = FrozenDict(),
     values: Mapping[str, str] = FrozenDict(),
-    precision: PrecisionRecord | None = None,
     now: datetime | None = None,
 ) -> PlacementFile:
-    """Create the lockfile of a plan for a request.
+    """Create the lockfile of the result of a search.
 
-    The plan is of the request's Function, or of the quantized form that ``precision`` describes. ``source`` records where the
-    model came from, for a later check, and ``values`` the files of inputs; other inputs are random.
+    The plan is of the request's Function, or of its quantized form. ``source`` records where the model came from, for a later
+    check, and ``values`` the files of inputs; other inputs are random.
     """
-    function, used = request.function, _select(request.devices, (launch.engine for launch in plan.launches))
+    function, plan = request.function, tuned.plan
+    used = _select(request.devices, (launch.engine for launch in plan.launches))
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
@@ -79,11 +90,11 @@ def create_lock(
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
         machine=_machine(request.context, used),
         options=_options(request, used),
-        plan=list_node_ranges(plan, make_planned_function(function, precision)),
-        candidates=tuple(map(_round, list_candidate_records(race)[:KEPT])),
+        plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
+        candidates=tuple(map(_round, list_candidate_records(tuned.race)[:KEPT])),
         baseline=None if baseline is None else _round(baseline),
         values=values,
-        precision=precision,
+        precision=tuned.precision,
     )
 
 
@@ -128,47 +139,38 @@ def list_candidate_records(race: CandidateComparison, function: Function | None 
     return tuple(
         CandidateRecord(
             one.title,
-            one.verdict,
-            number == race.baseline,
-            **{name: getattr(one, name) for name in FIGURES},
-            note=one.note[:1000],
+            is_baseline=number == race.baseline,
             regions=one.regions if function else (),
             ranges=list_node_ranges(one.plan, function) if function else (),
+            **{**{name: getattr(one, name) for name in FIGURES}, "note": one.note[:1000]},
         )
         for number, one in enumerate(race.contenders)
     )
 
 
-FIGURES = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
-"""The numeric fields of a candidate, in its record and in its result."""
-# ---------------------------------------------------------------------- from a lock to a plan
+# ---------------------------------------------------------------------- from a file to a plan
 
 
 def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
     """Rebuild a plan from node ranges; raises LockError if it does not fit the request's Function and engines."""
     homes: dict[str, str] = {}
     groups: dict[str, int] = {}
-    function = request.function
+    function, count = request.function, len(request.function.nodes)
     for run in ranges:
-        for name in _names(run, function):
-            if name in homes:
-                raise LockError(f"node {name!r} is placed twice")
-            homes[name], groups[name] = run.engine, run.region
-    if len(homes) < len(function.nodes):
+        if (last := run.at + run.nodes) > count:
+            raise LockError(f"nodes up to number {last} are placed, and the model has {count} of them")
+        for node in function.nodes[run.at : last]:
+            if node.name in homes:
+                raise LockError(f"node {node.name!r} is placed twice")
+            homes[node.name], groups[node.name] = run.engine, run.region
+    if len(homes) < count:
         left = next(node.name for node in function.nodes if node.name not in homes)
-        raise LockError(f"{len(homes)} of {len(function.nodes)} nodes are placed, and not {left!r}")
+        raise LockError(f"{len(homes)} of {count} nodes are placed, and not {left!r}")
+    implicit, device = request.implicit, request.device_map
     try:
-        where, implicit = request.device_map, request.implicit
-        return plan_from_assignment(function, request.engines, homes, groups=groups, implicit=implicit, device=where)
+        return plan_from_assignment(function, request.engines, homes, groups=groups, implicit=implicit, device=device)
     except PlanError as error:
         raise LockError(f"it is no plan any more: {error}") from error
-
-
-def _names(run: NodeRange, function: Function) -> Iterator[str]:
-    if run.at + run.nodes > len(function.nodes):
-        last = run.at + run.nodes
-        raise LockError(f"nodes up to number {last} are placed, and the model has {len(function.nodes)} of them")
-    return (node.name for node in function.nodes[run.at : run.at + run.nodes])
 
 
 # ---------------------------------------------------------------------- mismatches
@@ -195,22 +197,15 @@ def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:
     mine = _facts_of_model(function)
     if lock.model.get("fingerprint") == mine["fingerprint"]:
         return
-    inputs = tuple(_of_facts(_called(lock.inputs), _called(_inputs(function))))
-    if inputs and lock.inputs.keys() == _inputs(function).keys() and lock.model.get("nodes") == mine["nodes"]:
+    were, are = ({f"input {name}": type_ for name, type_ in inputs.items()} for inputs in (lock.inputs, _inputs(function)))
+    inputs = tuple(_of_facts(were, are))
+    if inputs and were.keys() == are.keys() and lock.model.get("nodes") == mine["nodes"]:
         yield f"the sizes differ: {'; '.join(inputs)}"  # enough to change the fingerprint
         return
     yield from inputs
-    yield from _of_facts(_counted(lock.model), _counted(mine))
+    yield from _of_facts(*({"the number of nodes": facts.get("nodes", "unknown")} for facts in (lock.model, mine)))
     was, is_ = lock.model.get("fingerprint", "unknown"), mine["fingerprint"]
     yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {mine['name']!r} has {is_[:SHOWN]}"
-
-
-def _called(inputs: Mapping[str, str]) -> dict[str, str]:
-    return {f"input {name}": type_ for name, type_ in inputs.items()}
-
-
-def _counted(model: Mapping[str, str]) -> dict[str, str]:
-    return {"the number of nodes": model.get("nodes", "unknown")}
 
 
 def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
@@ -252,18 +247,12 @@ def _machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, s
     """Describe the machine and each requested device with its model; an unavailable device is left out."""
     sets, _, processor = dict(make_context_key(context))["machine"].partition("; ")
     system, machine, *extensions = sets.split(" ")
-    return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)} | _hardware(
-        {context.device, *devices.values()} - {"cpu"}, context
-    )
-
-
-def _hardware(names: Iterable[str], context: CompileContext) -> dict[str, str]:
-    found = {}
-    for name in sorted(names):
+    facts = {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
+    for name in sorted({context.device, *devices.values()} - {"cpu"}):
         with suppress(DeviceError):
             accelerator = on_device(name, context).accelerator
-            found[normalize_device(name)] = accelerator.hardware if accelerator is not None else ""
-    return found
+            facts[normalize_device(name)] = accelerator.hardware if accelerator is not None else ""
+    return facts
 
 
 def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
@@ -277,28 +266,26 @@ MOST_TEXT = 2000
 """Maximum characters of a note or a reason."""
 
 
-def make_decision_key(request: PlacementRequest) -> Signature | None:
-    """Make the key of a decision: the model, the engines with versions and code, options, machine and devices.
+def make_decision_key(request: PlacementRequest, terms: Ingredients | None = ()) -> Signature | None:
+    """Make the key of a decision: the model, the engines with versions and code, options, machine, devices, and more ``terms``.
 
-    Return None if the code of an engine is in no file, since a change would go unnoticed.
+    Return None if the code of an engine is in no file, since a change would go unnoticed, and if ``terms`` is None.
     """
-    engines, context, devices = unwrap(request.engines), request.context, sorted(request.devices.items())
-    codes = [_code(engine) for engine in engines]
-    if CODE_UNKNOWN in codes:
+    engines, devices = unwrap(request.engines), sorted(request.devices.items())
+    # The code of an unused engine is hashed without importing it.
+    modules = (
+        registry.find_entry_module(one.name) if isinstance(one, LazyEngine) else one.implementation.__module__ for one in engines
+    )
+    codes = [hash_sources(module) for module in modules]
+    if CODE_UNKNOWN in codes or terms is None:
         return None
+    context = on_device(request.context.device, request.context)
     named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
     subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
     places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
-    return Signature((*subject, *options, *make_context_key(context), *places))
-
-
-def _code(engine: GraphCompiler) -> str:
-    """Hash an engine's code, without importing the code of an unused engine."""
-    return hash_sources(
-        registry.find_entry_module(engine.name) if isinstance(engine, LazyEngine) else engine.implementation.__module__
-    )
+    return Signature((*subject, *options, *make_context_key(context), *places, *terms))
 
 
 def _version(engine: GraphCompiler) -> str:
@@ -306,27 +293,76 @@ def _version(engine: GraphCompiler) -> str:
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
 
-def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
-    """Convert a tuning result to a document. Nodes are identified by position, so names do not matter.
+def load_decision(request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> TuningResult | None:
+    """Load the decision of an earlier search with at least this budget, or an explicit one; None if there is none.
 
-    It contains only the engines of the chosen plan, which may be fewer than the request has.
+    Nothing is measured or calibrated. ``terms`` are those of the error budget, if there is one.
     """
-    engines = [engine for engine in tuned.asked or request.engines if engine.spec in tuned.plan.engines]
+    key = make_decision_key(request, terms)
+    document = store.decision(key) if key is not None else None
+    if document is None:
+        return None
+    try:
+        if document.search is None:
+            raise PlacementFileError("it has no section 'search', so it is no decision")
+        known = read_result(document, request)
+    except XRTError as error:
+        store.trouble(f"a decision cannot be used: {error}")
+        return None
+    return known if known.is_explicit or known.budget >= request.budget else None
+
+
+def store_decision(tuned: TuningResult, request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> None:
+    """Store a decision for later processes, if a plan won and the search was not interrupted."""
+    if tuned.how == "measured" and tuned.race.winner is not None and (key := make_decision_key(request, terms)) is not None:
+        store.store_decision(key, make_decision(tuned, request))
+
+
+def mark_checked(request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> None:
+    """Record in a stored decision that the results of its plan agreed with the reference."""
+    key = make_decision_key(request, terms)
+    document = store.decision(key) if key is not None else None
+    if key is not None and document is not None and document.search is not None:
+        store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
+
+
+def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
+    """Convert the result of a search to a document. Nodes are identified by position, so names do not matter.
+
+    It has only the engines of the chosen plan, which may be fewer than the request has. Of plans of lower precision it has only
+    the chosen one, since others place other forms of the model.
+    """
+    request, race, engines = _plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.asked or request.engines
+    if tuned.precision is not None:
+        engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
+    used = [engine for engine in engines if engine.spec in tuned.plan.engines]
     search = SearchRecord(
-        tuned.budget,
-        tuned.spent,
-        tuned.race.rounds,
-        tuned.is_provisional,
-        tuple(note[:MOST_TEXT] for note in tuned.notes),
-        {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
-        _list_declined(request, engines),
-        tuned.is_explicit,
-        tuned.is_checked,
+        rounds=race.rounds,
+        notes=tuple(note[:MOST_TEXT] for note in tuned.notes),
+        unmeasured={spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
+        declined=_list_declined(request, used),
+        **{name: getattr(tuned, name) for name in SEARCH_FACTS},
     )
-    candidates = list_candidate_records(tuned.race, request.function)[:MOST_CANDIDATES]
-    specs = {engine.spec for engine in engines}
-    versions = {engine.spec: _version(engine) for engine in unwrap(request.engines) if engine.spec in specs}
-    return PlacementFile(writer=__version__, engines=versions, candidates=candidates, search=search)
+    specs = {engine.spec for engine in used}
+    return PlacementFile(
+        writer=__version__,
+        engines={engine.spec: _version(engine) for engine in unwrap(request.engines) if engine.spec in specs},
+        candidates=list_candidate_records(race, request.function)[:MOST_CANDIDATES],
+        precision=tuned.precision,
+        search=search,
+    )
+
+
+SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked")
+"""The fields of a result that a decision has unchanged."""
+
+
+def _plan_form(
+    request: PlacementRequest, precision: PrecisionRecord | None, lowered: Sequence[GraphCompiler]
+) -> PlacementRequest:
+    """The request to place the form of the model that has this precision, on engines of lower precision too."""
+    function = make_planned_function(request.function, precision)
+    return replace(request, function=function, engines=(*lowered, *request.engines))
 
 
 def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
@@ -341,15 +377,54 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
     return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in found.items())
 
 
-def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Read the decision in a document; its ``how`` is ``remembered``.
+def read_result(document: PlacementFile, request: PlacementRequest) -> TuningResult:
+    """Read the result of a search from a decision, or from a lock, which has the regions of the chosen plan only.
 
-    Raises PlacementFileError if there is no decision, or if it does not fit the request.
+    The other candidates of a lock become notes. Raises PlacementFileError if there is no result, or if it does not fit the
+    request; CalibrationError or OptionError if the precision does not.
     """
-    search, known = document.search, {engine.spec for engine in request.engines}
+    search, precision, records = document.search, document.precision, document.candidates
+    lowered: tuple[GraphCompiler, ...] = ()
+    if search is not None and precision is not None:
+        lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
+    request = _plan_form(request, precision, lowered)
+    if search is not None:
+        engines = _read_answers(document, search, request)
+    else:
+        used = {run.engine for run in document.plan}
+        engines = tuple(one for one in request.engines if one.spec != request.implicit or one.spec in used)
+    implicit = request.implicit if any(one.spec == request.implicit for one in engines) else None
+    request = replace(request, engines=engines, implicit=implicit)
+    notes: tuple[str, ...] = ()
+    placed = records
     if search is None:
-        raise PlacementFileError("it has no section 'search', so it is no decision")
-    names = [node.name for node in request.function.nodes]
+        placed = tuple(record.replace(ranges=document.plan) for record in records if record.verdict == "won")
+        placed = placed or (CandidateRecord("", "won", ranges=document.plan),)
+        others = (record for record in records if record.verdict != "won")
+        notes = tuple(describe_candidate(record, record.plan, is_baseline=record.is_baseline) for record in others)
+    unmeasured = FrozenDict(search.unmeasured if search is not None else {})
+    candidates = tuple(
+        CandidateResult(
+            with_reasons(plan_from_ranges(record.ranges, request), unmeasured),
+            regions=record.regions,
+            **{name: getattr(record, name) for name in FIGURES},
+        )
+        for record in placed
+    )
+    baseline = next((number for number, record in enumerate(placed) if record.is_baseline), None)
+    race = CandidateComparison(candidates, search.rounds if search is not None else 0, baseline)
+    if race.winner is None:
+        raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
+    known = TuningResult(race.winner.plan, race=race, how="locked", notes=notes, precision=precision, lowered=lowered)
+    if search is None:
+        return known
+    facts = {name: getattr(search, name) for name in SEARCH_FACTS}
+    return replace(known, how="remembered", notes=search.notes, unmeasured=unmeasured, asked=engines, **facts)
+
+
+def _read_answers(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
+    """The engines of a decision with their recorded answers, so that no library is imported."""
+    names, known = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
     answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in known}
     for row in search.declined:
         if row.engine not in answers or max(row.nodes, default=0) >= len(names):
@@ -357,30 +432,27 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         answers[row.engine].update((names[position], row.reason) for position in row.nodes)
     if not answers:
         raise PlacementFileError("engines: none of them is of the request", position="engines")
-    asked = tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
-    implicit = request.implicit if request.implicit in answers else None
-    given = replace(request, engines=asked, implicit=implicit)
-    candidates = tuple(_read_candidate(record, given, search) for record in document.candidates)
-    baseline = next((number for number, record in enumerate(document.candidates) if record.is_baseline), None)
-    race = CandidateComparison(candidates, search.rounds, baseline)
-    if race.winner is None:
-        raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
-    return TuningResult(
-        race.winner.plan,
-        race=race,
-        how="remembered",
-        budget=search.budget,
-        spent=search.spent,
-        notes=search.notes,
-        unmeasured=FrozenDict(search.unmeasured),
-        is_provisional=search.is_provisional,
-        is_explicit=search.is_explicit,
-        is_checked=search.is_checked,
-        asked=asked,
-    )
+    return tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
 
 
-def _read_candidate(record: CandidateRecord, request: PlacementRequest, search: SearchRecord) -> CandidateResult:
-    plan = with_reasons(plan_from_ranges(record.ranges, request), search.unmeasured)
-    figures = {name: getattr(record, name) for name in FIGURES}
-    return CandidateResult(plan, record.verdict, note=record.note, regions=record.regions, **figures)
+def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
+    """Create the engines of a plan that the request lacks; raises OptionError for one that no engine offers.
+
+    Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
+    """
+    known = {engine.spec for engine in request.engines}
+    found = []
+    for spec in dict.fromkeys(specs):
+        if spec in known:
+            continue
+        engine = registry.create(spec)
+        if not any(engine == one for base in request.engines if base.name == engine.name for one in _list_offers(base)):
+            raise OptionError(f"engine {spec!r} of a plan of lower precision is not offered by any engine of the list")
+        found.append(engine)
+    return tuple(found)
+
+
+def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
+    """The engine's variants in int8, bf16 and fp16, and those of the int8 variant in bf16 and fp16."""
+    integers = engine.lower_precision("int8")
+    return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]

@@ -47,7 +47,6 @@ class RegressionSetup:
     request: PlacementRequest
     cache: CompileCache
     inputs: Sequence[Any]
-    """Host arrays."""
     reference: Reference
     seconds: float
     """Time limit of the race, without compiles; at least `SPELLS` rounds are run."""
@@ -162,21 +161,15 @@ class RegressionResult:
         return facts
 
     def __str__(self) -> str:
-        if self.locked is None or self.now is None or self.change is None:
+        was, now, change = self.locked, self.now, self.change
+        if was is None or now is None or change is None:
             return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
-        return f"{_PHRASES[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}"
-
-    def _change(self) -> str:
-        change = self.change
-        return "" if change is None else f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
-
-    def _ratios(self) -> str:
-        was, now = self.locked, self.now
-        if was is None or now is None:
-            return ""
-        then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f})"
-        here = f"{now.median:.3f} ({now.low:.3f} to {now.high:.3f})"
-        return f"time over that of {was.plan}: {here} in {self.rounds} rounds, {then} in the lock"
+        changed = f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
+        then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f}) in the lock"
+        return (
+            f"{_PHRASES[self.state]}: {changed}; the limit is {self.limit:+.1%}\n"
+            f"time over that of {was.plan}: {now} in {self.rounds} rounds, {then}"
+        )
 
 
 _PHRASES: Mapping[State, str] = {

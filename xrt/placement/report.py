@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xrt.html.views import Bar, MeanCall
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
-    from xrt.partition.device_map import DeviceMap
+    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement.result import CandidateResult, TuningResult
     from xrt.placement.search import RegionPrediction
 
@@ -37,7 +37,6 @@ class CostReport:
     """Seconds per call in the race; None if it was not raced."""
     parts: tuple[RegionPrediction, ...] = ()
     standings: tuple[CandidateRecord, ...] = ()
-    """The candidates, best first."""
     unlocks: tuple[MissingSupport, ...] = ()
     """Operators whose support by an engine would save time, the largest saving first."""
 
@@ -64,19 +63,15 @@ def make_report(
     if not table.regions:
         return CostReport(None, seconds, standings=standings)
     cost = predict_cost(function, plan, table)
-    took = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
-    times = _took(took, seconds, len(cost.regions))
+    times: Sequence[float | None] = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
+    if len(cost.regions) == 1:
+        times = [seconds]  # a single region took as long as the call
+    elif len(times) != len(cost.regions):
+        times = [None] * len(cost.regions)
     parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
     total = cost.seconds if math.isfinite(cost.seconds) else None
     unlocks = rank_missing_support(function, engines, table, device=device)
     return CostReport(total, seconds, parts, standings, unlocks)
-
-
-def _took(regions: Sequence[float], seconds: float | None, count: int) -> Sequence[float | None]:
-    """The measured seconds of each region; a single region took as long as the call."""
-    if count == 1:
-        return [seconds]
-    return regions if len(regions) == count else [None] * count
 
 
 def _finite(value: Any) -> Any:
@@ -168,7 +163,8 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
         named = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
         parts.append(f"{plan.kept} node{'s' * (plan.kept != 1)} in fp32 ({named})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
-        parts.append(_describe_error_of(plan, measure))
+        high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
+        parts.append(f"error {format_error(plan.error, measure)}{high}")
     return ", ".join([*parts, *([plan.note] if plan.note else [])])
 
 
@@ -179,11 +175,6 @@ def _describe_error(record: PrecisionRecord) -> str:
     if record.worst is not None:
         parts.append(f"the worst item has {format_error(record.worst, record.measure)}")
     return f"{parts[0]} ({'; '.join(parts[1:])})" if parts[1:] else parts[0]
-
-
-def _describe_error_of(plan: LoweredPlanRecord, measure: str) -> str:
-    high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
-    return f"error {format_error(plan.error, measure)}{high}"
 
 
 def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
@@ -199,49 +190,27 @@ def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, 
 
 # ---------------------------------------------------------------------- in a notebook
 
-WIDTH, HEIGHT, MARGIN = 560.0, 220.0, 44.0
-"""Size and margin of the drawing, in pixels."""
-
 
 def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
-    """Template data of a precision record: lines, points of the timed plans, and a table of all plans."""
+    """Template data of a precision record: its lines, and a table of all plans."""
     from xrt.html.views import seconds
 
     if record is None:
         return {"precision": None}
-    timed = list_pareto_plans(record)
-    most = max((one.seconds or 0.0 for one, _ in timed), default=0.0) or 1.0
-    worst = max([record.limit, *(one.error or 0.0 for one, _ in timed)]) or 1.0
-    points = [
-        {
-            "x": MARGIN + (WIDTH - 2 * MARGIN) * (one.seconds or 0.0) / most,
-            "y": HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (one.error or 0.0) / worst,
-            "label": f"{one.precision} on {one.plan}: {_describe(one.error, record)}, {seconds(one.seconds or 0.0)}",
-            "is_best": is_best,
-        }
-        for one, is_best in timed
-    ]
-    best = {id(one) for one, is_best in timed if is_best}
+    best = {id(one) for one, is_best in list_pareto_plans(record) if is_best}
     rows = [
         (
             one.precision,
             one.plan,
             "best" if id(one) in best else one.outcome,
             one.kept or "",
-            "" if one.outcome in ("wrong", "failed") else _describe(one.error, record),
+            "" if one.outcome in ("wrong", "failed") else format_error(one.error, record.measure),
             "" if one.seconds is None else seconds(one.seconds),
             one.note,
         )
         for one in record.plans
     ]
-    drawing = {"width": WIDTH, "height": HEIGHT, "margin": MARGIN, "points": points}
-    scales = {"limit": _describe(record.limit, record), "worst": _describe(worst, record), "slowest": seconds(most)}
-    limit = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * record.limit / worst
-    return {"precision": {**drawing, **scales, "limit_at": limit, "rows": rows, "lines": list(describe_precision(record))}}
-
-
-def _describe(error: float | None, record: PrecisionRecord) -> str:
-    return format_error(error, record.measure)
+    return {"precision": {"rows": rows, "lines": list(describe_precision(record))}}
 
 
 MOST_COSTS = 12

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from xrt.graph import FrozenDict, Function
 from xrt.partition import ClusteringOptions
 from xrt.partition.cost_table import CostTable
-from xrt.partition.device_map import DeviceMap
 from xrt.partition.partitioner import MEASURED_REASON
+from xrt.partition.support_matrix import DeviceMap
 from xrt.runtime import on_device
 from xrt.worker.isolated_engine import IsolatedEngine
 
@@ -67,19 +67,15 @@ class CandidateResult:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data: the plan by its title and the nodes of its regions."""
         regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in self.plan.launches]
-        own = {name: getattr(self, name) for name in _FIGURES}
+        own = {name: getattr(self, name) for name in FIGURES}
         return {"title": self.title, **own, "seconds_of_regions": list(self.regions), "plan": regions}
 
     def __str__(self) -> str:
-        return self.describe()
-
-    def describe(self, *, is_baseline: bool = False) -> str:
-        """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
-        return describe_candidate(self, self.title, is_baseline=is_baseline)
+        return describe_candidate(self, self.title)
 
 
-def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool) -> str:
-    """Format the result of a candidate, as `CandidateResult.describe` does."""
+def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool = False) -> str:
+    """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
     parts = [f"{VERDICTS[one.verdict]}: {title}"]
     if one.seconds is not None:
         parts.append(_time(one.seconds))
@@ -92,7 +88,8 @@ def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is
     return ", ".join([*parts, *([one.note] if one.note else [])])
 
 
-_FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
+FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
+"""The fields of a candidate that files have too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +113,9 @@ class TuningResult:
 
     plan: Plan
     table: CostTable = CostTable()
-    """All known region costs."""
     race: CandidateComparison = CandidateComparison()
     how: Origin = "measured"
     budget: float = 0.0
-    """The requested search time in seconds."""
     spent: float = 0.0
     measurements: int = 0
     """Number of regions measured in this search, including failed ones."""
@@ -128,7 +123,6 @@ class TuningResult:
     unmeasured: Mapping[str, str] = FrozenDict()
     """Why the whole model was not measured on an engine, by spec."""
     is_provisional: bool = False
-    """Whether there were too few rounds to distinguish plans."""
     is_explicit: bool = False
     """Whether the caller requested the search: modules then use its decision, whatever their budget."""
     is_checked: bool = True
@@ -138,7 +132,6 @@ class TuningResult:
     precision: PrecisionRecord | None = None
     """The precision of a plan within an error budget; None without a budget."""
     lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
-    """The plan's engines of lower precision."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
@@ -165,8 +158,8 @@ class TuningResult:
             "baseline": self.race.baseline,
             "contenders": [c.to_dict() for c in self.race.contenders],
         }
-        own = {"precision": self.precision.to_dict()} if self.precision is not None else {}
-        return {"chosen": describe_plan(self.plan), **facts, **race, **own}
+        precision = {"precision": self.precision.to_dict()} if self.precision is not None else {}
+        return {"chosen": describe_plan(self.plan), **facts, **race, **precision}
 
     def _repr_html_(self) -> str:
         """Render the search and the plan for a notebook."""
@@ -194,7 +187,7 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
         rounds = format_count(tuned.race.rounds, "round")
         yield f"  {format_count(tuned.measurements, 'measurement')} of regions, {rounds}, {spent}"
     for number, contender in enumerate(tuned.race.contenders):
-        yield f"  {contender.describe(is_baseline=number == tuned.race.baseline)}"
+        yield f"  {describe_candidate(contender, contender.title, is_baseline=number == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
     if tuned.precision is not None:
         from xrt.placement.report import describe_precision  # only with an error budget
@@ -291,9 +284,7 @@ class PlacementRequest:
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the context's."""
     cuda_graph: bool = False
-    """Whether to capture calls on a device, where supported."""
     budget: float = 20.0
-    """Time limit of the search in seconds."""
     spent: float = 0.0
     """Seconds of the budget already spent; at least half of it always remains."""
     retune: bool = False

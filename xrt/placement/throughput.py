@@ -17,8 +17,7 @@ from xrt.formats.placement_file import (
     format_rate,
 )
 from xrt.graph import TensorType, Value
-from xrt.measure.closed_loop import LoadResult
-from xrt.measure.timing import Clock
+from xrt.measure.timing import Clock, LoadResult
 from xrt.placement.result import format_count
 from xrt.placement.sizes import list_open_axes
 
@@ -33,7 +32,6 @@ class ThroughputRequest:
 
     splits: tuple[Split, ...]
     batches: tuple[int, ...] = BATCHES
-    """Batch sizes, ascending from 1."""
     bound: float = math.inf
     """Limit on the 99th percentile of the latency, in seconds."""
     budget: float = 60.0
@@ -115,7 +113,9 @@ class ThroughputResult:
 
     def _repr_html_(self) -> str:
         """Render the table and the latency curves for a notebook."""
-        return render_throughput_result(self)
+        from xrt.html.views import render_cell
+
+        return render_cell("throughput.html", title="Throughput", **_describe_page(self))
 
     @property
     def headline(self) -> str:
@@ -215,13 +215,6 @@ NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p
 KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
 
 
-def render_throughput_result(found: ThroughputResult) -> str:
-    """Render a ThroughputResult as a notebook cell."""
-    from xrt.html.views import render_cell
-
-    return render_cell("throughput.html", title="Throughput", **_describe_page(found))
-
-
 def render_throughput_page(found: ThroughputResult, model: str) -> str:
     """Render a ThroughputResult as a page titled with the model's name."""
     from xrt.html.views import render_page
@@ -230,20 +223,21 @@ def render_throughput_page(found: ThroughputResult, model: str) -> str:
 
 
 def _describe_page(found: ThroughputResult) -> dict[str, Any]:
-    head = found.headline
+    from xrt.html.views import size
+
+    head, rows = (
+        found.headline,
+        [
+            (f"batch {one.batch}, {one.split}", {"text": one.verdict, "verdict": KINDS[one.verdict]}, *list_cells(one, size)[1:])
+            for one in found.candidates
+        ],
+    )
     return {
         "summary": f"{head[:1].upper()}{head[1:]}.",
         "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
-        "rows": [_make_row(one) for one in found.candidates],
+        "rows": rows,
         "notes": [f"{format_count(len(found.candidates), 'point')} in {found.spent:.1f} of {found.budget:g} s", *found.notes],
     }
-
-
-def _make_row(one: ServingCandidate) -> tuple[object, ...]:
-    from xrt.html.views import size
-
-    verdict = {"text": one.verdict, "verdict": KINDS[one.verdict]}
-    return (f"batch {one.batch}, {one.split}", verdict, *list_cells(one, size)[1:])
 
 
 def list_cells(one: ServingCandidate, format_bytes: Callable[[int], str]) -> tuple[str, ...]:

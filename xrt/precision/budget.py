@@ -93,11 +93,9 @@ class MeasuredError:
     """The error of a plan over a set of items."""
 
     error: float
-    """The error over all items."""
     high: float | None = None
     """Upper end of the 95 % interval; None if a metric cannot be computed on parts of the examples."""
     worst: float | None = None
-    """The largest error of an item."""
 
     @property
     def bound(self) -> float:
@@ -118,7 +116,6 @@ class ErrorBudget:
     limit: float
     measure: Measure | Metric = "relative"
     higher_is_better: bool = True
-    """For your metric: whether higher values are better."""
 
     def __post_init__(self) -> None:
         if isinstance(self.limit, bool) or not isinstance(self.limit, int | float) or not 0 <= self.limit < math.inf:
@@ -305,9 +302,7 @@ class ExampleInputs:
     given: Any
     """The example as the caller passed it, for a metric."""
     batch: int
-    """The index of its batch."""
     values: tuple[Any, ...]
-    """The inputs, in the order of the model."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +331,15 @@ class Examples:
         return self._digest[0]
 
     def split(self) -> tuple[Examples, Examples]:
-        """Split off the last fifth for validation, at least one example."""
+        """Split off the last fifth for validation, at least one example.
+
+        Raises CalibrationError for fewer than three examples: both parts need one, and the interval of an error needs two.
+        """
+        if len(self) < 3:
+            raise CalibrationError(
+                f"{self.purpose}= has {len(self)} batch{'es' * (len(self) != 1)}, and the error is measured on two or more that "
+                "nothing is calibrated on; pass validate= too, or more batches"
+            )
         held_out = max(1, len(self) // 5)
         return Examples(self.purpose, self.items[:-held_out]), Examples("validate", self.items[-held_out:])
 
@@ -450,11 +453,8 @@ class PrecisionTerms:
     validate: Examples
     calibrate: Examples = field(default_factory=lambda: Examples("calibrate"))
     allowed: tuple[Precision, ...] = LOWER_PRECISIONS
-    """The lower precisions that plans may use."""
     exact_nodes: tuple[NodePattern, ...] = ()
-    """Nodes that stay in float32."""
     table: CalibrationTable | None = None
-    """Calibrated ranges; None to measure them."""
     original: Callable[[], Function] | None = field(default=None, compare=False)
     """Builds the declared model, to which the table may belong; None if it is unknown before a call."""
     declared: tuple[Value, ...] = ()

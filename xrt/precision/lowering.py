@@ -8,25 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from xrt.cache import Signature
-from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import load_engine
-from xrt.errors import CalibrationError, CompileRefused, LockError, OptionError, PlacementFileError, XRTError
-from xrt.formats.placement_file import KeptNodeRecord, PlacementFile, PrecisionRecord, RegionPrecision
-from xrt.passes.quantize.form import make_planned_function
+from xrt.errors import CalibrationError, CompileRefused, XRTError
+from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord, RegionPrecision
 from xrt.placement.profiler import find_first_random_node
 from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
-from xrt.placement.records import make_decision, make_decision_key, read_decision
 from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, Progress, TuningResult, format_count
 from xrt.precision.budget import PrecisionTerms
 from xrt.precision.search import Attempt, PrecisionSearch, Workbench, list_contenders
-from xrt.runtime import on_device
 from xrt.worker.isolated_engine import IsolatedEngine
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.cache.cost_store import CostStore
     from xrt.engines import GraphCompiler
     from xrt.measure.timing import Clock
     from xrt.placement.autotune import ProgressCallback
@@ -39,22 +33,10 @@ class LoweringWithinBudget:
 
     terms: PrecisionTerms
 
-    def find_stored(self, request: PlacementRequest, store: CostStore | None) -> TuningResult | None:
-        """Load the decision of an earlier search with the same options, data and machine; None if there is none.
-
-        Nothing is calibrated or measured.
-        """
-        key = self._make_key(request) if store is not None else None
-        if store is None or key is None or (document := store.decision(key)) is None or document.precision is None:
-            return None
-        search = document.search
-        if search is None or (search.budget < request.budget and not search.is_explicit):
-            return None
-        try:
-            return read_lowered_decision(document, request)
-        except (PlacementFileError, LockError, CalibrationError, XRTError) as error:
-            store.trouble(f"a decision of lower precision cannot be used: {error}")
-            return None
+    @property
+    def ingredients(self) -> tuple[tuple[str, str], ...] | None:
+        """The parts of a decision's key: the options and a hash of the data; None if a metric's code is unknown."""
+        return self.terms.ingredients
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
@@ -65,55 +47,6 @@ class LoweringWithinBudget:
         CalibrationError for unsuitable examples, and if a metric fails.
         """
         return _Lowering(request, exact, self.terms, cache, seconds, progress).run()
-
-    def keep(self, tuned: TuningResult, request: PlacementRequest, store: CostStore | None) -> None:
-        """Store a decision for later processes, with ranges, errors and a hash of the data."""
-        key = self._make_key(request) if store is not None and tuned.how == "measured" else None
-        won = tuned.race.winner
-        if store is None or key is None or won is None:
-            return
-        winner = replace(tuned, race=replace(tuned.race, contenders=(won,), baseline=None))
-        function = make_planned_function(request.function, tuned.precision)
-        given = replace(request, function=function, engines=(*tuned.lowered, *request.engines))
-        document = make_decision(replace(winner, asked=given.engines), given)
-        store.store_decision(key, document.replace(precision=tuned.precision))
-
-    def _make_key(self, request: PlacementRequest) -> Signature | None:
-        request = replace(request, context=on_device(request.context.device, request.context))
-        key, own = make_decision_key(request), self.terms.ingredients
-        return None if key is None or own is None else Signature((*key.ingredients, *own))
-
-
-def create_lowered_engines(specs: tuple[str, ...], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
-    """Create the engines of a plan that the request lacks; raises OptionError for one that no engine offers.
-
-    Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
-    """
-    known = {engine.spec for engine in request.engines}
-    found = []
-    for spec in dict.fromkeys(specs):
-        if spec in known:
-            continue
-        engine = registry.create(spec)
-        if not any(engine == one for base in request.engines if base.name == engine.name for one in _list_offers(base)):
-            raise OptionError(f"engine {spec!r} of a plan of lower precision is not offered by any engine of the list")
-        found.append(engine)
-    return tuple(found)
-
-
-def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
-    """The engine's variants in int8, bf16 and fp16, and those of the int8 variant in bf16 and fp16."""
-    integers = engine.lower_precision("int8")
-    return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]
-
-
-def read_lowered_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Read the decision in a document; raises PlacementFileError or CalibrationError if it does not fit the request."""
-    specs = tuple(run.engine for record in document.candidates for run in record.ranges)
-    lowered = create_lowered_engines(specs, request)
-    function = make_planned_function(request.function, document.precision)
-    given = replace(request, function=function, engines=(*lowered, *request.engines))
-    return replace(read_decision(document, given), precision=document.precision, lowered=lowered)
 
 
 _log = logging.getLogger(__name__)

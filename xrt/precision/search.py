@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -178,18 +179,18 @@ def observe(
 ) -> Iterator[dict[str, Any]]:
     """Yield the named values for each example."""
     inputs = [value.name for value in function.inputs]
-    programs = []
-    for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
-        observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
-        programs.append((group, bench.compile(bench.plan_exact(observed), is_kept=False)))
-    for number, item in enumerate(examples.items):
-        tell(f"calibrating on batch {number + 1} of {len(examples)}")
-        values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
-        for group, program in programs:
-            values.update(zip(group, run_once(program, item.values), strict=False))
-        yield values
-    for _, program in programs:
-        program.close()
+    with ExitStack() as stack:
+        programs = []
+        for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
+            observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
+            programs.append((group, bench.compile(bench.plan_exact(observed), is_kept=False)))
+            stack.callback(programs[-1][1].close)
+        for number, item in enumerate(examples.items):
+            tell(f"calibrating on batch {number + 1} of {len(examples)}")
+            values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
+            for group, program in programs:
+                values.update(zip(group, run_once(program, item.values), strict=False))
+            yield values
 
 
 # ---------------------------------------------------------------------- the search
@@ -219,7 +220,6 @@ class PrecisionSearch:
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_cut_off: bool = False
-    """Whether time ran out."""
     _errors: dict[bool, dict[str, float]] = field(default_factory=dict)
     """The error of quantizing each node alone, by whether channels are balanced."""
 

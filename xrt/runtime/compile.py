@@ -19,7 +19,6 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMe
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release
 from xrt.graph.deferred_function import find_stale
-from xrt.partition.questions import QuestionKeys
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -355,9 +354,9 @@ def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], boo
 
 def describe_patterns(function: Function) -> list[object]:
     """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
-    questions = QuestionKeys(function)
-    # Nodes without a key (with bodies, for example) equal only themselves.
-    keys = {node.name: questions.key(node) or node.name for node in function.nodes}
+    from xrt.partition.fold import extract_subgraph  # only after a failure
+
+    keys = {node.name: extract_subgraph(function, (place,)).shape_key for place, node in enumerate(function.nodes)}
 
     def describe(node: Node) -> object:
         producers = (function.producer(name) for name in node.uses)

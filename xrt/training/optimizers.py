@@ -27,11 +27,9 @@ class StepContext:
     """Values shared by the updates of all parameters."""
 
     rate: Tensor
-    """Learning rate: float32 scalar."""
     count: Tensor
     """Number of this step, starting at 1: int64 scalar."""
     _scalars: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
-    """Shared intermediate scalars."""
 
     def rate_for(self, parameter: Tensor) -> Tensor:
         """Learning rate in the parameter's element type."""

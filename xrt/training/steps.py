@@ -53,7 +53,6 @@ class CrossEntropy(Loss):
     """Mean of -log softmax at the target class, for scores (N, classes, ...) and int64 classes (N, ...)."""
 
     ignore_index: int | None = None
-    """Target class to ignore."""
 
     def target_type(self, output: TensorType) -> TensorType:
         if output.shape is None or len(output.shape) < 2:
@@ -72,7 +71,6 @@ class TrainedModel:
 
     function: Function
     parameters: str | Sequence[str]
-    """Names or patterns of constants."""
     buffers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     """Initial values of states that are buffers of a PyTorch module: copies."""
 

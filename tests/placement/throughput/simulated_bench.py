@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from xrt.formats.placement_file import Split
-from xrt.measure.closed_loop import LoadResult
+from xrt.measure.timing import LoadResult
 from xrt.placement.throughput import ThroughputRequest, ThroughputResult, ThroughputSweep
 
 SPLITS = (Split(1, 2), Split(2, 1))

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
 from xrt.errors import OptionError, RunFailed
 from xrt.formats.placement_file import Split
-from xrt.measure.closed_loop import LoadResult
+from xrt.measure.timing import LoadResult
 from xrt.placement.throughput import ThroughputResult, list_splits, parse_batches, parse_bound
 
 
