@@ -106,11 +106,9 @@ class CacheListing:
     engine: str
     version: str
     entry: str
-    """Types of the region's inputs."""
     failure: str
     """Why the region did not compile; empty if it did."""
     damage: str = ""
-    """Why the entry is unusable; empty if it is usable."""
 
 
 def list_entries(store: Store) -> list[CacheListing]:

@@ -111,12 +111,9 @@ class CacheStatistics:
     misses: int
     """Requests that led to a compile, forced ones included."""
     failures: int
-    """Compiles that raised."""
     evictions: int
     size: int
-    """Executables in the cache now."""
     disk: DiskStatistics = field(default_factory=DiskStatistics)
-    """Counts of the disk tier; zeros if there is none."""
 
 
 def count_bytes(executable: Executable) -> int:

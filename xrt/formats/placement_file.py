@@ -80,7 +80,6 @@ class LoweredPlanRecord(Record, frozen=True):
     high: Number | None = None
     """Upper end of the 95 % interval over the items; None if the measure has no interval."""
     worst: Number | None = None
-    """The largest error of an item."""
     seconds: Number | None = None
     kept: Count = 0
     """Number of nodes that remain in float32 to meet the budget."""
@@ -103,13 +102,11 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     measure: Text
     """``relative``, ``cosine``, ``top1``, or the name of the metric."""
     limit: Number
-    """The largest allowed error."""
     precision: Text
     """Precision of the chosen plan: ``fp32``, ``bf16``, ``int8``, ``balanced int8 and bf16``."""
     data: Text
     """Hash of the examples for calibration and validation."""
     validation: Text = ""
-    """Hash of the examples for validation."""
     items: Count
     """Number of examples for measuring the error."""
     calibrated: Count = 0
@@ -120,7 +117,6 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     is_quantized: bool = False
     """Whether the chosen plan uses a quantized form of the model."""
     form: FormKind = "static"
-    """The kind of that form."""
     reduce_range: bool = False
     """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
     balance: tuple[BalancedValue, ...] = ()
@@ -130,7 +126,6 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     plans: tuple[LoweredPlanRecord, ...] = ()
     notes: tuple[Text, ...] = ()
     table: CalibrationTable | None = None
-    """The ranges of that form."""
 
 
 MOST_CANDIDATES = 64
@@ -140,13 +135,9 @@ class NodeRange(Record, frozen=True):
     """Consecutive nodes of the model that belong to one region."""
 
     region: Count
-    """Index of the region in execution order."""
     engine: Text
-    """Spec of the engine."""
     at: Count
-    """Position of the first node in the model."""
     nodes: Count
-    """Number of nodes."""
     first: Text = ""
     """Name of the first node, for readers; only positions are used."""
     last: Text = ""
@@ -178,13 +169,11 @@ class Baseline(Record, frozen=True):
     """The reference for `xrt check`: time of the plan relative to another plan, measured interleaved."""
 
     plan: Text
-    """The engines of the other plan."""
     ratio: Number
     low: Number
     high: Number
     rounds: Count
     ranges: tuple[NodeRange, ...] = ()
-    """Nodes of the regions of the other plan."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.ratio <= self.high:
@@ -263,7 +252,6 @@ class ServingCandidate(Record, frozen=True):
     instances: PositiveCount
     threads: PositiveCount
     concurrency: PositiveCount
-    """Requests in flight."""
     verdict: Literal["chosen", "within", "over", "declined"] = "declined"
     """``within`` the bound; ``over`` it; ``declined``: not measured, for a reason."""
     plan: Text = ""
@@ -350,7 +338,6 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     """
 
     writer: Text = ""
-    """XRT version."""
     date: Text = ""
     model: Facts = {}
     """Name, source, fingerprint and number of nodes."""
@@ -375,7 +362,6 @@ class PlacementFile(Record, frozen=True, kw_only=True):
     search: SearchRecord | None = None
     costs: tuple[RegionRecord, ...] | None = None
     serving: ServingConfiguration | None = None
-    """Serving configuration, if it was tuned."""
 
 
 # ---------------------------------------------------------------------- files

@@ -48,7 +48,6 @@ class StoredWeight(NamedTuple):
     """Location of a constant's bytes."""
 
     digest: str
-    """SHA-256 of the constant, in hex."""
     file: int
     """Index into `ProgramRecord.files`, or `OWN` for the section named by the digest."""
     offset: int
@@ -63,7 +62,6 @@ class StoredLaunch(NamedTuple):
     nodes: tuple[str, ...]
     control: tuple[str, ...]
     function: str
-    """Name of the Function."""
     fingerprint: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]

@@ -94,7 +94,6 @@ class Operator:
     outputs: tuple[FormalParameter, ...]
     attributes: Mapping[str, FormalAttribute]
     required: frozenset[str]
-    """Names of the required attributes."""
     min_inputs: int
     max_inputs: int | None
     """None if unlimited, as for Concat."""
