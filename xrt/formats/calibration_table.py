@@ -20,6 +20,8 @@ from xrt.formats.documents import DocumentType
 from xrt.formats.output import replace_file
 from xrt.graph import Function, hash_values
 
+__all__ = ["CalibrationTable", "RangeDifference", "ValueRange"]
+
 MOST_TEXT = 4000
 Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
