@@ -149,28 +149,12 @@ class OrtExecutable(Executable):
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         if not self.supports_io_binding():
             return super().bind(inputs, outputs)
-        call = self._bound(inputs, outputs)
-
-        def run() -> None:
-            try:
-                call()
-            except Exception as error:
-                raise self._failed(error) from error
-
-        return run
+        return self._reporting(self._bound(inputs, outputs))
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if self._calls is None or not self.supports_io_binding():
             return super().bind_outputs(outputs)
-        call = self._calls.bind_buffers(self._inputs, dict(zip(self._names, outputs, strict=True)))
-
-        def run(*inputs: Any) -> None:
-            try:
-                call(*inputs)
-            except Exception as error:
-                raise self._failed(error) from error
-
-        return run
+        return self._reporting(self._calls.bind_buffers(self._inputs, dict(zip(self._names, outputs, strict=True))))
 
     def _bound(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """A call over these arrays; requires `supports_io_binding`."""
@@ -183,6 +167,17 @@ class OrtExecutable(Executable):
         names = [value.name for value in self.function.outputs]
         can = [self._calls is not None and self._calls.can_fill(name) for name in names]
         return [BIND_FROM if is_first and fills else None for is_first, fills in zip(first, can, strict=True)]
+
+    def _reporting(self, call: Callable[..., None]) -> Callable[..., None]:
+        """The call with errors of the library as RunFailed."""
+
+        def run(*inputs: Any) -> None:
+            try:
+                call(*inputs)
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
 
     def _failed(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")

@@ -28,33 +28,9 @@ TOLERANCE = 1e-4
 """Maximum rounding error relative to the largest element of a result."""
 
 
-def has_output(node: Node, index: int) -> bool:
-    """Whether this output is present."""
-    return index < len(node.outputs) and bool(node.outputs[index])
-
-
-def is_single(node: Node, function: Function) -> bool:
-    return find_dtype(node, 0, function) is DType.FLOAT32
-
-
 def is_wider_than_single(node: Node, function: Function) -> bool:
     """Whether the first input has values that float32 cannot represent."""
     return find_dtype(node, 0, function) in (DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64)
-
-
-def is_batch_major(node: Node, function: Function) -> bool:
-    """Whether a recurrent operator has the batch dim first."""
-    return bool(node.attr("layout", 0))
-
-
-def is_over_the_greatest(node: Node, function: Function) -> bool:
-    """Whether a Normalizer divides by the maximum, the default."""
-    return node.attr("norm", "MAX") in ("MAX", b"MAX")
-
-
-def has_output_shape(node: Node, function: Function) -> bool:
-    """Whether MaxUnpool has an output shape."""
-    return has_input(node, 2)
 
 
 def may_reduce_no_booleans(node: Node, function: Function) -> bool:
@@ -101,25 +77,10 @@ def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
     return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
 
 
-def sums_no_products(node: Node, function: Function) -> bool:
-    """Whether the last axis of the first input is empty."""
-    return (find_shape(node, 0, function) or (None,))[-1] == 0
-
-
 def scales_what_it_adds_to_nothing(node: Node, function: Function) -> bool:
     """Whether a Gemm with an empty inner dim scales its bias."""
     inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
-
-
-def dequantises_signed_without_zero_point(node: Node, function: Function) -> bool:
-    """Whether int8 is dequantized without a zero point."""
-    return not has_input(node, 2) and find_dtype(node, 0, function) is DType.INT8
-
-
-def may_have_many_zero_points(node: Node, function: Function) -> bool:
-    """Whether a ConvInteger may have a zero point per channel of the weights."""
-    return has_input(node, 3) and find_shape(node, 3, function) not in ((), (1,))
 
 
 def may_round_resized(node: Node, function: Function) -> bool:
@@ -156,7 +117,7 @@ def _is_whole(extent: Dim, scale: float) -> bool:
 
 def is_inexact_transform(node: Node, function: Function) -> bool:
     """Whether a float32 transform exceeds the tolerance."""
-    return is_single(node, function) and Transform(node, function).error() > TOLERANCE
+    return find_dtype(node, 0, function) is DType.FLOAT32 and Transform(node, function).error() > TOLERANCE
 
 
 def _pads_to_same(node: Node) -> bool:
@@ -184,18 +145,10 @@ def transposes_to_gaps(node: Node, function: Function) -> bool:
     return _pads_to_same(node) and any(not isinstance(k, int) or (k - 1) * d + 1 + a < s for k, s, d, a in windows)
 
 
-def rounds_valid_up(node: Node, function: Function) -> bool:
-    """Whether a pool combines VALID padding with ceil_mode."""
-    return bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0))
-
-
-def has_even_size(node: Node, function: Function) -> bool:
-    return bool(node.attr("size", 1) % 2 == 0)
-
-
 def gives_capped_scores(node: Node, function: Function) -> bool:
     """Whether an Attention returns raw scores and has a softcap."""
-    return has_output(node, 3) and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
+    has_scores = len(node.outputs) > 3 and bool(node.outputs[3])
+    return has_scores and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 
 
 def has_odd_mask(node: Node, function: Function) -> bool:
@@ -245,14 +198,14 @@ _REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
 ISSUES: tuple[KnownIssue, ...] = (
     KnownIssue(
         ("RNN", "GRU", "LSTM"),
-        is_batch_major,
+        lambda node, function: bool(node.attr("layout", 0)),
         "has no batch-major recurrent operators (layout=1)",
         ("test_simple_rnn_batchwise, test_gru_batchwise, test_lstm_batchwise: refused by the kernel's constructor",),
         upstream="https://github.com/opencv/opencv/issues/26456",
     ),
     KnownIssue(
         ("MaxUnpool",),
-        has_output_shape,
+        lambda node, function: has_input(node, 2),
         "places values of MaxUnpool by output_shape where ONNX places them by the shape inferred without it",
         ("test_maxunpool_export_with_output_shape",),
         upstream="https://github.com/microsoft/onnxruntime/pull/2193",
@@ -305,7 +258,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MatMulInteger",),
-        sums_no_products,
+        lambda node, function: (find_shape(node, 0, function) or (None,))[-1] == 0,
         "leaves the products of MatMulInteger as the memory was where none are summed",
         ("compared with the definition: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
@@ -317,13 +270,13 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("DequantizeLinear",),
-        dequantises_signed_without_zero_point,
+        lambda node, function: not has_input(node, 2) and find_dtype(node, 0, function) is DType.INT8,
         "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
         ("signed_dequantised_then_moved of the corpus: -0.25 comes out as 0",),
     ),
     KnownIssue(
         ("ConvInteger",),
-        may_have_many_zero_points,
+        lambda node, function: has_input(node, 3) and find_shape(node, 3, function) not in ((), (1,)),
         "computes ConvInteger with one zero point for all weights only",
         ("test_convinteger_with_padding: refused when run",),
     ),
@@ -363,14 +316,14 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("MaxPool", "AveragePool", "LpPool"),
-        rounds_valid_up,
+        lambda node, function: bool(node.attr("auto_pad") == "VALID" and node.attr("ceil_mode", 0)),
         "rounds the size of a pooling without padding (auto_pad=VALID, ceil_mode=1) up where ONNX rounds it down",
         ("compared with the formula: 9 by kernel 2, stride 2 gives 5 instead of 4",),
         upstream="https://onnx.ai/onnx/operators/onnx__MaxPool.html",
     ),
     KnownIssue(
         ("LRN",),
-        has_even_size,
+        lambda node, function: node.attr("size", 1) % 2 == 0,
         "computes LRN over an odd number of channels only",
         ("refused by the kernel's constructor",),
     ),
@@ -432,7 +385,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("ai.onnx.ml.Normalizer",),
-        is_over_the_greatest,
+        lambda node, function: node.attr("norm", "MAX") == "MAX",
         "divides by the greatest element of a row, where scikit-learn and the reference of onnx take the greatest magnitude",
         ("rows_over_their_norms of the corpus; ONNX's text says max(X), its reference and scikit-learn take the magnitude",),
     ),
