@@ -59,7 +59,7 @@ PLANTED = [
     ("engines.contract.options", "from xrt.engines.toolkit import blas", "engines.contract may not import engines.toolkit"),
     ("engines.toolkit.blas", "from xrt.partition import Plan", "engines.toolkit may not import partition"),
     ("engines.kernels.reduction", "import jax.numpy as jnp", "engines.kernels may not import jax; only engines.xla may"),
-    ("engines.kernels.reduction", "from xrt.engines.toy import products", "engines.kernels may not import engines.toy"),
+    ("engines.kernels.reduction", "from xrt.engines.toy import tape", "engines.kernels may not import engines.toy"),
     ("engines.toolkit.blas", "open('x')", "engines.toolkit may not touch files (open)"),
     ("runtime.program", "from xrt.worker import server", "runtime may not import worker"),
     ("placement.auto", "from xrt.module import XRTModule", "placement may not import module"),

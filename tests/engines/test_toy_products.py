@@ -12,8 +12,8 @@ import pytest
 
 from xrt.engines.native import multiply as multiply_natively, why_not_shipped
 from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
-from xrt.engines.toy import products
-from xrt.engines.toy.products import ProductThreads, multiply
+from xrt.engines.toy import kernels as products
+from xrt.engines.toy.kernels import ProductThreads, multiply
 
 BACKENDS = [False, *([True] if why_not_shipped() is None and find_blas().calls is not None else [])]
 

@@ -46,7 +46,7 @@ class Toy(GraphCompiler):
     The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
     ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
     place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, large matrix
-    products in parts on as many threads as the budget allows (`products`). On a device the Python kernels
+    products in parts on as many threads as the budget allows. On a device the Python kernels
     compute with its array module, and chains of elementwise operators are one kernel each.
     """
 

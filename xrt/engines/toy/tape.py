@@ -20,7 +20,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_v
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.node_query import list_last_uses
 from xrt.engines.toolkit.scatters import SCATTERS
-from xrt.engines.toy.products import product_threads
+from xrt.engines.toy.kernels import product_threads
 from xrt.errors import InputError, ModelError, OptionError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
