@@ -31,7 +31,7 @@ from xrt.verify.execution import Stopped
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 
 if TYPE_CHECKING:
-    from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler
+    from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
     from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.placement.result import PlacementRequest
@@ -200,11 +200,9 @@ class WorkerRunner(IsolatedEngine):
         """Limit the seconds of each later request."""
         self._home.seconds = limit
 
-    def compile(self, function: Function, context: CompileContext) -> Executable:
+    def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
         kept = self._kept.pop(function.fingerprint, None)
-        if kept is not None and kept.is_held:
-            return self._loaded(kept, function, context)
-        return super().compile(function, context)
+        return kept if kept is not None and kept.is_held else super().compile_in_worker(function, context)
 
 
 class LocalRunner:

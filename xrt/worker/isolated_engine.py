@@ -145,7 +145,7 @@ class IsolatedEngine(EngineProxy):
             raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        remote = RemoteExecutable(self._home, function, context)
+        remote = self.compile_in_worker(function, context)
         if self.runs:
             return remote
         try:
@@ -155,6 +155,10 @@ class IsolatedEngine(EngineProxy):
             return self.inner.compile(function, context)
         finally:
             remote.close()
+
+    def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
+        """Compile in the worker; the result stays there."""
+        return RemoteExecutable(self._home, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if self.runs:
