@@ -28,7 +28,7 @@ def _list_auto_tables(figures: Figures) -> Iterator[str]:
     counts = Counter(row["verdict"] for row in models)
     outcomes = ", ".join(f"{counts[verdict]} {words}" for verdict, words in OUTCOMES.items() if counts[verdict])
     means = [("the best single engine", figures["to_best"]), ("`ort` alone", figures["to_ort"])]
-    gains = "; ".join(f"over {what} {format_ratio(mean)} x" for what, mean in means if mean)
+    gains = "; ".join(f"over {what} {format_ratio(mean)} x ({mean['models']} models)" for what, mean in means if mean)
     yield f"Of {len(models)} models: {outcomes}. Geometric mean of the gains: {gains or 'none'}.\n"
     columns = (
         "model",
