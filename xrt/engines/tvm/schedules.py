@@ -1,14 +1,13 @@
 """CPU schedules: TVM's own CPU pipeline has none, and runs naive loops on one thread.
 
 FuseTIR produces a PrimFunc with a sequence of blocks, each with a loop nest over intermediate buffers. Elementwise producers are
-inlined into their consumers, or computed into a register if several blocks read them. The remaining nests are fused under one
-loop over the rows that they share, or scheduled one by one according to their kind.
+inlined into their consumers, or computed into a register if several blocks read them. The remaining nests are scheduled one by
+one according to their kind.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -292,24 +291,21 @@ class LoopNest:
 
     def split_rows(self) -> bool:
         """Sum each row in several vector accumulators that are added at the end. Return whether the nest fits."""
-        schedule, partial = self.schedule, self.side_by_side()
-        if partial is None:
+        schedule, reads = self.schedule, self.schedule.get(self.block).reads
+        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
+        if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
             return False
+        _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
+        partial = schedule.rfactor(side, -1)
         spatial = schedule.get_loops(self.block)[: self.spatial]
         outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
         schedule.compute_at(partial, outermost)
         self._share(outermost)
-        schedule.decompose_reduction(partial, vectorize(schedule, partial))
+        _, lane, *reduced = schedule.get_loops(partial)
+        schedule.reorder(*reduced, lane)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(partial, reduced[0])
         return True
-
-    def side_by_side(self) -> Any:
-        """Split the sum of each row into partial sums; return their block, or None if no width fits."""
-        reads = self.schedule.get(self.block).reads
-        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
-        if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
-            return None
-        _, side = self.schedule.split(self.schedule.get_loops(self.block)[-1], [None, width])
-        return self.schedule.rfactor(side, -1)
 
     @property
     def _widest(self) -> int:
@@ -320,14 +316,6 @@ class LoopNest:
     @property
     def _bits(self) -> int:
         return int(self.schedule.get(self.block).writes[0].source.dtype.bits)
-
-
-def vectorize(schedule: s_tir.Schedule, partial: Any) -> Loop:
-    """Vectorize the partial sums of a row; return the loop before which they are initialized."""
-    _, lane, *reduced = schedule.get_loops(partial)
-    schedule.reorder(*reduced, lane)
-    schedule.vectorize(lane)
-    return reduced[0]
 
 
 def _reads(dim: Any, variable: Any) -> bool:
@@ -349,28 +337,6 @@ def _divisor(number: int, most: int) -> int:
     return next((d for d in range(min(number, most), 0, -1) if number % d == 0), 1)
 
 
-LONGEST = 65536
-"""Limit on elements per row, so that the intermediates of a row fit in the L2 cache (256 KiB of float32)."""
-
-
-def fuse_rows(
-    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel
-) -> s_tir.Schedule | None:
-    """Fuse the blocks under one loop over the rows that they share; return None if they share none.
-
-    Each reduction must produce one number per row. ``movable`` names the blocks that may be computed at their readers.
-    """
-    axes = _shared_axes(schedule, blocks, machine)
-    if not axes:
-        return None
-    trial = schedule.copy()
-    try:
-        _arrange(trial, blocks, movable, machine, axes)
-    except s_tir.ScheduleError:
-        return None
-    return trial
-
-
 def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
     """Compute a block in the innermost loop that its readers share; return whether there is one.
 
@@ -384,60 +350,6 @@ def move_block(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
     except (IndexError, s_tir.ScheduleError):
         return False
     return True
-
-
-def _shared_axes(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], machine: CpuModel) -> int:
-    """Number of leading axes that form the rows; 0 if fusing over them does not pay."""
-    nests = [LoopNest(schedule, block, machine) for block in blocks]
-    if not all(nest.is_plain for nest in nests) or "R" not in "".join(nest.kinds for nest in nests[:-1]):
-        return 0
-    prefix = _common_prefix([nest.extents[: nest.spatial] for nest in nests])
-    rows, longest = math.prod(nests[-1].extents[:prefix]), max(nest.work for nest in nests)
-    single = all(math.prod(n.extents[prefix : n.spatial]) == 1 for n in nests if n.spatial < len(n.kinds))
-    fits = rows >= machine.threads and longest >= PARALLEL_WORK and longest <= LONGEST * rows
-    return prefix if single and fits and blocks[-1].is_injective() else 0
-
-
-def _common_prefix(shapes: Sequence[Sequence[int]]) -> int:
-    length = 0
-    for extents in zip(*shapes, strict=False):
-        if len(set(extents)) > 1:
-            break
-        length += 1
-    return length
-
-
-def _arrange(
-    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel, axes: int
-) -> None:
-    sums = {block.name: LoopNest(schedule, block, machine).side_by_side() for block in blocks if not block.is_injective()}
-    loops = schedule.get_loops(blocks[-1].block_rv)
-    row = schedule.fuse(*loops[:axes]) if axes > 1 else loops[0]
-    _flatten(schedule, blocks[-1].block_rv)
-    for block in reversed(blocks[:-1]):
-        if block.name not in movable or not move_block(schedule, block):
-            _into_row(schedule, block, sums.get(block.name), row)
-    if machine.threads > 1:
-        schedule.parallel(row)
-    reduced = [(partial, vectorize(schedule, partial)) for partial in sums.values() if partial is not None]
-    for partial, loop in reduced:  # last: TVM does not recognize a reduction split in two blocks as a reduction
-        schedule.decompose_reduction(partial, loop)
-
-
-def _into_row(schedule: s_tir.Schedule, block: SBlockInfo, partial: Any, row: Any) -> None:
-    """Compute the part of a block that belongs to a row inside the loop over rows."""
-    schedule.compute_at(block.block_rv, row)
-    if partial is not None:
-        schedule.compute_at(partial, row)
-    elif block.is_injective():
-        _flatten(schedule, block.block_rv)
-
-
-def _flatten(schedule: s_tir.Schedule, block: Any) -> None:
-    """Fuse the loops inside a row into one, which LLVM vectorizes."""
-    _, *inner = schedule.get_loops(block)
-    if len(inner) > 1:
-        schedule.fuse(*inner)
 
 
 ALWAYS_INLINE = 16384
@@ -463,21 +375,14 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         machine = CpuModel(self.threads, llvm_get_vector_width(target))
         remaining = _inlined(schedule, blocks)
         movable = {block.name for block in remaining[:-1] if _can_move(schedule, block, remaining)}
-        together = fuse_rows(schedule, remaining, movable, machine)
-        return _one_by_one(schedule, remaining, movable, machine) if together is None else together
-
-
-def _one_by_one(
-    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel
-) -> s_tir.Schedule:
-    """Schedule each nest separately. Blocks that move come last, because their readers determine their place."""
-    for block in blocks:
-        if block.name not in movable:
-            schedule = _arranged(schedule, block, machine)
-    for block in reversed(blocks):
-        if block.name in movable and not move_block(schedule, block):
-            schedule = _arranged(schedule, block, machine)
-    return schedule
+        for block in remaining:
+            if block.name not in movable:
+                schedule = _arranged(schedule, block, machine)
+        # Blocks that move come last, because their readers determine their place.
+        for block in reversed(remaining):
+            if block.name in movable and not move_block(schedule, block):
+                schedule = _arranged(schedule, block, machine)
+        return schedule
 
 
 def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> s_tir.Schedule:
