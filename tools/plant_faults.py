@@ -26,7 +26,7 @@ from xrt.engines.contract import registry
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
 TOP = Path(__file__).parents[1]
-TESTS = ("tests/conformance", "tests/engines/test_{engine}_suite.py")
+TESTS = ("tests/conformance", "tests/engines/test_{engine}.py")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.architecture import layers
+from tests.architecture import test_layers
 from tests.architecture.public import files, modules, read
 from tools.documents import WrongOutput, check_page, list_examples, run_page, write_outputs
 from tools.site_hooks import PACKAGES, list_names
@@ -231,7 +231,7 @@ def test_the_guide_shows_the_native_example_as_it_is() -> None:
 def test_the_page_of_architecture_has_the_layers_of_the_code() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     shown = text.split("```text\n")[1].split("```")[0]
-    assert [tuple(part.strip() for part in line.split(",")) for line in shown.split("<-")] == list(layers.LINE)
+    assert [tuple(part.strip() for part in line.split(",")) for line in shown.split("<-")] == list(test_layers.LINE)
 
 
 def test_modules_on_the_page_of_architecture_exist() -> None:

@@ -1,4 +1,4 @@
-"""The import law and the law of effects, over the whole package; and that the checker sees what is planted."""
+"""The layers of the package, who may import whom, which effects a package may have, and that no data becomes code."""
 
 from __future__ import annotations
 
@@ -6,14 +6,295 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import xrt
-from tests.architecture.layers import BESIDE, ENGINES, LINE, PARTS, Module, imported, name_module, package_of, violations
+from tests.architecture.public import ROOT, parse, walk
 
-ROOT = Path(xrt.__file__).parent
+PACKAGE = "xrt"
+LINE = (
+    ("error_texts",),
+    ("errors", "forking", "lazy_names"),
+    ("measure", "comparison", "logging", "processes", "progress"),
+    ("html",),
+    ("graph",),
+    ("operators",),
+    ("formats",),
+    ("builder",),
+    ("passes",),
+    ("engines.contract",),
+    ("engines.toolkit",),
+    ("engines.kernels",),
+    ("engines.native",),
+    ("engines",),
+    ("partition",),
+    ("cache",),
+    ("runtime",),
+    ("worker",),
+    ("verify",),
+    ("placement",),
+    ("precision",),
+    ("module",),
+    ("frontends",),
+    ("training",),
+    ("serve",),
+    ("integrations",),
+    ("ray",),
+    ("bench", "testing"),
+    ("cli",),
+)
+"""A package may import the packages on the lines above its own. Packages on one line do not see each other."""
+BESIDE = {"models": ("errors", "graph", "operators", "formats", "builder")}
+"""Packages beside the line, and all that they may import."""
+EDGES = {"module.model_source": ("frontends.torch.module", "a module of PyTorch is run by the XRTModule of its front end")}
+"""Imports against the order that a module may make of one other, inside a function, each with the reason."""
+READERS = {"testing": ("cli",), "models": ("bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
+"""Packages that only these may import."""
+LEAF = tuple(name for line in LINE for name in line)[: [name for line in LINE for name in line].index("partition")]
+"""What an engine may import, beside itself."""
+LIBRARIES = {
+    "click": ("cli", "bench"),
+    "cupy": ("runtime",),
+    "google": ("formats", "serve"),
+    "graphlay": ("html",),
+    "grpc": ("serve",),
+    "hypothesis": ("testing",),
+    "iree": ("engines.iree",),
+    "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
+    "jinja2": ("html",),
+    "msgspec": ("formats", "serve", "bench"),
+    "onnx": ("graph", "formats", "passes", "models", "engines.kernels", "engines.toy", "testing"),
+    "onnxruntime": ("engines.ort",),
+    "openvino": ("engines.openvino",),
+    "prometheus_client": ("serve",),
+    "pyarrow": ("integrations",),
+    "pytest": ("testing",),
+    "ray": ("integrations",),
+    "rich": ("cli", "bench"),
+    "threadpoolctl": ("engines.toolkit",),
+    "torch": ("frontends", "engines.torch"),
+    "tvm": ("engines.tvm",),
+    "tvm_ffi": ("engines.tvm",),
+    "uvicorn": ("serve",),
+}
+"""Where a library may be imported; one that is not listed, anywhere."""
+LAZY = ("cupy", "graphlay", "grpc", "jinja2", "rich", "click", "hypothesis", "prometheus_client", "pytest", "uvicorn")
+"""Libraries that only `cli` and `bench` import before they are used."""
+MESSAGES = ("formats", "testing", "engines.toy")
+"""Packages that may handle the messages of onnx. The models read its folder."""
+SCHEMAS = ("graph",)
+"""Packages that read its schemas, whose defaults are attribute messages that ``onnx.helper`` opens."""
+FILES = (
+    "formats",
+    "cli",
+    "bench",
+    "integrations.batch.job",
+    "engines.*",
+    "engines.contract.entry_points",
+    "engines.native.library",
+    "html.views",
+    "cache.entries",
+    "cache.records",
+    "cache.signature",
+    "processes.priority",
+    "processes.spawn",
+    "runtime.threads",
+    "serve.triton_repository",
+    "testing.cases",
+    "testing.corpus.entry",
+)
+"""Packages, and modules of packages, that may touch files. A batch job fills a folder. The runtime asks the kernel for the quota
+of its cores, `processes` for the children of a process and the priority of a session, `html.views` reads the style
+sheets of the package, and `serve.triton_repository` writes what Triton reads."""
+TOUCHES = frozenset(
+    [
+        *("mkdir", "makedirs", "mkdtemp", "mkstemp", "rename", "rmdir", "rmtree", "symlink_to", "touch", "unlink"),
+        *("open", "read_bytes", "read_text", "savez", "write_bytes", "write_text", "NamedTemporaryFile", "TemporaryDirectory"),
+    ]
+)
+"""Names of calls that touch a file. A method named ``replace`` or ``load`` may be anything, and is not told here."""
+STARTS = {
+    "subprocess": ("Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"),
+    "os": ("fork", "forkpty", "system", "popen", "startfile", "posix_spawn", "posix_spawnp"),
+    "pty": ("fork", "spawn"),
+}
+"""Calls that start a process, by their modules; those of ``os`` whose names begin with ``exec`` or ``spawn`` too."""
+STARTERS = (
+    *("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess"),
+    *("xrt.processes.start", "xrt.processes.spawn"),
+)
+"""What starts processes in ways of its own; `xrt.processes` has a worker process that answers messages, and ``run``."""
+PRINTERS = ("cli", "bench")
+SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}
+"""Modules beside these that may use the standard streams, each with the reason."""
+STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
+"""Attributes of `sys`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file of the package."""
+
+    name: str
+    """Dotted, without the package: ``engines.ort.session``; empty for the package itself."""
+    tree: ast.Module
+
+    @classmethod
+    def read(cls, path: Path, root: Path) -> Module:
+        return cls(name_module(path, root), parse(path))
+
+    @property
+    def package(self) -> str:
+        """The package; an engine is a package of its own, ``engines.ort``."""
+        return package_of(self.name)
+
+
+def name_module(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def package_of(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "engines" and len(parts) > 1 and parts[1] in PARTS else parts[0]
+
+
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
+PARTS = ("contract", "toolkit", "kernels", "native", *ENGINES)
+"""What stands in `engines` as a package of its own."""
+
+
+def violations(module: Module) -> list[str]:
+    """Return what the module does that its package may not, one sentence each."""
+    where = module.name or PACKAGE
+    laws = (imports_of_packages, imports_of_libraries, lazy_imports, onnx_messages, prints, touched_files, started_processes)
+    return [f"{where}:{line}: {what}" for law in laws for line, what in law(module)]
+
+
+Found = Iterator[tuple[int, str]]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield every import, wherever it stands, as line and dotted name."""
+    for node in walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def imports_of_packages(module: Module) -> Found:
+    for line, name in imported(module.tree):
+        if name.startswith("."):
+            yield line, f"imports {name} relatively; write the whole name"
+        if not module.name or not name.startswith(f"{PACKAGE}."):
+            continue
+        inner = name.removeprefix(f"{PACKAGE}.")
+        if module.name in EDGES and inner.startswith(f"{EDGES[module.name][0]}."):
+            continue
+        other = package_of(inner)
+        if not may_import(module.package, other):
+            yield line, f"{module.package} may not import {other}"
+
+
+def may_import(package: str, other: str) -> bool:
+    if package == other or other.startswith("__"):
+        return True
+    if other.removeprefix("engines.") in ENGINES:
+        return False
+    if package in BESIDE:
+        return other in BESIDE[package]
+    if package.removeprefix("engines.") in ENGINES:
+        return other in LEAF
+    if other in READERS:
+        return package in READERS[other]
+    return rank(other) < rank(package)
+
+
+def rank(package: str) -> int:
+    return next((index for index, names in enumerate(LINE) if package in names), len(LINE))
+
+
+def imports_of_libraries(module: Module) -> Found:
+    for line, name in imported(module.tree):
+        library = name.partition(".")[0]
+        if module.package not in LIBRARIES.get(library, (module.package,)):
+            yield line, f"{module.package or PACKAGE} may not import {library}; only {', '.join(LIBRARIES[library])} may"
+
+
+def lazy_imports(module: Module) -> Found:
+    if module.package in PRINTERS:
+        return
+    for statement in module.tree.body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        for line, name in imported(statement):
+            if name.partition(".")[0] in LAZY and not module.name.startswith("testing."):
+                yield line, f"imports {name.partition('.')[0]} before it is used; import it in the function that uses it"
+
+
+def onnx_messages(module: Module) -> Found:
+    if module.package in MESSAGES:
+        return
+    for line, name in imported(module.tree):
+        if module.package in SCHEMAS and name == "onnx.helper":
+            continue
+        if name.startswith("onnx.") and name.endswith(("Proto", "helper", "numpy_helper", "onnx_ml_pb2")):
+            yield line, f"{module.package} may not handle the messages of onnx ({name})"
+
+
+def prints(module: Module) -> Found:
+    if module.package in PRINTERS or module.name in SHOWS:
+        return
+    for node in walk(module.tree):
+        is_print = isinstance(node, ast.Call) and _is_name(node.func, "print")
+        if is_print or (isinstance(node, ast.Attribute) and node.attr in STREAMS and _is_name(node.value, "sys")):
+            yield node.lineno, f"{module.package} may not print"
+
+
+def touched_files(module: Module) -> Found:
+    allowed = (module.package, module.name, "engines.*" if module.package.removeprefix("engines.") in ENGINES else "")
+    if any(place in FILES for place in allowed):
+        return
+    for call in walk(module.tree):
+        if isinstance(call, ast.Call) and last_name(call.func) in TOUCHES:
+            yield call.lineno, f"{module.package or PACKAGE} may not touch files ({ast.unparse(call.func)})"
+
+
+def started_processes(module: Module) -> Found:
+    """A process starts in one way, which neither imports from the current directory nor leaves a child behind."""
+    if module.package == "processes":
+        return
+    for line, name in imported(module.tree):
+        owner, _, called = name.rpartition(".")
+        if name.startswith(STARTERS) or _starts(owner, called):
+            yield line, f"{module.package or PACKAGE} may not start processes ({name}); xrt.processes does"
+    for call in walk(module.tree):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=called)) if _starts(owner, called):
+                yield call.lineno, f"{module.package or PACKAGE} may not start processes ({owner}.{called}); xrt.processes does"
+
+
+def _starts(owner: str, called: str) -> bool:
+    return called in STARTS.get(owner, ()) or (owner == "os" and called.startswith(("exec", "spawn")))
+
+
+def last_name(called: ast.expr) -> str:
+    match called:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 MODULES = {name_module(path, ROOT): path for path in sorted(ROOT.rglob("*.py"))}
 
 
@@ -174,3 +455,79 @@ HEAVY = {
 )
 def test_an_import_loads_no_engine_library_and_nothing_for_the_screen(code: str) -> None:
     assert not loaded_by(code) & HEAVY
+
+
+SOURCES = sorted(ROOT.rglob("*.py"))
+PICKLES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+"""Modules that make objects of bytes, and run what the bytes say."""
+EVALUATORS = frozenset({"eval", "exec", "compile", "__import__"})
+"""Built-in functions that make code of text. A method of such a name is something else."""
+LOADERS = frozenset({"np.load", "numpy.load", "np.lib.format.read_array", "numpy.lib.format.read_array"})
+SHELLS = frozenset({"os.system", "os.popen"})
+PACKED = frozenset({"extract", "extractall", "unpack_archive"})
+"""Methods that write what an archive holds to where the archive says."""
+CALLED = EVALUATORS | PACKED | {name.rpartition(".")[2] for name in LOADERS | SHELLS}
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    """Return what a source does that would let data become code, or choose a path, with the line of each."""
+    found = [(node.lineno, what) for node in walk(tree) for what in (*imports(node), *calls(node))]  # type: ignore[attr-defined]
+    return [f"{line}: {what}" for line, what in sorted(found)]
+
+
+def imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or "", *(alias.name for alias in node.names)]
+    else:
+        return []
+    return [f"imports {name}" for name in names if name.partition(".")[0] in PICKLES]
+
+
+def calls(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.Call):
+        return []
+    name = ast.unparse(node.func) if last_name(node.func) in CALLED else ""
+    if name in EVALUATORS | SHELLS or (name.rpartition(".")[2] in PACKED and "." in name):
+        return [f"calls {name}"]
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if name in LOADERS and not is_constant(given.get("allow_pickle"), False):
+        return [f"calls {name} without allow_pickle=False"]
+    return ["calls with shell=True"] if is_constant(given.get("shell"), True) else []
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def test_no_data_becomes_code() -> None:
+    found = {str(path.relative_to(ROOT)): unsafe(parse(path)) for path in SOURCES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import pickle", "1: imports pickle"),
+        ("def f():\n    from marshal import loads", "2: imports marshal"),
+        ("import numpy.x as y, shelve as s", "1: imports shelve"),
+        ("eval('1')", "1: calls eval"),
+        ("exec(text)", "1: calls exec"),
+        ("np.load(path)", "1: calls np.load without allow_pickle=False"),
+        ("numpy.load(path, allow_pickle=True)", "1: calls numpy.load without allow_pickle=False"),
+        ("archive.extractall(folder)", "1: calls archive.extractall"),
+        ("subprocess.run(text, shell=True)", "1: calls with shell=True"),
+    ],
+)
+def test_what_is_planted_is_seen(source: str, told: str) -> None:
+    assert unsafe(ast.parse(source)) == [told]
+
+
+def test_what_is_harmless_is_let_through() -> None:
+    assert (
+        unsafe(
+            ast.parse("import numpy as np\nnp.load(p, allow_pickle=False)\nengine.compile(f)\nre.compile(x)\nast.literal_eval(x)")
+        )
+        == []
+    )

@@ -1,18 +1,28 @@
-"""Every public name is one object, whatever was imported before, and is documented."""
+"""Names: of packages and engines, and of operators in lists."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 import types
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
 import pytest
+from onnx import defs
 
-from tests.architecture.public import modules, packages
+from tests.architecture.public import modules, packages, parse, walk
+from tests.architecture.test_layers import ENGINES, MODULES
+from xrt.engines.contract import registry
+from xrt.engines.contract.spec import parse_spec
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
 
 
 def hidden(parent: types.ModuleType, names: Sequence[str]) -> list[str]:
@@ -72,3 +82,162 @@ def test_a_public_name_without_a_word_is_caught() -> None:
 def test_public_names_have_no_underscore() -> None:
     public = [word for name in packages() for word in getattr(importlib.import_module(name), "__all__", ())]
     assert [word for word in public if word.startswith("_") and word != "__version__"] == []
+
+
+SHIPPED = [
+    name for name in registry.names() if registry.find_entry_module(name).startswith("xrt.") and name != parse_spec(REFERENCE)[0]
+]
+"""A plug-in that is installed here has words of its own, which XRT may use."""
+WORDS = frozenset(
+    word.lower()
+    for declared in map(registry.find_declaration, SHIPPED)
+    for word in (declared.name, *declared.libraries, *declared.aliases)
+) - {name.split(".")[1] for name in MODULES if name.startswith("frontends.")}
+"""Words that the core may not use. A library that models come from is known to the core, although an engine has its name too."""
+DEFAULTS = ("cli.quantize", "module.programs")
+"""Modules that say which engines serve where none is named."""
+
+
+def find_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the engines and libraries that code depends on, with their lines.
+
+    That is identifiers, and strings without a space: keys, defaults, names of distributions and variables. A text
+    with spaces, such as a docstring, a message or a help, may show an engine as its example.
+    """
+    for node in walk(tree):
+        for text in _list_texts(node):
+            yield from ((getattr(node, "lineno", 0), word) for word in _find_words(text))
+
+
+@cache
+def _find_words(text: str) -> list[str]:
+    parts = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower())
+    return sorted({*parts, text.lower()} & WORDS)
+
+
+def _list_texts(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Constant(value=str(text)):
+            return [] if re.search(r"\s", text) else [text]
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+            return [name]
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [part for one in names for part in one.name.split(".")]
+    return []
+
+
+def is_core(module: str) -> bool:
+    return module.removeprefix("engines.").split(".")[0] not in ENGINES
+
+
+def test_the_words_come_from_the_declarations() -> None:
+    assert {"ort", "tvm", "openvino", "xla", "iree", "tensorrt", "onnxruntime", "jax", "apache-tvm"} <= WORDS
+    assert parse_spec(REFERENCE)[0] not in WORDS
+
+
+def test_no_core_module_names_an_engine() -> None:
+    found = {name: list(find_names(parse(path))) for name, path in MODULES.items() if is_core(name)}
+    assert {name: words for name, words in found.items() if words and name not in DEFAULTS} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("_FIRST = ('ort', 'toy')", "ort"),
+        ("KNOWN = {'openvino': 2}", "openvino"),
+        ("def configure(*, shared_ort_pool=False): pass", "ort"),
+        ("_POOLS = ('TVM_NUM_THREADS',)", "tvm"),
+        ("versions('apache-tvm')", "apache-tvm"),
+        ("from importlib import metadata\nmetadata.version('jax')", "jax"),
+        ("option('--devices', default='ort=cuda')", "ort"),
+        ("class XlaPlan: pass", "xla"),
+        ("if engine.name == f'iree{1}': pass", "iree"),
+    ],
+)
+def test_a_planted_name_is_found(source: str, word: str) -> None:
+    assert word in {found for _, found in find_names(ast.parse(source))}
+
+
+def test_an_example_in_a_text_is_none() -> None:
+    assert (
+        list(find_names(ast.parse('"""Pins read like ``Conv=ort``."""\nraise OptionError("write it like \'tvm,ort\'")\nsort(x)')))
+        == []
+    )
+
+
+XRT = Path(__file__).parents[2] / "xrt"
+OPERATORS = frozenset(schema.name for schema in defs.get_all_schemas_with_history())
+MOST = 4
+"""Names in one list that are no description of operators yet."""
+EXEMPT = ("operators/", "testing/", "models/")
+"""The description itself; generators, corpora and models, which choose operators to cover them."""
+LEFT = Counter(
+    {
+        "engines/iree/engine.py": 1,
+        "engines/native/fusion.py": 3,
+        "engines/openvino/engine.py": 1,
+        "engines/ort/engine.py": 1,
+        "engines/torch/inductor/support.py": 1,
+        "engines/torch/kernels.py": 3,
+        "engines/torch/support.py": 4,
+        "engines/toy/device_executor.py": 4,
+        "engines/toy/tape.py": 1,
+        "engines/tvm/engine.py": 3,
+        "engines/tvm/schedules.py": 1,
+        "engines/xla/engine.py": 1,
+        "engines/xla/kernels.py": 5,
+        "engines/xla/support.py": 2,
+        "passes/gradient/preparation.py": 1,
+        "passes/gradient/rules/recurrent.py": 1,
+        "passes/padding/function.py": 1,
+        "passes/quantize/static.py": 1,
+    }
+)
+"""Lists left, by module. This may only shrink."""
+
+
+def find_lists(tree: ast.Module) -> Iterator[set[str]]:
+    """Yield the operators named by each literal set, list or tuple, or by one string.
+
+    A mapping from operators to rules is no such list, `dict.fromkeys(operators, rule)` included.
+    """
+    keys = {id(call.args[0]) for call in ast.walk(tree) if isinstance(call, ast.Call) and _is_fromkeys(call)}
+    for node in ast.walk(tree):
+        if id(node) in keys:
+            continue
+        if isinstance(node, ast.Set | ast.List | ast.Tuple):
+            parts = [item.value if isinstance(item, ast.Starred) else item for item in node.elts]
+            names = {part.value for part in parts if isinstance(part, ast.Constant)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+            names = set(re.split(r"[\s,.:]+", node.value))
+        else:
+            continue
+        if len(found := names & OPERATORS) > MOST:
+            yield found
+
+
+def _is_fromkeys(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "fromkeys" and len(call.args) == 2
+
+
+def count_lists(source: str) -> int:
+    return sum(1 for _ in find_lists(ast.parse(source)))
+
+
+def test_lists_of_operators_are_found() -> None:
+    assert count_lists('X = {"Abs", "Add", "Mul", "Sub", "Div"}') == 1
+    assert count_lists('X = frozenset("Abs Add Mul Sub Div".split())') == 1
+    assert count_lists('X = ["Abs", "Add", "Mul", "Sub"]') == 0
+    assert count_lists('X = {"Abs": f, "Add": f, "Mul": f, "Sub": f, "Div": f}') == 0
+    assert count_lists('X = dict.fromkeys(("Abs", "Add", "Mul", "Sub", "Div"), f)') == 0
+
+
+def test_no_module_lists_operators_anew() -> None:
+    found: Counter[str] = Counter()
+    for path in XRT.rglob("*.py"):
+        name = path.relative_to(XRT).as_posix()
+        if not name.startswith(EXEMPT) and path.name != "tables.py" and (count := count_lists(path.read_text("utf-8"))):
+            found[name] = count
+    assert found == LEFT, "derive the list from the traits of xrt.operators, or lower the number here"

@@ -1,8 +1,9 @@
-"""The benchmarks of calls and of regions run, and answer what they ask. No time is asserted."""
+"""The benchmarks run, and answer what they ask. No time is asserted."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,41 @@ def test_regions_are_set_against_themselves_alone() -> None:
     assert [(row["engines"], row["kind"]) for row in found["pairs"]] == [(["ort", "toy"], kind) for kind in kinds]
     assert all("to_parts" in row for row in found["pairs"])
     assert [(row["engine"], row["kind"]) for row in found["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]
+
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+
+
+@pytest.fixture(scope="module")
+def memory_figures() -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT), "--megabytes", "60", "--large", "0", "--engines", "ort", "--regions", "8", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["external", "inline"])
+def test_the_peak_stays_within_the_target(memory_figures: dict[str, Any], form: str) -> None:
+    (row,) = memory_figures["forms"][form]
+    for cut in (row["xrt"]["8"], row["xrt"]["8"]["again"]):
+        assert "failed" not in cut, cut
+        assert cut["launches"] == 8
+        assert 40e6 < cut["packed"] < 80e6  # all but the embedding
+        assert cut["within"], cut
+        assert cut["memory"].startswith("weights ")
+        assert cut["peak"] >= cut["now"]
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_short_soak_finds_nothing() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "soak.py"), "--processes", "3", "--rounds", "1", "--minutes", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 processes at once: 6 compiles for 6 signatures, results right, cache clean" in done.stdout
+    assert "no handle or thread left over" in done.stdout

@@ -17,7 +17,7 @@ from selenium import webdriver
 from selenium.common.exceptions import SessionNotCreatedException
 from selenium.webdriver.chrome.service import Service
 
-from tests.bench.reports import HOSTILE, LONG, chain, group, report, row
+from tests.bench.test_page import HOSTILE, LONG, chain, group, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow, page
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,9 @@
-"""The command as a person meets it, off a terminal."""
+"""The command as a person meets it, off a terminal; `xrt doctor`, `xrt verify` and `xrt bisect`."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -13,10 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.cli import app, main, run as run_command
+from tests.verify.wrong import Wrong, long_model, numbers
+from xrt import XRTModule
+from xrt.cache import CompileCache
+from xrt.cli import app, engines as engines_module, main, run as run_command
 from xrt.comparison import Comparison
+from xrt.engines import EngineStatus
+from xrt.errors import XRTWarning
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.logging import follow
+from xrt.testing.fault_injection import FaultyEngine
 
 
 @pytest.fixture
@@ -301,3 +309,134 @@ def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies
 def test_a_plan_for_cuda_needs_no_gpu(model: Path, xrt: Command) -> None:
     code, out, _ = xrt("explain", str(model), "--device", "cuda", "--engine", "toy")
     assert code == 0 and "device cuda:0" in out
+
+
+@pytest.fixture
+def long_path(tmp_path: Path) -> str:
+    """Twenty nodes, of which one is an Atan."""
+    path = tmp_path / "model.onnx"
+    onnx.save(long_model(count=20, at=9), path)
+    return str(path)
+
+
+def left(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    return int(left.value.code or 0)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.full
+def test_a_right_engine(long_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left("verify", long_path, "--engine", "ort") == 0
+    assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
+    assert left("bisect", long_path, "--engine", "ort") == 0
+    assert capsys.readouterr().out == "no region differs from the reference engine\n"
+
+
+@pytest.mark.sample(3)
+@pytest.mark.full
+def test_a_wrong_engine(
+    long_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [Wrong(native="off")])
+    np.save(tmp_path / "x.npy", numbers())
+    assert left("verify", long_path, "-e", "wrong", "--json", "-i", str(tmp_path / "x.npy")) == 1
+    (region,) = json.loads(capsys.readouterr().out)["regions"]
+    assert next(v["node"] for v in region["inner"] if v["judgement"]["verdict"] == "disagrees") == "n9"
+    assert left("verify", long_path, "-e", "wrong", "--outputs-only") == 1
+    assert "inside" not in capsys.readouterr().out
+    assert left("bisect", long_path, "-e", "wrong", "--output", str(tmp_path / "case")) == 1
+    shown = capsys.readouterr().out
+    assert "differs on 1 node: 'n9' (Atan)" in shown and shown.endswith(f"written to {tmp_path / 'case'}\n")
+    assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.full
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
+    long_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert left("bisect", long_path, "-e", "ort", "--output", str(tmp_path / "no" / "case")) == 2
+    assert capsys.readouterr().err == f"error: cannot write {tmp_path}/no/case: there is no folder {tmp_path}/no\n"
+
+
+@pytest.mark.sample(3)
+def test_the_default_engine_is_compared(long_path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left("verify", long_path) == 0
+    assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
+
+
+TYPE = TensorType(DType.FLOAT32, (2,))
+FUNCTION = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}, name="relu")
+STATES = (EngineStatus("toy", "ready", "xrt 0.1.0", version="1", devices=("cpu",)),)
+BROKEN = EngineStatus("odd", "broken", "odd 1.0", cause="ImportError: no")
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
+    found = list(STATES)
+    monkeypatch.setattr(engines_module, "probe_all", lambda: found)
+    return found
+
+
+def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        app.main(["doctor", "--json", "--debug"])
+    found = json.loads(capsys.readouterr().out)
+    keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "cache", "environment", "engines"]
+    assert list(found) == keys
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["processor"]["features"]
+    assert found["cores"]["this process"] == found["threads"]["budget"] >= 1
+    assert any(name.partition(" ")[2] for name in found["threads"])  # NumPy's BLAS, with its version
+    assert found["engines"][0]["name"] == "toy"
+
+
+def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
+    engines.append(BROKEN)
+    with pytest.raises(SystemExit, match=r"^1$"):
+        app.main(["doctor", "--debug"])
+    said = capsys.readouterr().out
+    assert f"numpy\t{np.__version__}" in said
+    assert "odd\tbroken\todd 1.0\tImportError: no" in said
+
+
+def test_only_variables_that_matter_are_reported() -> None:
+    given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
+    assert engines_module.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
+
+
+def test_the_log_tells_plan_compile_and_cache(caplog: pytest.LogCaptureFixture) -> None:
+    cache = CompileCache()
+    with caplog.at_level(logging.DEBUG, "xrt"):
+        for _ in range(2):
+            XRTModule(FUNCTION, engine="toy", cache=cache)(np.ones(2, "float32"))
+    plan, starts, ends, miss, again, hit = caplog.messages
+    assert plan == again == "plan of relu: 1 nodes in 1 regions: xrt_toy_0 of 1"
+    assert starts == "xrt_toy_0: toy compiles 1 nodes"
+    assert ends.startswith("xrt_toy_0: compiled in 0.")
+    assert miss.startswith("cache miss for xrt_toy_0 (")
+    assert hit == miss.replace("miss", "hit")
+
+
+def test_the_log_tells_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    refusing = FaultyEngine(where="compile", how="refuse")
+    with caplog.at_level(logging.INFO, "xrt"), pytest.warns(XRTWarning):
+        XRTModule(FUNCTION, engine=refusing)(np.ones(2, "float32"))
+    assert "xrt_faulty_0 is refused: the faulty engine is set to refuse" in caplog.messages
+
+
+@pytest.mark.parametrize(("level", "told"), [("", False), ("info", True)])
+def test_the_variable_turns_it_on(level: str, told: bool) -> None:
+    program = "import xrt, logging; logging.getLogger('xrt.any').info('hello')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "XRT_LOG": level}, capture_output=True, text=True, check=True
+    )
+    assert ("INFO xrt.any: hello" in done.stderr) == told
+    assert told or done.stderr == ""
+
+
+def test_an_unknown_level_is_warned_of() -> None:
+    with pytest.warns(XRTWarning, match="XRT_LOG must be info or debug; got 'infos', so nothing is logged. Did you mean 'info'?"):
+        follow({"XRT_LOG": "infos"})

@@ -1,7 +1,8 @@
-"""Options are the same in every command: names, units and help; a mistake names the command to type instead."""
+"""Options are the same in every command: names, units, sizes and help; a mistake names the command to type instead."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,21 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from onnx import parser
 
 from tests.cli.test_cache_and_bundles import call
+from tests.integrations.models import write_classifier
+from tests.serve.serving import double
+from xrt.bench.targets import set_dims
 from xrt.cache import default_cache
+from xrt.cli import main
 from xrt.cli.app import cli
+from xrt.errors import ModelError, OptionError
 from xrt.formats import onnx
+from xrt.formats.bundle import load_model
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph.types import Dim
 
 SECONDS = ("--budget", "--time-limit", "--gate")
 DIFFERENT = {
@@ -147,3 +157,132 @@ def test_a_lock_brings_its_sizes(model: str, capsys: pytest.CaptureFixture[str])
         "error: the lock n2.lock is for --dim n=2, and --dim n=3 was given; leave that out, or write another lock: "
         "xrt lock m.onnx --dim n=3 -o FILE\n"
     )
+
+
+HUGE = "9" * 20
+
+
+@pytest.fixture
+def wide_model(tmp_path: Path) -> str:
+    type_ = TensorType(DType.FLOAT32, ("n", 4))
+    onnx.save(
+        Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}),
+        tmp_path / "m.onnx",
+    )
+    return str(tmp_path / "m.onnx")
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "verify", "compile", "lock", "tune"])
+def test_an_extent_beyond_64_bits(command: str, wide_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ("-o", str(tmp_path / "out")) if command in ("compile", "lock") else ()
+    assert error_of(capsys, command, wide_model, "--dim", f"n={HUGE}", *output) == (
+        f"error: dimension 'n' cannot be {HUGE}: an extent is at least 0 and at most 9223372036854775807\n"
+    )
+    assert "got a number of 5000 digits" in error_of(capsys, command, wide_model, "--dim", f"n={'9' * 5000}", *output)
+
+
+def test_an_extent_beyond_memory(wide_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of(capsys, "run", wide_model, "--dim", "n=400000000000000") == (
+        "error: input 'x' is float32[400000000000000,4], and random values for it take 12800000000000000 bytes, more than there "
+        "is memory\n"
+    )
+    assert error_of(capsys, "run", f"mlp{{batch={HUGE}}}") == (
+        f"error: batch of model 'mlp' cannot be {HUGE}: an extent is at most 9223372036854775807\n"
+    )
+    assert error_of(capsys, "run", "mlp{hidden=400000000000000}").startswith(
+        "error: there is not enough memory: Unable to allocate"
+    )
+    assert "is a number of 5000 digits, and no extent" in error_of(capsys, "bench", f"{model}{{n={'9' * 5000}}}", "-e", "toy")
+
+
+@pytest.mark.parametrize("end", ["input", "output"])
+def test_a_negative_extent(end: str) -> None:
+    wide_model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[N,3] x) => (float[N,3] y) { y = Neg(x) }')
+    value = getattr(wide_model.graph, end)[0]
+    value.type.tensor_type.shape.dim[1].dim_value = -2147483648
+    with pytest.raises(ModelError) as caught:
+        onnx.load(wide_model)
+    assert str(caught.value) == (
+        f"cannot load the given ModelProto: axis 1 of {value.name!r} has a negative extent, -2147483648; only -1 stands for one "
+        f"that is not known"
+    )
+
+
+def run(*arguments: object) -> str:
+    done = CliRunner().invoke(cli, list(map(str, arguments)), standalone_mode=False, catch_exceptions=False)
+    return done.output
+
+
+@pytest.mark.parametrize("given", [["--batch", "5"], ["--dim", "batch=5"]])
+def test_run_compile_and_explain(given: list[str], tmp_path: Path) -> None:
+    model = write_classifier(tmp_path)
+    assert "output_label\tint64[5]" in run("run", model, "-e", "toy", *given)
+    run("compile", model, "-e", "toy", *given, "-o", tmp_path / "model.xrt")
+    assert [value.type.shape for value in load_model(tmp_path / "model.xrt").inputs] == [(5, 1), (5, 1)]  # type: ignore[union-attr]
+    assert "float32[5,1]" in run("explain", model, "-e", "toy", *given)
+
+
+def test_a_bundle_that_is_open_is_run_at_a_batch(tmp_path: Path) -> None:
+    model = write_classifier(tmp_path)
+    run("compile", model, "-e", "toy", "-o", tmp_path / "model.xrt")
+    assert "output_label\tint64[7]" in run("run", tmp_path / "model.xrt", "--batch", "7")
+
+
+def test_a_lock_keeps_the_batch(tmp_path: Path) -> None:
+    model, lock = write_classifier(tmp_path), tmp_path / "model.lock"
+    run("lock", model, "-e", "toy", "--batch", "3", "--budget", "1s", "--gate", "1s", "-o", lock)
+    assert "output_label\tint64[3]" in run("run", model, "-e", "auto", "--lock", lock)
+    with pytest.raises(OptionError, match=r" is for --dim batch=3, and --dim batch=4 was given; "):
+        run("run", model, "-e", "auto", "--lock", lock, "--batch", "4")
+
+
+def test_tune_takes_one_size_and_throughput_several(tmp_path: Path) -> None:
+    model = write_classifier(tmp_path)
+    output = run("tune", model, "-e", "toy", "--batch", "3", "--budget", "1s", "--json")
+    assert json.loads(output[output.index("{\n") :])["model"] == model
+    with pytest.raises(OptionError) as error:
+        run("tune", model, "-e", "toy", "--batch", "3,4")
+    assert str(error.value) == "--batch with several sizes is of throughput; pass --objective throughput too, or leave it out"
+
+
+@pytest.mark.parametrize("command", ["bench", "tune", "lock"])
+def test_what_measures_asks_for_the_batch(command: str, tmp_path: Path) -> None:
+    model = write_classifier(tmp_path)
+    with pytest.raises(OptionError) as error:
+        run(command, model, "-e", "toy")
+    message = "the model leaves open: the first axes of the inputs, which have no name. Give them: xrt "
+    assert message in str(error.value)
+    assert str(error.value).endswith(" --batch SIZE")
+
+
+def test_a_named_first_axis_is_the_batch_and_a_fixed_one_must_be_it(tmp_path: Path) -> None:
+    onnx.save(double(), tmp_path / "open.onnx")
+    onnx.save(double((2, 3)), tmp_path / "fixed.onnx")
+    assert "float32[4, 3]" in run("run", tmp_path / "open.onnx", "-e", "toy", "--batch", "4")
+    assert "float32[2, 3]" in run("run", tmp_path / "fixed.onnx", "-e", "toy", "--batch", "2")
+    for command in ("run", "bench"):
+        with pytest.raises(ModelError) as error:
+            run(command, tmp_path / "fixed.onnx", "-e", "toy", "--batch", "4")
+        message = "the model's batch is 2, and 4 was asked; only a named extent can be chosen"
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sized"),
+    [
+        ([("batch", 4), (None, 4)], [(8, 4), (8, 4)]),
+        ([(None, 4), ("batch", 4)], [(8, 4), (8, 4)]),
+        ([(None, "batch", 4), (None, 4)], [(None, 8, 4), (None, 4)]),  # a sequence: its first axis is the time
+    ],
+)
+def test_the_batch_sizes_named_and_unnamed_first_axes(shapes: list[tuple[Dim, ...]], sized: list[tuple[Dim, ...]]) -> None:
+    inputs = tuple(Value(f"x{place}", TensorType(DType.FLOAT32, shape)) for place, shape in enumerate(shapes))
+    function = set_dims(Function(inputs, inputs, opsets={"": 20}), {"batch": 8})
+    assert [value.type.shape for value in function.inputs] == sized  # type: ignore[union-attr]

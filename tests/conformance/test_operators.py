@@ -1,16 +1,25 @@
-"""Each operator on each engine that supports it, by the tests of onnx: a sample in `make test`, all in `make test-full`."""
+"""The tests of onnx: each operator on each engine, each pair in alternation, other numbers; a sample in `make test`."""
 
 from __future__ import annotations
 
+import re
+import zlib
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tests.conformance.sample import cases_of_operators, count_shown, list_models, run_operators, run_together
+from tests.conformance.sample import cases_of_operators, count_shown, list_models, run_alternating, run_operators, run_together
 from tools.conformance_record import ENGINES
 from tools.known_failures import list_known_failures
 from xrt.engines.contract import registry
-from xrt.testing import ConformanceReport, ResultWord, conform, settle
-
-pytestmark = pytest.mark.slow
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.testing import ConformanceCase, ConformanceReport, ResultWord, conform, node_cases, run_case, settle
+from xrt.testing.conformance import run_single
+from xrt.verify.execution import run_alone
 
 SUPPORTED = {"toy": 199, "ort": 185, "tvm": 130, "openvino": 160, "xla": 120, "iree": 120, "torch": 185}
 """How many of the operators each engine supports at least: an engine that declines what it supported loses no test otherwise."""
@@ -20,6 +29,7 @@ TOGETHER = ("iree",)
 """Engines that start a process for each compile, which have most operators in the models of pairs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine not in TOGETHER])
 def test_each_operator_is_right(engine: str) -> None:
     outcomes = run_operators(registry.create(engine), CASES.get(engine, 1))
@@ -29,6 +39,7 @@ def test_each_operator_is_right(engine: str) -> None:
     assert len(outcomes) >= SUPPORTED[engine], f"{engine} now declines {sorted(cases_of_operators().keys() - outcomes.keys())}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", TOGETHER)
 def test_each_operator_is_right_in_a_model_of_several(engine: str, pytestconfig: pytest.Config) -> None:
     made = registry.create(engine)
@@ -40,11 +51,13 @@ def test_each_operator_is_right_in_a_model_of_several(engine: str, pytestconfig:
     assert passed >= SUPPORTED[engine] // (1 if pytestconfig.option.full else len(ENGINES))
 
 
+@pytest.mark.slow
 def test_nearly_every_operator_has_a_case_that_shows_each_fault() -> None:
     shown = [count_shown(cases[0]) for cases in cases_of_operators().values()]
     assert sum(count >= 2 for count in shown) >= 0.9 * len(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "toy"])  # which has test_toy.py
 def test_every_case_is_right(engine: str) -> None:
@@ -52,6 +65,7 @@ def test_every_case_is_right(engine: str) -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_node_test_is_right_with_symbolic_dims(engine: str) -> None:
@@ -59,3 +73,70 @@ def test_every_node_test_is_right_with_symbolic_dims(engine: str) -> None:
     if made.supports_dynamic_shapes:
         report = conform(made, groups=["node"], opening="every", gaps=list_known_failures([engine]))
         assert report.ok, str(report)
+
+
+QUICK = ("toy", "ort", "torch")
+PAIRS = tuple(combinations(ENGINES, 2))
+SHARES = len(ENGINES)
+"""The pairs of one engine have a seventh of the operators each, and all of them different ones."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS, ids="/".join)
+def test_neighbours_on_different_engines_agree(pair: tuple[str, str], pytestconfig: pytest.Config) -> None:
+    a, b = map(registry.create, pair)
+    share, firsts = (sum(map(ENGINES.index, pair)) % SHARES, SHARES), [0, 1]
+    if set(pair) <= set(QUICK) or (pytestconfig.option.full and "iree" not in pair):  # which starts a process for each compile
+        share = (0, 1)
+    if not set(pair) <= set(QUICK):
+        firsts = [int(pair[1] in QUICK)]  # it transposes, and the operators are on the other engine, whose compiles are slow
+    models = list(list_models((a, b), share))
+    wrong = [line for cases in models for first in firsts for line in run_alternating((a, b), cases, first)]
+    assert wrong == []
+    assert sum(map(len, models)) >= 120 // share[1]
+
+
+def redraw(case: ConformanceCase) -> ConformanceCase | None:
+    """The case with new floats within the range of each input, and the reference's results; None if it has no floats."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+
+    def draw(place: int, value: Any) -> Any:
+        is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1 and np.isfinite(value).all()
+        if not is_float or (place and value.ndim < 2):  # a vector behind the data may be the scales of a Resize
+            return value
+        return rng.uniform(value.min(), value.max(), value.shape).astype(value.dtype)
+
+    inputs = tuple(draw(place, value) for place, value in enumerate(case.inputs))
+    if all(new is old for new, old in zip(inputs, case.inputs, strict=True)):
+        return None
+    with np.errstate(all="ignore"):
+        expected = run_alone(registry.create(REFERENCE), case.function, list(inputs))
+    return replace(case, inputs=inputs, expected=tuple(expected))
+
+
+@pytest.mark.slow
+def test_the_reference_agrees_with_onnx_runtime() -> None:
+    make = run_single(registry.create("ort"))
+    # ONNX does not say how a float is rounded to a type below a byte.
+    cases = [case for case in node_cases() if not case.is_random and not re.search("_U?INT[24](_|$)", case.name)]
+    redrawn = [new for case in cases if (new := redraw(case))]
+    report = settle(
+        ConformanceReport("ort", tuple(run_case(case, make) for case in redrawn)),
+        list_known_failures(["ort"]),
+        complete=False,
+        alone=False,
+    )
+    assert report.ok, str(report)
+    passed = Counter(operator for outcome in report.of(ResultWord.PASSED) for operator in outcome.operators)
+    assert len(passed) > 120
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", [REFERENCE, "toy"])
+def test_all_that_is_deterministic_passes(engine: str):
+    report = conform(engine)
+    assert report.ok, str(report)
+    passed = {outcome.case for outcome in report.of(ResultWord.PASSED)}
+    needs_pillow = {case.name for case in node_cases("image_decoder*")}
+    missing = {case.name for case in node_cases() if not case.is_random} - passed - needs_pillow
+    assert not missing

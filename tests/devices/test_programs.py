@@ -1,8 +1,11 @@
-"""Plans on devices: results, copies, order, waits, errors; on simulated devices everywhere, and on CUDA where there is one."""
+"""Plans on devices: options, results, copies, order, waits, errors, memory that runs out; simulated, and on CUDA."""
 
 from __future__ import annotations
 
+import re
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,14 +15,29 @@ import pytest
 
 import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
-from tests.devices.saving import Saving
-from tests.devices.worlds import TOY, World, same, traffic, world
+from tests.devices.worlds import TOY, World, listed, same, traffic, world
+from tests.partition.drawn import engine, function, node
 from tests.runtime.trace_format import read_trace
 from xrt import RunOptions
+from xrt.cache import CompileCache
+from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, Executable
 from xrt.engines.toy import Toy
-from xrt.errors import DeviceError, FallbackWarning, InputError, OutOfDeviceMemory
+from xrt.errors import CompileRefused, DeviceError, FallbackWarning, InputError, OptionError, OutOfDeviceMemory
 from xrt.graph import Function
+from xrt.models import load, sample_inputs
+from xrt.partition import Plan, partition
+
+
+@dataclass(frozen=True)
+class Saving(Toy):
+    """Toy, which says that it saves, and on a device after all does not."""
+
+    name: ClassVar[str] = "saving"
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        raise CompileRefused("it is on a device")
+
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 CPU = xrt.XRTModule(Net(), TOY)
@@ -335,3 +353,190 @@ class TestFaults:
         m = world.module(Net(), "toy", check=1.0)
         same(world, m(X, W), CPU(X, W))
         assert "1 call so far" in str(m.explain())
+
+
+MODELS = {"bert": {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 50}, "squeezenet": {}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_what_it_does_on_the_cpu(world: World, name: str) -> None:
+    model = load(name, **MODELS[name])
+    inputs = sample_inputs(model, seed=0)
+    expected = xrt.XRTModule(model, TOY)(**inputs)
+    m = world.module(model, cuda_graph=True)
+    for _ in range(3):  # played, recorded, replayed
+        found = compare_all(listed(world.down(m(**inputs))), listed(expected), tolerance_for("float32", "network"))
+        assert found, found.message  # products depend on where their operands lie in memory, and on the processor
+    assert "\na graph of the device" in str(m.explain())
+    assert (traffic(m).copies_out, traffic(m).waits) == (0, 0)
+
+
+TALL, ONE = numbers(40, 4), np.ones((40, 4), "float32")
+TOLD = re.compile(
+    r"^.+ asked cuda:[01] for ([0-9,.]+ (MB|bytes)|an amount of memory that it does not tell); .+ are free\. The module"
+)
+
+
+class Weighty(xrt.Graph):
+    """A model with a constant of its own, which is an output too."""
+
+    def build(self, x: Any) -> Any:
+        w = xrt.ops.Constant(value=numbers(4, 60, seed=2))
+        return {"y": xrt.ops.Relu(xrt.ops.MatMul(x, w)), "w": w, "x": x, "t": xrt.ops.Transpose(xrt.ops.Neg(x), perm=[1, 0])}
+
+
+SPLIT_EVERYWHERE = {"engine": [TOY, "ort"], "devices": {"ort": "cpu"}, "pins": ["Exp|Sqrt=ort"], "strict": True}
+CASES: dict[str, tuple[xrt.Graph, Callable[[], list[Any]], dict[str, Any]]] = {
+    "plain": (Net(), lambda: [TALL, W], {}),
+    "weights": (Weighty(), lambda: [TALL], {}),
+    "updates": (Counter(), lambda: [TALL.copy(), ONE], {}),
+    "checked": (Net(), lambda: [TALL, W], {"engine": "toy", "check": 1.0}),
+    "recorded": (Net(), lambda: [TALL, W], {"cuda_graph": True}),
+    "two devices": (Two(), lambda: [TALL], {}),
+    "a mixture": (Forked(), lambda: [np.abs(TALL)], SPLIT_EVERYWHERE),
+}
+LIMITS = [0, 200, 700, 900, 1_500, 2_000, 2_500, 3_000, 3_500, 4_000, 5_000, 6_000, 8_000, 10_000, 14_000, 60_000]
+
+
+def starved(found: World, limit: int, call: Callable[[], Any]) -> tuple[Any, str]:
+    """Make the call three times with so little memory; return the last results, or what the last error says."""
+    assert found.machine is not None
+    found.machine.limit = limit
+    told, result = "", None
+    for _ in range(3):
+        try:
+            result, told = call(), ""
+        except OutOfDeviceMemory as error:
+            told = str(error)
+    found.machine.limit = 1 << 30
+    assert not told or TOLD.match(told), told
+    return result, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [False, True], ids=["called", "bound"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_amount_of_memory_is_enough_or_is_reported_and_the_module_goes_on(name: str, bound: bool) -> None:
+    model, inputs, options = CASES[name]
+    met = set()
+    for limit in LIMITS:
+        with world("late") as found, warnings.catch_warnings():
+            warnings.simplefilter("error")  # a lack of memory is no fault of an engine: nothing is placed elsewhere
+            m, expected = found.module(model, **options), xrt.XRTModule(model, TOY)(*inputs())
+            call = (lambda: m.bind(*inputs())()) if bound else (lambda: m(*inputs()))  # noqa: B023  # they are called here
+            result, told = starved(found, limit, call)
+            met.add(bool(told))
+            for results in (call(), *([] if told else [result])):
+                for got, want in zip(_listed(found.down(results)), _listed(expected), strict=True):
+                    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert met == {True, False}, "some amounts were too little, and some were enough"
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def test_weights_that_find_no_room_are_reported_by_the_region_that_has_them() -> None:
+    with world("late", limit=500) as found, pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 "):
+        found.module(Weighty()).compile(TALL)
+
+
+@pytest.mark.slow
+def test_a_lack_of_memory_while_tuning_puts_one_engine_out_of_the_race() -> None:
+    with world("eager", limit=3_000) as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        m = found.module(Weighty(), [TOY, "auto"], budget=60.0)
+        with pytest.raises(OutOfDeviceMemory):
+            m(numbers(100, 4))
+        found.machine.limit = 1 << 30  # type: ignore[union-attr]  # it is simulated
+        assert len(m(TALL)) == 4
+
+
+REFUSED = [
+    (
+        {"devices": {"art": "cpu"}},
+        OptionError,
+        "devices names 'art', which is not in the list of engines: ort, toy, toy{native=off}",
+    ),
+    ({"devices": {"ort": "gpu"}}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
+    ({"devices": ["ort"]}, OptionError, "devices maps engines to devices, such as {'ort': 'cuda', 'tvm': 'cpu'}; got ['ort']"),
+    (
+        {"isolate": "toy"},
+        OptionError,
+        "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where toy{native=off} would run",
+    ),
+    (
+        {"isolate": xrt.Isolation("ort", run=True)},
+        OptionError,
+        "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where ort would run",
+    ),
+    (
+        {"isolate": xrt.Isolation("ort", memory_limit=1 << 30)},
+        OptionError,
+        "memory_limit= bounds the address space of a process, and a driver of cuda takes more of it than there is memory; ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), REFUSED)
+def test_what_cannot_be_asked_is_reported(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        xrt.XRTModule(Net(), [TOY, "ort"], "cuda", **options)
+    assert str(caught.value).startswith(text)
+
+
+def test_an_engine_that_does_not_run_there_is_reported() -> None:
+    with pytest.raises(DeviceError, match=r"^devices asks for picky on 'cuda', and it runs on cpu$"):
+        xrt.XRTModule(Net(), [Picky(), TOY], devices={"picky": "cuda"})
+
+
+@dataclass(frozen=True)
+class Picky(Toy):
+    name: ClassVar[str] = "picky"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+
+def placed(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
+    return [(plan.get_device(launch), launch.nodes) for launch in plan.launches]
+
+
+def test_two_names_of_one_device_are_one() -> None:
+    nodes = [node("Red", "x", "a", name="a", device="cuda"), node("Red", "a", "b", name="b", device="cuda:0")]
+    plan = partition(function(nodes, "b"), [engine("red", "Red")])
+    assert placed(plan) == [("cuda:0", ("a", "b"))]
+
+
+def test_a_node_that_names_no_device_goes_along_only_where_its_engine_takes_it() -> None:
+    nodes = [node("Red", "x", "a", name="a", device="cuda:1"), node("Red", "a", "b", name="b")]
+    assert placed(partition(function(nodes, "b"), [engine("red", "Red")])) == [("cuda:1", ("a", "b"))]
+
+    class Fixed(type(engine("red", "Red"))):  # type: ignore[misc]  # a class made for the test
+        def why_not(self, node: Any, function: Any) -> str | None:
+            return "only what says so" if node.name == "b" and node.device.startswith("cuda") else None
+
+    plan = partition(function(nodes, "b"), [Fixed()])
+    assert placed(plan) == [("cuda:1", ("a",)), ("cpu", ("b",))]
+    assert [str(copy) for copy in plan.copies] == [
+        "x: float32[4] from cpu to cuda:1 for xrt_red_0",
+        "a: float32[4] from cuda:1 to cpu for xrt_red_1",
+    ]
+
+
+def test_a_device_of_an_engine_is_a_constraint() -> None:
+    nodes = [node("Red", "x", "a", name="a"), node("Blue", "a", "b", name="b"), node("Red", "b", "c", name="c")]
+    plan = partition(function(nodes, "c"), [engine("red", "Red"), engine("all")], device="cuda", devices={"all": "cpu"})
+    assert placed(plan) == [("cuda:0", ("a",)), ("cpu", ("b",)), ("cuda:0", ("c",))]
+    assert [(copy.value, copy.source, copy.target) for copy in plan.copies] == [("a", "cuda:0", "cpu"), ("b", "cpu", "cuda:0")]
+
+
+def test_a_plan_on_devices_is_a_value_and_needs_none() -> None:
+    options: dict[str, Any] = {"devices": {"ort": "cpu"}, "pins": ["Exp=ort"], "strict": True, "cache": CompileCache()}
+    plan = xrt.XRTModule(Forked(), [TOY, "ort"], "cuda", **options).plan_for(numbers(2, 2))
+    assert plan.copies and Plan.from_bytes(plan.to_bytes()) == plan
+
+
+def test_a_plan_on_the_cpu_has_no_copies() -> None:
+    m = xrt.XRTModule(Forked(), [TOY, "ort"], pins=["Exp=ort"], cache=CompileCache())
+    plan = m.plan_for(numbers(2, 2))
+    assert plan.copies == () and "copy" not in str(plan)

@@ -126,6 +126,21 @@ def test_there_is_no_device_when_the_simulation_ends() -> None:
             device("cuda")
 
 
+def test_a_device_that_is_asked_for_again_makes_no_stream() -> None:
+    with simulate_devices():
+        first = device("cuda").new_stream()
+        assert device("cuda") is device("cuda")
+        assert device("cuda").new_stream().number == first.number + 1
+
+
+def test_a_function_of_two_host_arrays_fills_the_array_in_out() -> None:
+    with simulate_devices():
+        cuda = device("cuda")
+        out = cuda.upload(np.zeros(2, "float32"))
+        assert cuda.xp.add(np.ones(2, "float32"), np.ones(2, "float32"), out=out) is out
+        assert cuda.download(out).tolist() == [2, 2]
+
+
 # ---------------------------------------------------------------------- faults planted in the runtime are caught
 
 

@@ -1,24 +1,26 @@
-"""Executables of compilers that serve all sizes of symbolic dims: sizes, buffers, threads, files, and what they refuse."""
+"""Executables in use: sizes of symbolic dims, buffers of the caller, threads, files, and refusals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
-from xrt.errors import RunFailed
+from xrt.engines.openvino import OpenVino
+from xrt.engines.openvino.executable import COPY_TO
+from xrt.engines.ort import Ort
+from xrt.engines.ort.executable import BIND_FROM
+from xrt.errors import InputError, RunFailed
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.corpus.entry import graph, i64, node
-
-pytestmark = pytest.mark.slow
 
 ENGINES = ["openvino", "tvm", "iree"]
 CONTEXT = CompileContext(threads=2)
@@ -59,6 +61,7 @@ def executable(request: pytest.FixtureRequest) -> Executable:
     return compiled(request.param)
 
 
+@pytest.mark.slow
 def test_every_size_is_served(executable: Executable) -> None:
     calls: list[Callable[..., Any]] = [lambda *inputs: executable.run(inputs), executable.fast_call()]
     for rows in SIZES:
@@ -68,12 +71,14 @@ def test_every_size_is_served(executable: Executable) -> None:
         check(executable.run([np.asfortranarray(value) for value in inputs]), expected)
 
 
+@pytest.mark.slow
 def test_results_stay_when_another_size_runs(executable: Executable) -> None:
     first = executable.run(make(5)[0])
     executable.run(make(300)[0])
     check(first, make(5)[1])
 
 
+@pytest.mark.slow
 def test_given_buffers_are_filled_and_must_fit(executable: Executable) -> None:
     for rows in SIZES:
         inputs, expected = make(rows, rows)
@@ -90,6 +95,7 @@ def test_given_buffers_are_filled_and_must_fit(executable: Executable) -> None:
         executable.run(inputs, RunOptions(out=(np.empty((5, 4), "float32"), np.empty((5, 1), "float32"))))
 
 
+@pytest.mark.slow
 def test_inputs_of_two_sizes_for_one_name_are_refused(executable: Executable) -> None:
     x, _ = make(5)[0]
     for rows in (6, 1, 4):
@@ -98,6 +104,7 @@ def test_inputs_of_two_sizes_for_one_name_are_refused(executable: Executable) ->
     check(executable.run(make(5)[0]), make(5)[1])
 
 
+@pytest.mark.slow
 def test_threads_run_different_sizes(executable: Executable) -> None:
     def work(seed: int) -> None:
         for rows in (seed + 1, 40, 3 * seed + 1):
@@ -108,6 +115,7 @@ def test_threads_run_different_sizes(executable: Executable) -> None:
         list(pool.map(work, range(16)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
     engine, ready = registry.create(name), infer_shapes(PAIR)
@@ -118,7 +126,54 @@ def test_a_saved_one_serves_every_size(name: str, tmp_path: Path) -> None:
         check(loaded.run(make(rows)[0]), make(rows)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_has_no_elements_is_refused(name: str) -> None:
     with pytest.raises(RunFailed, match="elements"):
         compiled(name).run(make(0)[0])
+
+
+@dataclass(frozen=True)
+class Filling:
+    """An engine, and how many columns it takes for its library to be given the buffer."""
+
+    engine: GraphCompiler
+    large: int
+
+    def compiled(self, columns: int) -> Executable:
+        """Return what computes the larger of each number and zero, and its negative."""
+        type_ = f"float32[2,{columns}]"
+        nodes = [node("Relu", "x", "y"), node("Neg", "x", "z")]
+        made = graph({"x": type_}, {"y": type_, "z": type_}, *nodes, opset=21)
+        executable = self.engine.compile(made, CompileContext(threads=2))
+        executable.prepare()
+        return executable
+
+
+FILLING = pytest.mark.parametrize("filling", [Filling(Ort(), BIND_FROM), Filling(OpenVino(), COPY_TO)], ids=["ort", "openvino"])
+
+
+def drawn(columns: int) -> Any:
+    return np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
+
+
+@FILLING
+@pytest.mark.parametrize("buffer", [np.empty((2, 3)), np.empty((1, 3), np.float32), np.empty(6, np.float32)])
+def test_a_buffer_of_another_type_or_shape_is_refused(filling: Filling, buffer: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        filling.compiled(3).run([drawn(3)], RunOptions(out=[buffer, None]))
+    assert str(error.value) == (
+        f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is float32[2, 3]; "
+        "give one just like it, or None"
+    )
+
+
+@FILLING
+def test_a_closed_executable_says_so_and_leaves_its_results(filling: Filling) -> None:
+    executable, x = filling.compiled(3), drawn(3)
+    y, z = executable.run([x])
+    executable.close()
+    assert np.array_equal(y, np.maximum(x, 0))
+    for options in (RunOptions(), RunOptions(out=[y, z])):
+        with pytest.raises(RunFailed, match="the executable is closed"):
+            executable.run([x], options)

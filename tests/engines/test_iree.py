@@ -1,4 +1,4 @@
-"""The iree engine: its options, its reasons, the text that it hands over, and the compiler as a process."""
+"""The iree engine: options, reasons, the text for the compiler, the compiler as a process, arrays, numbers, and the suite."""
 
 from __future__ import annotations
 
@@ -7,43 +7,56 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
-from tests.engines.evidence import unknown_evidence
-from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, why
+from tests.engines import written
+from tests.engines.test_toolkit import unknown_evidence
 from tests.engines.written import tensor
-from xrt.engines import CompileContext
+from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.iree import Iree, compiler
 from xrt.engines.iree.export import export_module
+from xrt.engines.iree.support import why_not
 from xrt.engines.iree.tables import ISSUES
-from xrt.errors import CompileRefused, OptionError
-from xrt.graph import DType, Function, Node, read_attributes
+from xrt.errors import CompileRefused
+from xrt.graph import Constant, DType, Function, Node, TensorType, read_attributes
+from xrt.passes import infer_shapes
+from xrt.testing.suite import EngineSuite
+
+IREE = Iree()
+CONTEXT = CompileContext(threads=2)
+
+
+def function(*nodes: Node, **more: Any) -> Function:
+    """Return the Function with all types inferred, as IREE needs them."""
+    return infer_shapes(written.function(*nodes, **more))
+
+
+def one(op_type: str, *shapes: TensorType, **more: Any) -> Function:
+    return infer_shapes(written.one(op_type, *shapes, **more))
+
+
+def compiled(f: Function, engine: Iree = IREE, context: CompileContext = CONTEXT) -> Executable:
+    executable = engine.compile(f, context)
+    executable.prepare()
+    return executable
+
+
+@cache
+def negation() -> Executable:
+    """A compile costs half a second; most tests need no more than this one."""
+    return compiled(one("Neg", tensor(4, 6)))
+
+
+def why(f: Function) -> str:
+    return IREE.why_not(f.nodes[-1], f) or ""
+
 
 # ---------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ({"opt_level": 4}, "opt_level of engine 'iree' must be an integer from 0 to 3; got 4"),
-        ({"opt_level": True}, "opt_level of engine 'iree' must be an integer from 0 to 3; got True"),
-        ({"compile_seconds": 0}, "compile_seconds of engine 'iree' must be a positive number; got 0"),
-        ({"compile_seconds": "1"}, "compile_seconds of engine 'iree' must be a positive number; got '1'"),
-        (
-            {"device": "local-tusk"},
-            "device of engine 'iree' must be one of auto, local-sync, local-task; got 'local-tusk'. Did you mean 'local-task'?",
-        ),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_reported(option: dict[str, Any], told: str) -> None:
-    with pytest.raises(OptionError) as error:
-        Iree(**option)
-    assert str(error.value) == told
 
 
 def test_versions_of_all_that_decides_on_the_code() -> None:
@@ -254,3 +267,207 @@ def test_the_compiler_is_never_loaded_into_the_process() -> None:
         "r.create('iree'); assert 'iree.runtime' in sys.modules and 'iree.compiler' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------------- arrays in and out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [0, 4, 16, 36])
+def test_any_alignment_is_taken(offset: int) -> None:
+    raw = np.zeros(256, np.uint8)
+    start = (offset - raw.ctypes.data) % 64
+    x = raw[start : start + 96].view(np.float32).reshape(4, 6)
+    x[:] = np.arange(24).reshape(4, 6)
+    assert x.ctypes.data % 64 == offset
+    assert np.array_equal(negation().run([x])[0], -x)
+    buffer = raw[start + 96 : start + 192].view(np.float32).reshape(4, 6)
+    (y,) = negation().run([x], RunOptions(out=[buffer]))
+    assert y is buffer and np.array_equal(buffer, -x)
+
+
+# ---------------------------------------------------------------------- weights, saving
+
+
+def weighted() -> Function:
+    w = np.random.default_rng(0).random((64, 32), dtype=np.float32)
+    return function(Node("MatMul", ("x", "w"), ("y",)), inputs={"x": tensor(3, 64)}, constants={"w": w})
+
+
+@pytest.mark.slow
+def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
+    f = weighted()
+    x = np.random.default_rng(1).random((3, 64), dtype=np.float32)
+    executable = compiled(f)
+    (y,) = executable.run([x])
+    assert np.allclose(y, x @ f.constants["w"].array, rtol=1e-5)
+    saved = bytes(IREE.save(executable, CONTEXT))
+    assert f.constants["w"].array[:4].tobytes() not in saved
+    other = f.replace(constants={"w": Constant(np.ones((64, 32), np.float32))})
+    loaded = IREE.load(memoryview(saved), other, CONTEXT)
+    loaded.prepare()
+    assert np.allclose(loaded.run([x])[0], x.sum(1, keepdims=True) * np.ones(32), rtol=1e-5)
+    assert [use.name for use in executable.memory() or ()] == ["workspace"]
+
+
+# ---------------------------------------------------------------------- threads
+
+
+@pytest.mark.slow
+def test_a_pool_has_as_many_workers_as_the_budget() -> None:
+    code = (
+        "from pathlib import Path; from xrt.engines.iree.executable import get_device\n"
+        "def workers(): return sum('iree-worker' in (t / 'comm').read_text() for t in Path('/proc/self/task').iterdir())\n"
+        "get_device(1); first = workers(); get_device(3); import time\n"
+        "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run
+        "print(first, workers())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["local-sync", "local-task"])
+def test_the_process_ends_well_whatever_is_still_held(device: str) -> None:
+    code = (
+        "import warnings; import numpy as np, xrt\n"
+        "warnings.simplefilter('ignore', xrt.errors.BudgetWarning)\n"  # the machine may have one core
+        "class Net(xrt.Graph):\n"
+        "    def build(self, x): return xrt.ops.Neg(x)\n"
+        f"m = xrt.XRTModule(Net(), engine='iree{{device={device}}}', strict=True, threads=2)\n"
+        "kept = [m(np.ones((4, 4), 'float32')) for _ in range(3)]\n"
+        "print(kept[0].sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "-16.0\n", "")
+
+
+Array = np.ndarray[Any, Any]
+INT64 = DType.INT64
+
+
+def run(f: Function, *inputs: Array) -> list[Array]:
+    assert [why_not(node, f) for node in f.nodes] == [None] * len(f.nodes)
+    return list(compiled(f).run(inputs))
+
+
+def f32(*numbers: float) -> Array:
+    return np.array(numbers, np.float32)
+
+
+@pytest.mark.slow
+def test_indices_stay_inside() -> None:
+    """Outside of their axis they are an error in ONNX; here they are the nearest inside."""
+    f = function(
+        Node("Gather", ("x", "i"), ("a",)),
+        Node("GatherElements", ("x", "i"), ("b",)),
+        Node("GatherND", ("m", "t"), ("c",)),
+        Node("ScatterElements", ("x", "i", "u"), ("d",)),
+        Node("ScatterND", ("m", "t", "v"), ("e",)),
+        inputs={
+            "x": tensor(4),
+            "i": tensor(3, dtype=INT64),
+            "u": tensor(3),
+            "m": tensor(2, 3),
+            "t": tensor(1, 2, dtype=INT64),
+            "v": tensor(1),
+        },
+        outputs=("a", "b", "c", "d", "e"),
+    )
+    x, m = np.arange(4, dtype=np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+    executable = compiled(f)
+    for far in (10, 10**6, 10**12):
+        inputs = [x, np.array([far, -far, -1]), f32(7, 8, 9), m, np.array([[1, far]]), f32(9)]
+        a, b, c, d, e = executable.run(inputs)
+        assert a.tolist() == b.tolist() == [3, 0, 3] and c.tolist() == [5]
+        assert d[0] == 8 and d[3] in (7, 9) and d[1:3].tolist() == [1, 2]
+        assert e.tolist() == [[0, 1, 2], [3, 4, 9]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0, 3.0, 4.0])
+def test_powers_are_products(exponent: float) -> None:
+    power = Node("Pow", ("x", "e"), ("y",))
+    f = function(power, inputs={"x": tensor(3)}, constants={"e": np.array(exponent, np.float32)})
+    x = f32(-2, 3, 0.5) if exponent >= 1 else f32(4, 9, 0.25)
+    assert np.allclose(run(f, x)[0], x**exponent, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [None, -1.5, 100.0])
+def test_other_powers_are_declined(exponent: float | None) -> None:
+    inputs = {"x": tensor(3)} | ({"e": tensor(3)} if exponent is None else {})
+    constants = {} if exponent is None else {"e": np.array(exponent, np.float32)}
+    f = function(Node("Pow", ("x", "e"), ("y",)), inputs=inputs, constants=constants)
+    assert why(f) == "IREE's powers are exponentials of logarithms: NaN for negative numbers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("node", "inputs", "constants", "reason"),
+    [
+        (
+            Node("Slice", ("x", "s", "e", "a", "t"), ("y",)),
+            {"x": tensor(4)},
+            {"s": np.array([3]), "e": np.array([0]), "a": np.array([0]), "t": np.array([-1])},
+            "IREE's Slice takes a step back for none",
+        ),
+        (
+            Node("Pad", ("x", "p"), ("y",)),
+            {"x": tensor(4)},
+            {"p": np.array([-1, 0])},
+            "IREE's Pad takes a negative pad for an extent",
+        ),
+        (
+            Node("Div", ("x", "x"), ("y",)),
+            {"x": tensor(4, dtype=DType.UINT8)},
+            {},
+            "IREE takes large unsigned numbers for negative ones here",
+        ),
+        (
+            Node("AveragePool", ("x",), ("y",), read_attributes({"kernel_shape": [2, 2], "dilations": [2, 2]})),
+            {"x": tensor(1, 1, 6, 6)},
+            {},
+            "IREE does not divide the sums of a dilated AveragePool",
+        ),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, Node) else "",
+)
+def test_what_it_gets_wrong_is_declined(node: Node, inputs: Any, constants: Any, reason: str) -> None:
+    assert why(function(node, inputs=inputs, constants=constants, opset=19)) == reason
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_one_that_is_spelled_otherwise() -> None:
+    first = Node("Max", ("x", "x"), ("m",), name="first")
+    second = Node("Neg", ("x",), ("n",), name="second", control=("first",))
+    f = function(first, second, inputs={"x": tensor(2)}, outputs=("m", "n"))
+    assert [result.tolist() for result in run(f, f32(1, -2))] == [[1, -2], [-1, 2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reflect", "wrap"])
+def test_an_edge_is_mirrored_or_repeated_along_chosen_axes(mode: Literal["reflect", "wrap"]) -> None:
+    pad = Node("Pad", ("x", "pads", "", "axes"), ("y",), read_attributes({"mode": mode}))
+    constants = {"pads": np.array([16, 1, 0, 2]), "axes": np.array([-1, 0])}
+    x = np.arange(80, dtype=np.float32).reshape(4, 20)
+    f = function(pad, inputs={"x": tensor(4, 20)}, constants=constants, opset=19)
+    assert np.array_equal(run(f, x)[0], np.pad(x, ((1, 2), (16, 0)), mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pads", "size"), [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 3), ((0, 0, 0, 0), 5), ((0, 2, 0, 0), 3)])
+def test_a_window_that_fits_once_does_not_read_what_is_behind_it(pads: tuple[int, ...], size: int) -> None:
+    conv = Node("Conv", ("x", "w"), ("y",), read_attributes({"strides": (3, 3), "pads": pads}))
+    f = function(conv, inputs={"x": tensor(1, 1, size, size)}, constants={"w": np.ones((1, 1, 3, 3), np.float32)})
+    x = np.arange(1, size * size + 1, dtype=np.float32).reshape(1, 1, size, size)
+    seen = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))[..., :3, :3]
+    assert run(f, x)[0].tolist() == [[[[seen.sum()]]]]
+
+
+@pytest.mark.slow
+@pytest.mark.sample(40, plain=12)
+class TestIree(EngineSuite):
+    engine = "iree"
+    test_conformance = None  # run in tests/conformance
+    test_node_tests_with_symbolic_dims = None

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
+import xrt
 from tests.engines.native_running import Array, kernel_of, library, on_native, on_python, one_node
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import Function
+from xrt.testing.corpus.entry import graph, node
 
 SHAPES = [(1,), (5,), (0,), (3, 0), (4, 17), (2, 129), (3, 1, 4), (2, 3, 5, 7), (1, 2, 1, 3, 1, 4)]
 
@@ -254,3 +257,28 @@ def test_what_makes_no_sense_is_refused_when_shapes_are_known() -> None:
 
 def test_the_version_names_the_instruction_set() -> None:
     assert library().version.partition("-")[2] in ("base", "avx2", "avx512")
+
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+def normalization(op: str, count: int) -> Function:
+    """Return a normalization with one symbolic dim for its channels and another for the scale and what is like it."""
+    names = "sbmv"[:count]
+    types = dict.fromkeys(names, "float32[K]")
+    attributes = {"num_groups": 1} if op == "GroupNormalization" else {}
+    nodes = [node(op, f"x {' '.join(names)}", "y", **attributes)]
+    return graph({"x": "float32[N,C,H]", **types}, {"y": "float32[N,C,H]"}, *nodes, opset=21)
+
+
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [("BatchNormalization", 4), ("InstanceNormalization", 2), ("GroupNormalization", 2)],
+    ids=["batch", "instance", "group"],
+)
+def test_a_scale_that_is_shorter_than_the_channels_is_not_read_past_its_end(op: str, count: int) -> None:
+    with xrt.XRTModule(normalization(op, count), engine="toy") as m:
+        whole = m(X, *[np.ones(3, np.float32)] * count)
+        with pytest.raises(RunFailed, match=op):
+            m(X, *[np.ones(2, np.float32)] * count)
+        np.testing.assert_array_equal(m(X, *[np.ones(3, np.float32)] * count), whole)

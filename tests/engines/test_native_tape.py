@@ -1,20 +1,58 @@
-"""The native tape: what it computes, in which memory, and with Python around it."""
+"""The native tape: results, memory, Python around it, kernels that go wrong, and threads."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready
+from tests.engines.test_native_library import library
 from tests.engines.toy_running import function, node, typed
-from xrt.engines import RunOptions
+from tests.hanging import wait_until
+from xrt.engines import CompileContext, native
+from xrt.engines.native import NativeTape, PreparedKernel
+from xrt.engines.toy import Toy
 from xrt.engines.toy.native import ByShapes
-from xrt.errors import InputError, RunFailed
-from xrt.graph import Function, TensorType, Value
+from xrt.errors import CompileFailed, InputError, RunFailed
+from xrt.graph import Constant, DType, Function, TensorType, Value
+
+F32 = DType.FLOAT32
+X = np.arange(-300, 300, dtype=np.float32).reshape(20, 30)
+
+
+def mine(threads: int = 1) -> tuple[Toy, CompileContext]:
+    return Toy(libraries=(str(library()),)), CompileContext(threads=threads)
+
+
+def count(what: int) -> int:
+    counter = ctypes.CDLL(str(library())).count
+    counter.restype = ctypes.c_int64
+    return int(counter(what))
+
+
+PREPARED, DESTROYED, RUNS = 0, 1, 2
+
+
+def chain(length: int, *, inputs: str = "x", **attributes: Any) -> Function:
+    """Return x doubled so many times; each step may write over the one before."""
+    nodes = [node("Twice", f"v{i} _", f"v{i + 1}", domain="test", **attributes) for i in range(length)]
+    made = function("v0", f"v{length}", *nodes, test=1)
+    return made.replace(inputs=(typed("v0", X),))
+
+
+def ready(made: Function, threads: int = 1) -> Any:
+    toy, context = mine(threads)
+    executable = toy.compile(made, context)
+    executable.prepare()
+    return executable
+
 
 # ---------------------------------------------------------------------- the arena
 
@@ -37,15 +75,6 @@ def test_what_is_read_again_is_not_written_over() -> None:
 def test_an_output_that_nobody_wants_is_left_out() -> None:
     made = function("x", "y", node("Split", "x", "_ y", domain="test"), test=1).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(made).run([X])[0], -X)
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (5, 7)])
-def test_any_shape(shape: tuple[int, ...]) -> None:
-    x = np.ones(shape, np.float32)
-    made = function("x", "y", node("Twice", "x _", "y", domain="test"), test=1).replace(inputs=(typed("x", x),))
-    (y,) = ready(made, threads=2).run([x])
-    assert (y.shape, y.dtype) == (shape, np.float32)
-    np.testing.assert_array_equal(y, 2 * x)
 
 
 def test_constants_inputs_and_doubles_may_be_outputs() -> None:
@@ -82,37 +111,6 @@ def test_an_array_without_elements_may_have_any_address() -> None:
     odd = next(view for view in views if view.__array_interface__["data"][0] % 4)
     assert odd.flags.aligned
     assert executable.run([odd])[0].shape == (2, 0)
-
-
-def test_given_buffers_are_written_to() -> None:
-    executable, out = ready(chain(3)), np.empty_like(X)
-    (y,) = executable.run([X], RunOptions(out=[out]))
-    assert y is out
-    np.testing.assert_array_equal(out, 8 * X)
-    call = executable.bind([X], [out])
-    out[:] = 0
-    call()
-    np.testing.assert_array_equal(out, 8 * X)
-    assert executable.supports_io_binding() and list(executable.inplace_pairs()) == [(0, 0)]
-    own = X.copy()
-    executable.bind([own], [own])()
-    np.testing.assert_array_equal(own, 8 * X)
-
-
-BUFFERS = [
-    (np.empty((20, 31), np.float32), "the output is float32[20,30], the buffer float32[20,31]"),
-    (np.empty((20, 30)), "the output is float32[20,30], the buffer float64[20,30]"),
-    (np.empty((30, 20), np.float32).T, "the buffer is not C-contiguous"),
-    (np.broadcast_to(np.float32(1), (20, 30)).copy(), None),
-    ([1.0], "the output is float32[20,30], the buffer list"),
-]
-
-
-@pytest.mark.parametrize(("buffer", "reason"), BUFFERS[:3] + BUFFERS[4:])
-def test_a_buffer_that_does_not_fit_is_refused(buffer: Any, reason: str) -> None:
-    with pytest.raises(InputError) as raised:
-        ready(chain(1)).run([X], RunOptions(out=[buffer]))
-    assert str(raised.value) == f"out= for output 'v1': {reason}; give a writable C-contiguous array, or None for a fresh one"
 
 
 def test_an_input_that_is_not_what_was_prepared_is_refused() -> None:
@@ -220,3 +218,97 @@ def test_a_shape_that_only_another_kernel_knows() -> None:
     x = np.float32([0, 3, 0, 4])
     made = made.replace(inputs=(typed("x", x),))
     np.testing.assert_array_equal(ready(made).run([x])[0], [[2, 6]])
+
+
+# ---------------------------------------------------------------------- kernels that go wrong
+
+WHERE = "node 'twice_v1' (test.Twice)"
+OUTPUT = f"output 0 of {WHERE}"
+WRONG = [
+    ("fail to prepare", CompileFailed, "{kernel} failed to prepare for " + WHERE + ": no room"),
+    ("fail in silence", CompileFailed, "{kernel} failed to prepare for " + WHERE + ": it gives no reason"),
+    ("announce another type", CompileFailed, "{kernel} announces float64[20,30] for " + OUTPUT
+     + ", which is float32[20,30]; its prepare is wrong"),
+    ("announce another shape", CompileFailed, "{kernel} announces float32[21,31] for " + OUTPUT
+     + ", which is float32[20,30]; its prepare is wrong"),
+    ("announce no type", CompileFailed, "{kernel} announces no type for " + OUTPUT
+     + ", or one that XRT does not know; its prepare is wrong"),
+    ("announce a long shape", CompileFailed, "{kernel} announces no type for " + OUTPUT
+     + ", or one that XRT does not know; its prepare is wrong"),
+    ("fail to run", RunFailed, "{kernel} failed at " + WHERE + ": the number is odd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bid", "error", "text"), WRONG)
+def test_a_kernel_that_goes_wrong_is_named(bid: str, error: type[Exception], text: str) -> None:
+    made = chain(1, bid=bid).replace(outputs=(typed("v1", X),))
+    with pytest.raises(error) as raised:
+        ready(made).run([X])
+    assert str(raised.value) == text.format(kernel=f"kernel 'twice' of library {library()}")
+
+
+def test_a_kernel_that_refuses_when_prepared_leaves_the_node_to_the_next() -> None:
+    nodes = [node("Neg", "x", "y", bid="refuse"), node("Twice", "y _", "z", domain="test")]
+    made = function("x", "z", *nodes, opset=12, test=1).replace(inputs=(typed("x", X),))
+    np.testing.assert_array_equal(ready(made).run([X])[0], -2 * X)
+
+
+# ---------------------------------------------------------------------- memory and threads
+
+
+def test_every_state_that_was_made_is_destroyed() -> None:
+    gc.collect()
+    alive = count(PREPARED) - count(DESTROYED)
+    executable = ready(chain(7))
+    executable.run([X])
+    assert count(PREPARED) - count(DESTROYED) - alive == 7
+    executable.close()
+    del executable
+    gc.collect()
+    assert count(PREPARED) - count(DESTROYED) == alive
+    with pytest.raises(CompileFailed):
+        ready(chain(3, bid="announce another shape").replace(outputs=(typed("v3", X),)))
+    gc.collect()
+    assert count(PREPARED) - count(DESTROYED) == alive, "a tape that was not made leaves nothing behind"
+
+
+@pytest.mark.slow
+def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
+    big = np.ones((400, 1000), np.float32)
+    kernel = native.load(library()).kernel("twice")
+    from xrt.engines.native.bindings import core
+
+    (y,) = native.run_kernel(kernel, big, None, threads=3)
+    assert (y == 2).all() and core().workers() >= 2
+    wait_until(lambda: used(0.3) < 0.03)  # others that earlier tests woke may turn for a while
+
+
+def used(seconds: float) -> float:
+    """Return the processor time that the process spends while it waits."""
+    began = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - began
+
+
+@pytest.mark.slow
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    executable = ready(chain(2), threads=3)
+    executable.run([X])
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if (executable.run([X])[0] == 4 * X).all() else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_tape_made_by_hand() -> None:
+    made = chain(2)
+    kernel = native.load(library()).kernel("twice")
+    first = PreparedKernel(kernel, made.nodes[0], made)
+    second = PreparedKernel(kernel, made.nodes[1], made.with_types(first.outputs))
+    tape = NativeTape({"v0": TensorType(F32, X.shape)}, ["v2", "v1"], [first, second], {"c": Constant(X)}, 1)
+    twice, once = tape.run([X])[0], tape.run([X], [None, out := np.empty_like(X)])[1]
+    assert once is out and (once == 2 * X).all() and (twice == 4 * X).all()
+    assert tape.workspace == 0 and list(tape.in_place) == [(0, 0), (0, 1)]

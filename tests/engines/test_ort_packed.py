@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.engines.ort_running import F32, function, node
+from tests.engines.test_ort import F32, function, node
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines.ort import saving
 from xrt.errors import CacheWarning

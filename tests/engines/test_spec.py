@@ -206,7 +206,3 @@ def test_an_instance_whose_field_is_of_another_type(changes: dict[str, Any], mes
     with pytest.raises(OptionError) as caught:
         format_spec(Mine(**changes))
     assert str(caught.value) == message
-
-
-def test_the_engine_prints_as_its_spec() -> None:
-    assert str(Mine(level=1)) == Mine(level=1).spec == "mine{level=1}"

@@ -1,10 +1,13 @@
-"""The torch engine: its reasons, types and numbers, opaque calls, arrays in and out, threads, and what is left to the user."""
+"""The torch engine: reasons, numbers, opaque calls, recurrences, threads, what a model cannot make it do, and the suite."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,16 +16,36 @@ import pytest
 import torch
 
 from tests.engines.test_tvm_forked import status_of
-from tests.engines.torch_running import INT, TORCH, run, why
-from tests.engines.written import function, one, tensor
+from tests.engines.written import Array, function, one, tensor
 from xrt import XRTModule
-from xrt.engines import CompileContext
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.torch import Torch
 from xrt.engines.torch.executable import call_within
-from xrt.errors import RunFailed
+from xrt.engines.toy import Toy
+from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 from xrt.passes import infer_shapes
 from xrt.placement.reference import evaluate
+from xrt.testing.suite import EngineSuite
+
+TORCH = Torch()
+INT = DType.INT64
+
+
+def compiled(f: Function, threads: int = 2, engine: GraphCompiler = TORCH) -> Executable:
+    executable = engine.compile(f, CompileContext(threads=threads))
+    executable.prepare()
+    return executable
+
+
+def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list[Array]:
+    return list(compiled(f).run([np.asarray(x) for x in inputs], options))
+
+
+def why(f: Function) -> str:
+    return TORCH.why_not(f.nodes[-1], f) or ""
+
 
 IMPORT = """
 import sys
@@ -255,3 +278,303 @@ def test_a_convolution_with_few_results_is_the_gradient_of_weights(
     arrays = [draw.standard_normal(shape).astype(np.float32) for shape in (x, w)]
     (expected,) = evaluate(f, arrays)
     np.testing.assert_allclose(run(f, *arrays)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+TIME, BATCH, WIDTH, HIDDEN = 5, 3, 4, 6
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def layer(op: str, *, constant: bool, states: bool = True, **attributes: Any) -> tuple[Function, list[Array]]:
+    """Return a Function of one recurrent node, and its inputs."""
+    rng = np.random.default_rng(0)
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    first = bool(attributes.get("layout"))
+    shapes = {
+        "x": (BATCH, TIME, WIDTH) if first else (TIME, BATCH, WIDTH),
+        "w": (directions, GATES[op] * HIDDEN, WIDTH),
+        "r": (directions, GATES[op] * HIDDEN, HIDDEN),
+        "b": (directions, 2 * GATES[op] * HIDDEN),
+    }
+    state = (BATCH, directions, HIDDEN) if first else (directions, BATCH, HIDDEN)
+    shapes |= dict.fromkeys((["h0", "c0"] if op == "LSTM" else ["h0"]) if states else [], state)
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    held = {name: Constant(values.pop(name)) for name in ("w", "r", "b")} if constant else {}
+    inputs = tuple(Value(name, TensorType(DType.FLOAT32, value.shape)) for name, value in values.items())
+    outputs = ("y", "h", "c") if op == "LSTM" else ("y", "h")
+    operands = ("x", "w", "r", "b", "", *(name for name in ("h0", "c0") if name in shapes))
+    node = Node(op, operands, outputs, read_attributes({"hidden_size": HIDDEN, **attributes}))
+    unknown = TensorType(DType.FLOAT32, None)
+    results = tuple(Value(name, unknown) for name in outputs)
+    return Function(inputs, results, (node,), held, {"": 22}), list(values.values())
+
+
+def list_layers() -> Iterator[Any]:
+    for op in GATES:
+        for direction in ("forward", "reverse", "bidirectional"):
+            for layout in (0, 1):
+                yield pytest.param(op, {"direction": direction, "layout": layout}, id=f"{op}-{direction}-{layout}")
+    yield pytest.param("GRU", {"linear_before_reset": 1, "direction": "bidirectional"}, id="GRU-linear_before_reset")
+    yield pytest.param("RNN", {"activations": ["Relu"], "direction": "reverse"}, id="RNN-relu")
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["inputs", "constants"])
+@pytest.mark.parametrize(("op", "attributes"), list(list_layers()))
+def test_results_are_those_of_the_reference(op: str, attributes: dict[str, Any], constant: bool) -> None:
+    for states in (False, True):
+        function, inputs = layer(op, constant=constant, states=states, **attributes)
+        executable = compiled(function)
+        expected = compiled(function, engine=Toy()).run(inputs)
+        for _ in range(2):
+            for got, due in zip(executable.run(inputs), expected, strict=True):
+                np.testing.assert_allclose(got, due, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "function"),
+    [
+        ("LSTM", {}, "lstm"),
+        ("GRU", {"linear_before_reset": 1}, "gru"),
+        ("RNN", {}, "rnn_tanh"),
+        ("LSTM", {"input_forget": 1}, None),
+        ("LSTM", {"clip": 0.5}, None),
+        ("LSTM", {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, None),
+        ("GRU", {}, None),
+        ("RNN", {"activations": ["Softsign"]}, None),
+    ],
+)
+def test_the_library_computes_what_it_has(op: str, attributes: dict[str, Any], function: str | None, monkeypatch: Any) -> None:
+    called: list[str] = []
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+
+        def record(*arguments: Any, name: str = name, original: Any = getattr(torch, name)) -> Any:
+            called.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(torch, name, record)
+    made, inputs = layer(op, constant=True, **attributes)
+    compiled(made).run(inputs)
+    assert called == ([] if function is None else [function])
+
+
+@pytest.mark.slow
+def test_the_copies_of_constant_weights_are_made_once_and_counted() -> None:
+    function, inputs = layer("LSTM", constant=True)
+    executable = compiled(function)
+    for _ in range(3):
+        executable.run(inputs)
+    (packed,) = (one for one in executable.memory() if one.name == "packed weights")
+    assert packed.nbytes == sum(constant.array.nbytes for constant in function.constants.values())
+    function, inputs = layer("LSTM", constant=False)
+    executable = compiled(function)
+    executable.run(inputs)
+    assert [one.name for one in executable.memory()] == ["workspace"]
+
+
+X = Tagged("tensor", 0)
+# ---------------------------------------------------------------------- operators that a model may call
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    library = torch.library.Library("xrt_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.define("twice_(Tensor(a!) x) -> Tensor(a!)")
+    library.define("load(Tensor x, str file_name) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("operator", "reason"),
+    [
+        ("import_module::__func__.__call__", "this process has no operator"),
+        ("load_library::__func__.__call__", "this process has no operator"),
+        ("aten::__class__.__call__", "this process has no operator"),
+        ("aten::relu.__call__", "this process has no operator"),
+        ("aten::relu", "'aten::relu' is not the name of an operator"),
+        ("aten::relu.default\n", "'aten::relu.default\\n' is not the name of an operator"),
+        ("aten::relu.default.__call__", "'aten::relu.default.__call__' is not the name of an operator"),
+        ("aten::from_file.default", "it takes the name of a file"),
+        ("aten::save.default", "aten::save.default is an operator"),
+        ("aten::relu_.default", "it modifies its arguments"),
+        ("aten::relu.out", "it modifies its arguments"),
+        ("aten::empty.memory_format", "it takes no tensor"),
+        ("aten::_assert_async.default", "it returns something else than tensors and numbers"),
+        ("debugprims::load_tensor.default", "those are the operators of aten and prims"),
+        ("profiler::_record_function_enter_new.default", "those are the operators of aten and prims"),
+        ("quantized::linear.default", "those are the operators of aten and prims"),
+        ("xrt_test::twice_.default", "it modifies its arguments"),
+        ("xrt_test::load.default", "it takes the name of a file"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_operators_that_no_model_may_call(operator: str, reason: str) -> None:
+    f = opaque(OpaqueCall(operator, (X,)), tensor(2), outputs=(tensor(2),))
+    assert reason in why(f)
+    with pytest.raises(CompileRefused):
+        compiled(f)
+
+
+def test_a_name_imports_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_by_a_model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    call = OpaqueCall("import_module::__func__.__call__", ("", "imported_by_a_model"))
+    with pytest.raises(CompileRefused):
+        run(opaque(call, tensor(2), outputs=(tensor(2),)), np.ones(2, np.float32))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("operator", ["xrt_test::twice.default", "aten::abs.default", "prims::abs.default"])
+@pytest.mark.usefixtures("own")
+def test_operators_that_a_model_may_call(operator: str) -> None:
+    f = opaque(OpaqueCall(operator, (X,)), tensor(2), outputs=(tensor(2),))
+    assert why(f) == ""
+    assert run(f, np.array([1, 2], np.float32))[0].tolist() == ([2, 4] if "twice" in operator else [1, 2])
+
+
+def test_an_operator_of_a_function_may_be_called() -> None:
+    torch.library.define("xrt_test_define::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("xrt_test_define::twice", "CPU", lambda x: x * 2)
+    f = opaque(OpaqueCall("xrt_test_define::twice.default", (X,)), tensor(2), outputs=(tensor(2),))
+    assert why(f) == "" and run(f, np.ones(2, np.float32))[0].tolist() == [2, 2]
+
+
+def test_an_operator_of_a_decorator_may_be_called() -> None:
+    @torch.library.custom_op("xrt_test::thrice", mutates_args=())
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    f = opaque(OpaqueCall("xrt_test::thrice.default", (X,)), tensor(2), outputs=(tensor(2),))
+    assert why(f) == "" and run(f, np.ones(2, np.float32))[0].tolist() == [3, 3]
+
+
+def test_a_batch_norm_that_trains_leaves_its_statistics() -> None:
+    arguments = (X, None, None, Tagged("tensor", 1), Tagged("tensor", 2), True, 0.5, 1e-5)
+    f = opaque(
+        OpaqueCall("aten::native_batch_norm.default", arguments), tensor(4, 1), tensor(1), tensor(1), outputs=(tensor(4, 1),)
+    )
+    mean, variance = np.zeros(1, np.float32), np.ones(1, np.float32)
+    run(f, np.array([[1], [2], [3], [6]], np.float32), mean, variance)
+    assert (mean.tolist(), variance.tolist()) == ([0], [1])
+
+
+def test_an_argument_is_a_type_of_torch_and_nothing_else_of_it() -> None:
+    call = OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "load")))
+    with pytest.raises(RunFailed, match="'load' is no dtype of PyTorch"):
+        run(opaque(call, tensor(2), outputs=(tensor(2),)), np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("call", "declared", "shown"),
+    [
+        (OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "float64"))), tensor(2), r"float64\[2\]"),
+        (OpaqueCall("aten::unsqueeze.default", (X, 0)), tensor(2), r"float32\[1,2\]"),
+        (OpaqueCall("aten::repeat.default", (X, [2])), tensor(2), r"float32\[4\]"),
+        (OpaqueCall("aten::_fft_r2c.default", (X, [0], 0, True)), tensor(2), r"complex64\[2\]"),
+        (OpaqueCall("aten::to_sparse.default", (X,)), tensor(2), "a tensor on cpu with layout torch.sparse_coo"),
+        (OpaqueCall("aten::to.device", (X, Tagged("device", "meta"), Tagged("dtype", "float32"))), tensor(2), "a tensor on meta"),
+    ],
+    ids=lambda value: value.operator if isinstance(value, OpaqueCall) else "",
+)
+def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared: TensorType, shown: str) -> None:
+    with pytest.raises(RunFailed, match=f"result 0 of {call.operator} is {shown}"):
+        run(opaque(call, tensor(2), outputs=(declared,)), np.ones(2, np.float32))
+
+
+# ---------------------------------------------------------------------- memory of the engine
+
+
+def _choice() -> Function:
+    then = function(
+        Node("Identity", ("k",), ("a",)), inputs={}, outputs={"a": tensor(3)}, constants={"k": np.ones(3, np.float32)}
+    )
+    constant = Node("Constant", (), ("b",), read_attributes({"value": Constant(np.ones(3, np.float32))}))
+    other = function(constant, inputs={}, outputs={"b": tensor(3)})
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
+    return function(node, inputs={"c": tensor(dtype=DType.BOOL)}, outputs={"y": tensor(3)})
+
+
+def _repetition() -> Function:
+    body = function(
+        Node("Identity", ("c",), ("d",)),
+        Node("Identity", ("k",), ("t",)),
+        inputs={"i": tensor(dtype=INT), "c": tensor(dtype=DType.BOOL), "s": tensor(3)},
+        outputs={"d": tensor(dtype=DType.BOOL), "t": tensor(3)},
+        constants={"k": np.ones(3, np.float32)},
+    )
+    node = Node("Loop", ("n", "", "x"), ("y",), read_attributes({"body": body}))
+    return function(
+        node,
+        inputs={"n": tensor(dtype=INT)},
+        outputs={"y": tensor(3)},
+        constants={"x": np.zeros(3, np.float32)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [(_choice(), np.array(True)), (_choice(), np.array(False)), (_repetition(), np.array(2))],
+    ids=["then", "else", "loop"],
+)
+def test_a_constant_of_a_body_is_not_returned_as_it_is(f: Function, x: Any) -> None:
+    executable = compiled(f)
+    (y,) = executable.run([x])
+    y[:] = 7
+    assert executable.run([x])[0].tolist() == [1, 1, 1]
+
+
+# ---------------------------------------------------------------------- settings of the caller
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[Callable[[], None]]:
+    before = torch.get_default_dtype()
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "mode", [lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.device("meta")], ids=["autocast", "device"]
+)
+@pytest.mark.parametrize(
+    "f",
+    [
+        one("MatMul", tensor(3, 3), tensor(3, 3), output=tensor(3, 3)),
+        one("LpNormalization", tensor(3, 3), output=tensor(3, 3)),
+        one("EyeLike", tensor(3, 3), output=tensor(3, 3)),
+        one("Shape", tensor(3, 3), output=tensor(2, dtype=INT)),
+    ],
+    ids=lambda f: f.nodes[0].op,
+)
+def test_modes_of_the_caller_change_nothing(f: Function, mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    inputs = [np.random.default_rng(0).random((3, 3), np.float32) for _ in f.inputs]
+    (expected,) = run(f, *inputs)
+    with mode():
+        assert why(f) == ""
+        (y,) = run(f, *inputs)
+    assert y.dtype == expected.dtype and np.array_equal(y, expected)
+
+
+def test_the_default_type_of_the_caller_changes_nothing(double_by_default: Callable[[], None]) -> None:
+    double_by_default()
+    (y,) = run(one("ConstantOfShape", tensor(1, dtype=INT), output=tensor(2)), np.array([2]))
+    assert y.dtype == np.float32
+
+
+@pytest.mark.slow
+def test_a_module_that_draws_numbers_is_run() -> None:
+    class Noise(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand(3) + torch.randperm(3)
+
+    with XRTModule(Noise(), engine=["ort", "torch"]) as module:
+        found = module(torch.zeros(3))
+    assert 3 <= found.sum() <= 6
+
+
+@pytest.mark.slow
+class TestTorch(EngineSuite):
+    engine = "torch"
+    test_conformance = None  # run in tests/conformance
+    test_node_tests_with_symbolic_dims = None

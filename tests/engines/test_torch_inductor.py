@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.conformance.sample import join
-from tests.engines.evidence import unknown_evidence
+from tests.engines.test_toolkit import unknown_evidence
+from tests.engines.test_torch import INT, TORCH
 from tests.engines.test_tvm_forked import status_of
-from tests.engines.torch_running import INT, TORCH
 from tests.engines.written import Array, function, one, tensor
 from xrt import passes
 from xrt.engines import CompileContext, Executable

@@ -1,18 +1,34 @@
-"""The machinery of the toy engine: what comes out, slots, buffers and threads."""
+"""The toy engine: control flow, buffers, products, updates in place, calls and errors, and the suite."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
-from tests.engines.toy_running import Array, f32, function, i64, node, one, ready, run, same
-from xrt.engines.toy import Toy
-from xrt.engines.toy.tape import SMALLEST_REUSED
-from xrt.graph import Function
+from tests.engines.toy_running import Array, drawn, f32, function, i64, node, one, ready, run, same
+from xrt.comparison import BIT_EQUAL, Tolerance
+from xrt.engines import CompileContext, ExecutionOptions, RunOptions
+from xrt.engines.native import multiply as multiply_natively, why_not_shipped
+from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
+from xrt.engines.toy import Toy, kernels as products
+from xrt.engines.toy.kernels import ProductThreads, multiply
+from xrt.engines.toy.tape import SMALLEST_REUSED, order_updates
+from xrt.errors import CompileRefused, InputError, OptionError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.passes import infer_shapes
+from xrt.testing.suite import EngineSuite
 
 LARGE = (512, 512)
 
@@ -165,3 +181,458 @@ def test_threads_share_a_borrowed_operator() -> None:
         return all(executable.run([x, x])[0].tolist() == [2 * str(number)] * 20 for _ in range(20))
 
     assert at_once(work) == []
+
+
+# ---------------------------------------------------------------------- control flow and sequences
+
+
+def test_scan_along_other_axes_and_backwards() -> None:
+    body = function("s x", "t y", node("Add", "s x", "t"), node("Identity", "t", "y"))
+    scan = node(
+        "Scan", "s x", "t y", body=body, num_scan_inputs=1, scan_input_axes=[1], scan_input_directions=[1],
+        scan_output_axes=[1], scan_output_directions=[1],
+    )  # fmt: skip
+    last, seen = run(function("s x", "t y", scan), f32(0, 0), f32([[1, 2, 3], [10, 20, 30]]))
+    same(last, f32(6, 60))
+    same(seen, f32([[6, 5, 3], [60, 50, 30]]))
+
+
+def test_sequences_are_not_changed_in_place() -> None:
+    f = function(
+        "s x",
+        "s a b n",
+        node("SequenceInsert", "s x i", "a"),
+        node("SequenceErase", "a i", "b"),
+        node("SequenceLength", "a", "n"),
+        constants={"i": i64(0)},
+    )
+    given_ = [f32(1.0), f32(2.0)]
+    s, a, b, n = run(f, given_, f32(9.0))
+    assert len(given_) == 2
+    assert [[float(v) for v in values] for values in (s, a, b)] == [[1, 2], [9, 1, 2], [1, 2]]
+    same(n, i64(3))
+
+
+def test_a_place_outside_of_a_sequence_says_so() -> None:
+    from xrt.errors import RunFailed
+
+    f = function("s i", "y", node("SequenceAt", "s i", "y"))
+    with pytest.raises(RunFailed, match=r"IndexError: position 2 is outside of a sequence of 2; it must be from -2 to 1"):
+        run(f, [f32(1.0), f32(2.0)], i64(2))
+
+
+# ---------------------------------------------------------------------- borrowed operators
+
+
+def test_a_borrowed_operator_gives_what_the_reference_gives() -> None:
+    y = one("StringConcat", np.array(["a", "b"], dtype=object), np.array(["c", "d"], dtype=object))
+    assert (y.dtype, y.tolist()) == (object, ["ac", "bd"])
+    assert all(type(s) is str for s in y)
+    q = drawn(1, 2, 3, 4)
+    scores = exponentials(q @ q.swapaxes(2, 3) / 2)
+    same(one("Attention", q, q, q), scores @ q)
+
+
+def exponentials(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def test_a_borrowed_operator_with_a_left_out_output() -> None:
+    f = function("q", "y k", node("Attention", "q q q _ p p", "y k _"), constants={"p": np.zeros((1, 2, 0, 4), np.float32)})
+    q = drawn(1, 2, 3, 4)
+    y, k = run(f, q)
+    same(k, q)
+    assert y.shape == q.shape
+
+
+# ---------------------------------------------------------------------- buffers of the caller
+
+
+READ_ONLY = np.empty((2, 3), np.float32)
+READ_ONLY.flags.writeable = False
+ADVICE = "; give a writable C-contiguous array, or None for a fresh one"
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ([], "function 'main' has 1 outputs; out= holds 0 buffers"),
+        ([np.empty((3, 2), np.float32)], f"out= for output 'y': the output is float32[2,3], the buffer float32[3,2]{ADVICE}"),
+        ([np.empty((2, 3))], f"out= for output 'y': the output is float32[2,3], the buffer float64[2,3]{ADVICE}"),
+        ([[1.0]], f"out= for output 'y': the output is float32[2,3], the buffer list{ADVICE}"),
+        ([np.empty((3, 2), np.float32).T], f"out= for output 'y': the buffer is not C-contiguous{ADVICE}"),
+        ([READ_ONLY], f"out= for output 'y': the buffer is read-only{ADVICE}"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_refused(out: list[Any], message: str) -> None:
+    executable = ready(function("x", "y", node("Neg", "x", "y")))
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        executable.run([np.zeros((2, 3), np.float32)], RunOptions(out=out))
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def raised(f: Function, *inputs: Any) -> RunFailed:
+    with pytest.raises(RunFailed) as caught:
+        run(f, *inputs)
+    return caught.value
+
+
+def test_a_kernel_that_fails_names_its_node() -> None:
+    error = raised(function("a b", "y", node("Concat", "a b", "y", axis=0)), np.zeros((2, 3), np.float32), i64(1))
+    assert str(error).startswith("engine 'toy' failed at node 'concat_y' (Concat) on (float32[2,3], int64[]): ")
+    assert str(error).endswith("; check the node's attributes and the shapes and types of its inputs")
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_an_output_that_the_form_does_not_have_says_so() -> None:
+    f = function("x", "y z", node("Relu", "x", "y z"))
+    assert "the operator has 1 output(s) in this form; the node lists 2" in str(raised(f, f32(1.0)))
+
+
+def test_outputs_that_are_left_out_are_not_computed_for() -> None:
+    f = function("x", "y", Node("Relu", ("x",), ("y", "", "")))
+    same(run(f, f32(-1.0))[0], f32(0.0))
+
+
+def test_a_kernel_that_fails_within_a_body_is_named_itself() -> None:
+    body = function("", "y", node("Reshape", "x s", "y"), constants={"s": i64([7])})
+    f = function("c x", "y", node("If", "c", "y", then_branch=body, else_branch=body))
+    error = raised(f, np.array(True), f32(1, 2))
+    assert "at node 'reshape_y' (Reshape) on (float32[2], int64[1]): ValueError: " in str(error)
+
+
+def test_an_engine_that_derives_from_toy_fails_under_its_own_name() -> None:
+    @dataclass(frozen=True)
+    class Mine(Toy):
+        name: ClassVar[str] = "mine"
+
+    executable = Mine().compile(function("x", "y", node("Reshape", "x s", "y"), constants={"s": i64(7)}), CompileContext())
+    executable.prepare()
+    with pytest.raises(RunFailed, match=r"^engine 'mine' failed at node 'reshape_y' \(Reshape\) on "):
+        executable.run([f32(1, 2)])
+
+
+def test_running_needs_prepare() -> None:
+    message = "^function 'main' is not ready to run; call prepare\\(\\) first, and run\\(\\) before close\\(\\)$"
+    executable = Toy().compile(function("x", "x"), CompileContext())
+    with pytest.raises(RunFailed, match=message):
+        executable.run([f32(1)])
+    executable.prepare()
+    executable.run([f32(1)])
+    executable.close()
+    with pytest.raises(RunFailed, match=message):
+        executable.run([f32(1)])
+
+
+def test_a_wrong_number_of_inputs_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^function 'main' takes 1 inputs; got 2$"):
+        run(function("x", "x"), f32(1), f32(2))
+
+
+def test_a_stream_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"^engine 'toy' runs on the CPU, which has no streams; got stream=7, pass None$"):
+        ready(function("x", "x")).run([f32(1)], RunOptions(stream=7))
+
+
+# ---------------------------------------------------------------------- what it cannot take
+
+
+TRAINING = "ai.onnx.preview.training"
+
+
+def why(n: Node, opset: int = 18, **domains: int) -> str | None:
+    f = Function(tuple(map(Value, dict.fromkeys(n.inputs))), (Value(n.outputs[0]),), (n,), opsets={"": opset, **domains})
+    return Toy().why_not(f.nodes[0], f)
+
+
+def test_reasons() -> None:
+    assert why(node("Relu", "x", "y")) is None
+    assert why(node("Relu", "x", "y", domain="mine")) == "the function imports no opset for domain 'mine'"
+    assert why(node("Rleu", "x", "y")) == "the onnx package describes no operator 'Rleu' in version 18 of domain 'ai.onnx'"
+    assert (
+        why(node("Gelu", "x", "y"), opset=18) == "the onnx package describes no operator 'Gelu' in version 18 of domain 'ai.onnx'"
+    )
+    assert why(node("Fused", "x", "y", domain="com.acme"), **{"com.acme": 1}) == (
+        "the onnx package describes no operator 'Fused' in version 1 of domain 'com.acme'"
+    )
+    absent = why(node("Gradient", "x", "y", domain=TRAINING, xs=["x"], y="y"), **{TRAINING: 1})
+    assert absent is not None
+    assert absent.startswith("neither toy nor onnx.reference implements Gradient in version 1: ")
+
+
+def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
+    assert why(Node("Relu", ("x",), ("y",), device="cuda:1")) is None
+    for op, reason in (
+        ("Bernoulli", "the kernel runs on cpu, not on cuda:1"),
+        ("DFT", "the reference operators run on cpu, not on cuda:1"),
+    ):
+        found = why(Node(op, ("x",), ("y",), device="cuda:1"))
+        assert found is not None
+        assert reason in found
+
+
+def test_a_body_that_it_cannot_take_is_a_reason() -> None:
+    inner = function("", "y", node("Gradient", "x", "y", domain=TRAINING, xs=["x"], y="y"), **{TRAINING: 1})
+    f = function("c x", "y", node("If", "c", "y", then_branch=inner, else_branch=inner), **{TRAINING: 1})
+    reason = Toy().why_not(f.nodes[0], f)
+    assert reason is not None
+    assert reason.startswith("its body 'main' holds node 'gradient_y' (ai.onnx.preview.training.Gradient): neither toy nor ")
+    with pytest.raises(
+        CompileRefused, match=r"^engine 'toy' cannot take node 'if_y' \(If\): its body 'main' holds node 'gradient_y' "
+    ):
+        Toy().compile(f, CompileContext())
+
+
+def test_a_device_that_nobody_has_opened_is_refused() -> None:
+    with pytest.raises(CompileRefused, match=r"^engine 'toy' is given no device for cuda; compile through XRTModule$"):
+        Toy().compile(function("x", "x"), CompileContext(device="cuda"))
+
+
+def test_a_precision_is_not_honoured() -> None:
+    context = CompileContext(ExecutionOptions(precision="fp16"))
+    assert Toy().unsupported_options(context) == "engine 'toy' does not honour precision='fp16'"
+    assert Toy().unsupported_options(CompileContext()) is None
+
+
+def test_the_version_names_what_changes_results() -> None:
+    assert f"numpy {np.__version__}" in Toy().version()
+    assert "onnx " in Toy().version()
+
+
+BACKENDS = [False, *([True] if why_not_shipped() is None and find_blas().calls is not None else [])]
+
+
+def of_threads(count: int) -> BlasThreads:
+    """Return a library that says it has so many threads, so that products are cut on a machine of one core too."""
+    kept = [count]
+    library = BlasLibrary("fake", lambda: kept[0], lambda n: kept.__setitem__(0, n), find_blas().calls)
+    return BlasThreads([library])
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda native: "native" if native else "python")
+def three_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ProductThreads:
+    """The context of runs on three threads; every product is large enough."""
+    monkeypatch.setattr(products, "LEAST", 1)
+    monkeypatch.setattr(products, "LEAST_IN_PYTHON", 1)
+    return ProductThreads(of_threads(3), 3, request.param)
+
+
+def test_what_blas_does_not_multiply_goes_to_numpy(three_threads: ProductThreads) -> None:
+    with three_threads:
+        for dtype in (np.int32, np.complex64, np.float16):
+            x = np.arange(6).reshape(2, 3).astype(dtype)
+            assert np.array_equal(multiply(np, x, x.T), np.matmul(x, x.T))
+        assert multiply(np, np.ones(3), np.ones((3, 2))).tolist() == [3, 3]
+        assert multiply(np, np.ones((2, 3), np.float32), np.ones((3, 2))).dtype == np.float64
+        with pytest.raises(ValueError, match="mismatch in its core dimension"):
+            multiply(np, np.ones((2, 3)), np.ones((2, 3)))
+
+
+@pytest.mark.slow
+def test_products_from_many_threads_at_once_are_right(three_threads: ProductThreads) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-8, 8, (130, 64)).astype(np.float32), rng.integers(-8, 8, (64, 150)).astype(np.float32)
+    expected, right = np.matmul(a, b), []
+
+    def call() -> None:
+        for _ in range(20):
+            with three_threads:
+                right.append(np.array_equal(multiply(np, a, b), expected))
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 120
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_multiplies(three_threads: ProductThreads) -> None:
+    a = np.ones((100, 50), np.float32)
+    with three_threads:
+        multiply(np, a, a.T.copy())
+    child = os.fork()
+    if not child:
+        with three_threads:
+            os._exit(int(not (multiply(np, a, a.T.copy()) == 50).all()))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(True not in BACKENDS, reason="native kernels were not built, or BLAS's calls are not known")
+def test_what_broadcasts_in_part_is_left_to_numpy() -> None:
+    calls = find_blas().calls
+    assert calls is not None
+    assert multiply_natively(calls, np.ones((2, 1, 5, 5)), np.ones((2, 3, 5, 5)), 2) is None
+
+
+# ---------------------------------------------------------------------- what is left running
+
+SPINNING = """
+import sys, time
+from pathlib import Path
+import numpy as np, xrt
+from xrt.graph import DType, Function, Node, TensorType, Value
+
+def others():
+    "Ticks of processor time that threads other than the main one have used."
+    fields = [(p / "stat").read_text().rpartition(")")[2].split() for p in Path("/proc/self/task").iterdir() if p.name != main]
+    return sum(int(f[11]) + int(f[12]) for f in fields)
+
+main = str(__import__("os").getpid())
+square = TensorType(DType.FLOAT32, (512, 512))
+function = Function((Value("x", square),), (Value("y", square),), (Node("MatMul", ("x", "x"), ("y",)),), opsets={"": 20})
+array = np.ones((512, 512), "float32")
+module = xrt.XRTModule(function, engine=sys.argv[1], strict=True)
+for _ in range(3):
+    module(array)
+time.sleep(0.5)  # threads that BLAS started while it was loaded
+module(array)
+before = others()
+time.sleep(0.3)
+print(others() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells the processor time of each thread")
+@pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])
+def test_no_thread_works_on_after_a_product(engine: str) -> None:
+    """OpenBLAS's own threads would use a tenth of a second: ten ticks each."""
+    told = subprocess.run([sys.executable, "-c", SPINNING, engine], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert int(told.stdout) <= 2
+
+
+def named_node(op: str, inputs: str, output: str, **attributes: Any) -> Node:
+    return Node(op, tuple(inputs.split()), (output,), read_attributes(attributes), name=output)
+
+
+def adam(*extra: Node, outputs: str) -> Function:
+    """Return an update of three states by a gradient."""
+    nodes = (
+        named_node("Mul", "m decay", "kept"),
+        named_node("Add", "kept g", "m_next"),
+        named_node("Mul", "g g", "square"),
+        named_node("Add", "v square", "v_next"),
+        named_node("Sqrt", "v_next", "root"),
+        named_node("Div", "m_next root", "change"),
+        named_node("Sub", "w change", "w_next"),
+    )
+    type_ = TensorType(DType.FLOAT32, (1000,))
+    inputs = tuple(Value(name, type_) for name in ("w", "m", "v", "g"))
+    found = Function(inputs, tuple(map(Value, outputs.split())), (*extra, *nodes), {"decay": Constant(np.float32(0.9))}, {"": 20})
+    return infer_shapes(found.replace(aliases=(("w", "w_next"), ("m", "m_next"), ("v", "v_next"))))
+
+
+def propose(function: Function, engine: Toy) -> set[tuple[str, str]]:
+    executable = engine.compile(function, CompileContext(threads=1))
+    executable.prepare()
+    names = [v.name for v in function.inputs], [v.name for v in function.outputs]
+    return {(names[0][i], names[1][o]) for i, o in executable.inplace_pairs()}
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_all_states_of_an_update_are_written_where_they_are(engine: Toy) -> None:
+    function = adam(outputs="m_next v_next w_next")
+    assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_an_update_waits_for_what_else_reads_the_state(engine: Toy) -> None:
+    """The outputs of the update come first, so that the order of nodes alone would write before the last read."""
+    function = adam(named_node("CumSum", "w axis", "sum"), outputs="m_next v_next w_next sum")
+    function = function.replace(constants={**function.constants, "axis": Constant(np.array(0))})
+    assert propose(function, engine) >= {("w", "w_next"), ("m", "m_next"), ("v", "v_next")}
+
+
+def test_an_update_waits_for_what_reads_a_view_of_the_state() -> None:
+    """As a step of a layer does: the gradient of its input reads the weight transposed, after the weight's own is known."""
+    pair = Constant(np.array([2, 500]))
+    function = adam(
+        named_node("Reshape", "w pair", "view"), named_node("Neg", "view", "last"), outputs="m_next v_next w_next last"
+    )
+    function = infer_shapes(function.replace(constants={**function.constants, "pair": pair}))
+    assert ("w", "w_next") in propose(function, Toy(native="off"))
+    assert {named_node.name: named_node.control for named_node in order_updates(function, {"Reshape"}).nodes}["w_next"] == (
+        "last",
+        "view",
+    )
+
+
+@pytest.mark.parametrize("condition", [np.array(True), np.arange(12) % 3 > 0], ids=["scalar", "vector"])
+@pytest.mark.parametrize("state", ["a b", "b a"])
+def test_a_choice_is_written_over_either_of_both(state: str, condition: np.ndarray[Any, Any]) -> None:
+    """As accumulation keeps parameters in the calls that change nothing."""
+    type_, flag = TensorType(DType.FLOAT32, (12,)), TensorType(DType.BOOL, condition.shape)
+    inputs = (Value("c", flag), Value("a", type_), Value("b", type_))
+    function = infer_shapes(Function(inputs, (Value("x"),), (named_node("Where", f"c {state}", "x"),), opsets={"": 20}))
+    assert propose(function, Toy(native="off")) == {("a", "x"), ("b", "x")}
+    executable = Toy(native="off").compile(function, CompileContext(threads=1))
+    executable.prepare()
+    a, b = np.arange(12, dtype="float32"), -np.arange(12, dtype="float32")
+    expected = np.where(condition, *((a, b) if state == "a b" else (b, a)))
+    for place in (1, 2, None):
+        given = [condition, a.copy(), b.copy()]
+        out = np.empty_like(a) if place is None else given[place]
+        (found,) = executable.run(given, RunOptions(out=[out]))
+        assert found is out
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_what_reads_the_update_and_the_state_is_no_reason_to_wait() -> None:
+    function = adam(named_node("Sub", "w_next w", "step"), outputs="m_next v_next w_next step")
+    ordered = {named_node.name: named_node.control for named_node in order_updates(function).nodes}
+    assert "step" not in ordered["w_next"]
+    crossed = Function(
+        tuple(Value(name, TensorType(DType.FLOAT32, (2,))) for name in "ab"),
+        (Value("x"), Value("y")),
+        (named_node("Add", "a b", "x"), named_node("Sub", "a b", "y")),
+        opsets={"": 20},
+    ).replace(aliases=(("a", "x"), ("b", "y")))
+    assert order_updates(crossed) is crossed
+
+
+def test_a_view_that_is_read_later_keeps_its_values() -> None:
+    """The sum of one tensor is this tensor; the update finds that something refers to it, and is computed elsewhere."""
+    type_ = TensorType(DType.FLOAT32, (4, 6))
+    nodes = (named_node("Sum", "w", "t"), named_node("Neg", "w", "next"), named_node("Mul", "next t", "y"))
+    function = infer_shapes(
+        Function((Value("w", type_),), (Value("next"), Value("y")), nodes, opsets={"": 20}).replace(aliases=(("w", "next"),))
+    )
+    w = np.random.default_rng(0).standard_normal((4, 6), dtype="float32")
+    executable = Toy(native="off").compile(function, CompileContext(threads=1))
+    executable.prepare()
+    assert (0, 0) in executable.inplace_pairs()
+    given = w.copy()
+    found = executable.run([given], RunOptions(out=[given, None]))
+    assert found[0] is given
+    np.testing.assert_array_equal(given, -w)
+    np.testing.assert_array_equal(found[1], -w * w)
+
+
+def test_a_view_that_an_operator_of_shapes_makes_is_a_reader() -> None:
+    type_ = TensorType(DType.FLOAT32, (4, 6))
+    nodes = (named_node("Transpose", "w", "t"), named_node("Neg", "w", "next"), named_node("MatMul", "next t", "y"))
+    function = infer_shapes(Function((Value("w", type_),), (Value("next"), Value("y")), nodes, opsets={"": 20}))
+    assert propose(function, Toy(native="off")) == set()
+    shorter = function.replace(outputs=function.outputs[:1], nodes=nodes[1:2])
+    assert propose(shorter, Toy(native="off")) == {("w", "next")}
+
+
+@pytest.mark.slow
+class TestReference(EngineSuite):
+    engine = "toy{native=off}"
+    tolerance: ClassVar[Tolerance] = BIT_EQUAL
+    test_conformance = None  # run in tests/conformance
+    test_node_tests_with_symbolic_dims = None
+
+
+class TestToy(EngineSuite):
+    engine = "toy"
+    test_conformance = None  # run in tests/conformance
+    test_node_tests_with_symbolic_dims = None

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
-import xrt.engines.kernels as kernels
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
 from xrt.engines.toy.device_executor import find_shape_values
-from xrt.engines.toy.kernels import ops
 from xrt.errors import PlanError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.runtime.devices import device
@@ -26,55 +21,13 @@ from xrt.testing import node_cases
 from xrt.testing.running import make_module
 from xrt.testing.simulated import simulate_devices
 
-KERNELS = sorted(Path(kernels.__file__).parent.glob("*.py"))
-
 # ---------------------------------------------------------------------- written against the array module
 
-OF_TYPES = {
-    *("bool_", "dtype", "finfo", "float16", "float32", "float64", "iinfo", "inf", "int32", "int64", "object_", "pi", "uint8"),
-    "uint32",
-}
 """What kernels take from NumPy itself: words for types, and numbers."""
-OF_THE_HOST = {
-    "creation.py": {"array", "random", "zeros"},  # constants, and random numbers drawn on the host
-    "layout.py": {"broadcast_shapes"},  # shapes
-    "namespace.py": {"array", "str_", "vectorize"},  # sizes, texts, and the coefficients of a polynomial
-}
 """By file, the functions of NumPy that compute with numbers of the host."""
 
 
-def taken_from_numpy(tree: ast.AST) -> set[str]:
-    found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "np")
-    return {node.attr for node in found}
-
-
-METHODS = {"astype", "copy", "max", "mean", "min", "squeeze", "sum", "swapaxes", "transpose", "view"}
-
-
-def methods_of_arrays(tree: ast.AST) -> set[str]:
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
-    return {f.attr for f in calls if f.attr in METHODS and not re.search(r"^np\.|\bxp$", ast.unparse(f.value))}
-
-
-CPU_ONLY = {"learned"}
 """Modules whose kernels are all the CPU's."""
-
-
-def test_kernels_that_compute_with_numpy_are_the_cpus() -> None:
-    homes = [(k.code.__module__.rpartition(".")[2], k.devices) for k in ops]
-    assert {name for name, devices in homes if name in CPU_ONLY} == CPU_ONLY
-    assert [name for name, devices in homes if name in CPU_ONLY and devices != ("cpu",)] == []
-
-
-@pytest.mark.parametrize("path", [path for path in KERNELS if path.stem not in CPU_ONLY], ids=lambda path: path.name)
-def test_kernels_compute_with_the_array_module(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert taken_from_numpy(tree) <= OF_TYPES | OF_THE_HOST.get(path.name, set())
-    assert path.name == "namespace.py" or methods_of_arrays(tree) == set(), "tensors of PyTorch have methods of other names"
-
-
-def test_a_kernel_that_computes_with_numpy_is_seen() -> None:
-    assert taken_from_numpy(ast.parse("def f(x):\n    return np.exp(x.astype(np.float32))")) - OF_TYPES == {"exp"}
 
 
 def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:

@@ -1,15 +1,17 @@
-"""Functions as the tests of engines write them: nodes between typed inputs and outputs, or one node."""
+"""Functions as the tests of engines write them, and what the process holds in memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
-__all__ = ["Array", "function", "node", "one", "tensor"]
+__all__ = ["Array", "function", "node", "one", "resident", "tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -50,3 +52,8 @@ def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, ops
     names = [f"x{k}" for k in range(len(shapes))]
     single = Node(op_type, tuple(names), ("y",), read_attributes(attributes))
     return function(single, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
+
+
+def resident() -> int:
+    """Return the bytes that the process holds in memory, by Linux's own account."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

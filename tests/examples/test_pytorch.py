@@ -1,8 +1,12 @@
-"""The examples for PyTorch run, and print what they should."""
+"""The examples run, and print what they should: for PyTorch, of training, and of native kernels."""
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +32,59 @@ def test_the_custom_operator(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["ort", "torch", "ort", "example.clip_norm.default:"]
     assert lines[-1] == "example.clip_norm.default: the operator has no ONNX form here"
+
+
+EXAMPLE = Path(xrt.__file__).parents[1] / "examples" / "train_mnist_like.py"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::xrt.errors.PlacementWarning")  # on a slow machine the budget measures little
+def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "argv", ["train_mnist_like.py", "--steps", "20", "--svg", str(tmp_path / "curves.svg")])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [row[:2] for row in rows] == [
+        [n, e] for n in ("convolutional", "transformer") for e in ("toy", "ort", "toy + ort", "auto")
+    ]
+    assert all(float(row[4]) < 1e-3 for row in rows)
+    assert [row[2] for row in rows if row[1] == "toy + ort"] == ["ort, toy"] * 2
+    for name in ("convolutional", "transformer"):
+        picture = (tmp_path / f"curves-{name}.svg").read_text(encoding="utf-8")
+        assert picture.count("<polyline") == 5
+
+
+ROOT = Path(xrt.__file__).parents[1]
+
+
+def cmake() -> list[str]:
+    return ["cmake"] if shutil.which("cmake") else [sys.executable, "-m", "cmake"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the example with its library built."""
+    folder = tmp_path_factory.mktemp("native") / "example"
+    shutil.copytree(ROOT / "examples" / "native_kernels", folder, ignore=shutil.ignore_patterns("build", "*.so"))
+    run(folder, *cmake(), "-S", ".", "-B", "build", f"-DPython3_EXECUTABLE={sys.executable}")
+    run(folder, *cmake(), "--build", "build")
+    return folder
+
+
+def run(folder: Path, *command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(place: Path) -> None:
+    said = run(place, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
+    assert "5 passed" in said
+
+
+@pytest.mark.slow
+def test_the_library_exports_its_entry_and_nothing_else(place: Path) -> None:
+    said = run(place, "nm", "-D", "--defined-only", "libmy_native_kernels.so")
+    assert [line.split()[-1] for line in said.splitlines() if " T " in line] == ["xrt_library_entry"]

@@ -1,19 +1,25 @@
-"""External data: mapped, not copied; nothing outside the model's directory; no size believed unchecked."""
+"""Weights outside of a model's file and large ones inside: mapped, not copied, and no size believed unchecked."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, parser
+from hypothesis import given, settings, strategies as st
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load, to_model
+from xrt.formats.onnx import files, load, to_model
+from xrt.formats.onnx.files import MalformedMessage, Walk, encode, extract_weights
 from xrt.graph import DType, Function
+from xrt.graph.constants import ALIGNMENT
 
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -202,3 +208,221 @@ def test_what_onnx_saves_is_read(tmp_path: Path) -> None:
     model = to_model(loaded(tmp_path, "w.bin"))
     onnx.save(model, tmp_path / "other.onnx", save_as_external_data=True, location="other.data", size_threshold=0)
     np.testing.assert_array_equal(load(tmp_path / "other.onnx").constants["w"].array, WEIGHTS)
+
+
+HEAD = '<ir_version: 10, opset_import: ["": 21]>'
+
+
+@pytest.fixture
+def everything_is_large() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LARGE_BYTES", 4)
+        yield
+
+
+def tensor(name: str, size: int, dtype: Any = np.float32, seed: int = 0) -> TensorProto:
+    values = np.random.default_rng(seed).integers(0, 100, size).astype(dtype)
+    return numpy_helper.from_array(values, name)
+
+
+def with_everything(size: int = 8) -> ModelProto:
+    """Return a model with tensors wherever a model can have them."""
+    model = parser.parse_model(f"""{HEAD} g (float[{size}] x, bool c) => (float[{size}] y) {{
+        k = Constant <value = float[2] {{1, 2}}> ()
+        s = Add(x, w)
+        y = If (c) <
+            then_branch = t () => (float[{size}] a) {{ a = Add(s, inner) }},
+            else_branch = e () => (float[{size}] b) {{ b = Sub(s, w) }}>
+    }}""")
+    model.graph.initializer.append(tensor("w", size, seed=1))
+    model.graph.initializer.append(tensor("bytes", size + 1, np.int8))
+    model.graph.initializer.append(helper.make_tensor("listed", TensorProto.FLOAT, [size], list(range(size))))
+    model.graph.node[0].attribute[0].t.CopyFrom(tensor("", size, seed=2))
+    model.graph.node[2].attribute[0].g.initializer.append(tensor("inner", size, seed=3))
+    sparse = model.graph.sparse_initializer.add(dims=[size + 100])
+    sparse.values.CopyFrom(tensor("sparse", size, seed=4))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.arange(size), "indices"))
+    return model
+
+
+def plainly(data: bytes) -> Function:
+    """Load what protobuf has parsed whole."""
+    return load(ModelProto.FromString(data))
+
+
+def test_every_tensor_is_found_where_it_is(tmp_path: Path, everything_is_large: None) -> None:
+    data = with_everything().SerializeToString()
+    found = extract_weights(data)
+    assert len(found.spans) == 6  # five tensors and a sparse one's two, less the one that lists its elements
+    assert all(value not in found.model.SerializeToString() for value in (data[a:b] for a, b in found.spans.values()))
+    (tmp_path / "m.onnx").write_bytes(data)
+    assert load(tmp_path / "m.onnx") == load(data) == plainly(data)
+
+
+def test_small_tensors_stay_and_small_messages_are_not_looked_into() -> None:
+    data = with_everything().SerializeToString()
+    found = extract_weights(data)
+    assert found.spans == {}
+    assert found.model.SerializeToString() == data
+
+
+def test_arrays_are_owned_aligned_and_outlive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(with_everything(1 << 16).SerializeToString())
+    function = load(path)
+    array = function.constants["w"].array
+    before = array.copy()
+    assert array.ctypes.data % ALIGNMENT == 0
+    path.write_bytes(bytes(path.stat().st_size))
+    np.testing.assert_array_equal(array, before)
+
+
+def test_functions_of_the_model_are_inlined_next_to_large_weights(tmp_path: Path, everything_is_large: None) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[8] x) => (float[8] y)
+        { y = own.f(x, w) }
+        <domain: "own", opset_import: ["": 21]> f (a, b) => (c) { k = Constant <value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}> ()
+        d = Add(a, b) c = Add(d, k) }""")
+    model.graph.initializer.append(tensor("w", 8))
+    data = model.SerializeToString()
+    assert load(data) == plainly(data)
+    assert [node.op for node in load(data).nodes] == [node.op for node in plainly(data).nodes]
+
+
+# ---------------------------------------------------------------------------------------------- what only protobuf understands
+
+
+def bytes_field(number: int, content: bytes) -> bytes:
+    return encode(number << 3 | 2) + encode(len(content)) + content
+
+
+def in_parts(model: ModelProto) -> bytes:
+    """Return the model with its graph in two parts, which protobuf joins."""
+    first, second = ModelProto(), ModelProto()
+    first.CopyFrom(model)
+    del first.graph.initializer[:]
+    second.graph.initializer.extend(model.graph.initializer)
+    return bytes(first.SerializeToString() + second.SerializeToString())
+
+
+def twice(model: ModelProto) -> bytes:
+    """Return the model with raw data that stands twice in a tensor, of which the last counts."""
+    first, last = tensor("extra", 8, seed=5), TensorProto(raw_data=bytes(32))
+    graph = bytes_field(5, first.SerializeToString() + last.SerializeToString())
+    return bytes(model.SerializeToString()) + bytes_field(7, graph)
+
+
+def merged(model: ModelProto) -> bytes:
+    """Return the model with a node more, in whose attribute the tensor stands twice; protobuf merges the two."""
+    attribute = AttributeProto(name="value", type=AttributeProto.TENSOR, t=tensor("", 8, seed=9)).SerializeToString()
+    again = bytes_field(AttributeProto.T_FIELD_NUMBER, TensorProto(raw_data=bytes(32)).SerializeToString())
+    node = NodeProto(op_type="Constant", output=["k2"]).SerializeToString() + bytes_field(5, attribute + again)
+    return bytes(model.SerializeToString()) + bytes_field(7, bytes_field(1, node))
+
+
+def a_group(model: ModelProto) -> bytes:
+    """Return the model with an unknown field of the old kind that has a beginning and an end."""
+    return bytes(model.SerializeToString()) + encode(1000 << 3 | 3) + encode(1000 << 3 | 4)
+
+
+@pytest.mark.parametrize("form", [in_parts, twice, merged, a_group])
+def test_forms_that_protobuf_merges(form: Callable[[ModelProto], bytes], everything_is_large: None) -> None:
+    model = with_everything()
+    data = form(model)
+    assert load(data) == plainly(data)
+
+
+def test_external_data_next_to_raw_data_is_external(tmp_path: Path, everything_is_large: None) -> None:
+    model = with_everything()
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[0].external_data.add(key="location", value="w.bin")
+    (tmp_path / "w.bin").write_bytes(np.full(8, 5, np.float32).tobytes())
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert load(tmp_path / "m.onnx").constants["w"].array.tolist() == [5] * 8
+
+
+def test_a_location_that_looks_like_ours_leads_nowhere(tmp_path: Path) -> None:
+    model = with_everything()
+    model.graph.initializer[0].ClearField("raw_data")
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    model.graph.initializer[0].external_data.add(key="location", value="\0000")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="initialiser 'w' is in external data file"):
+        load(tmp_path / "m.onnx")
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+
+def outcome(read: Callable[[], Function]) -> Any:
+    try:
+        return read()
+    except ModelError:
+        return None
+
+
+DATA = with_everything().SerializeToString()
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 255)), max_size=4),
+    cut=st.one_of(st.none(), st.integers(0, len(DATA))),
+    inserted=st.tuples(st.integers(0, len(DATA)), st.binary(max_size=12)),
+)
+def test_damaged_bytes_are_read_as_protobuf_reads_them(
+    edits: list[tuple[int, int]], cut: int | None, inserted: tuple[int, bytes]
+) -> None:
+    data = bytearray(DATA)
+    for place, byte in edits:
+        data[place] = byte
+    place, more = inserted
+    data[place:place] = more
+    damaged = bytes(data[:cut])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LARGE_BYTES", 4)
+        found = outcome(lambda: load(damaged))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LARGE_BYTES", 1 << 40)
+        assert found == outcome(lambda: load(damaged))
+
+
+@pytest.mark.parametrize("length", [1 << 31, 1 << 34, (1 << 35) - 1])
+def test_an_announced_size_is_not_believed(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "m.onnx"
+    tensor_ = bytes_field(8, b"w") + encode(9 << 3 | 2) + encode(length) + bytes(1 << 17)
+    graph = encode(5 << 3 | 2) + encode(len(tensor_)) + tensor_
+    path.write_bytes(b"\x08\x0a" + bytes_field(7, graph))
+    with pytest.raises(ModelError, match="it is not an ONNX model: it does not parse as one"):
+        load(path)
+
+
+def test_deep_nesting_is_left_to_protobuf(everything_is_large: None) -> None:
+    inner = bytes(64)
+    for _ in range(300):
+        inner = bytes_field(1, bytes_field(5, bytes_field(6, inner)))  # a node's attribute's graph
+    with pytest.raises(ModelError, match="does not parse"):
+        load(b"\x08\x0a" + bytes_field(7, inner))
+
+
+def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
+    monkeypatch.setattr(files, "Walk", partial(Walk, left=5))
+    with pytest.raises(MalformedMessage, match="too many fields"):
+        extract_weights(DATA)
+    assert load(DATA) == plainly(DATA)
+
+
+def test_a_file_of_more_than_two_gigabytes(tmp_path: Path) -> None:
+    """The file is sparse, and no byte of the weights is read: only where they lie is looked up."""
+    path, size = tmp_path / "large.onnx", 3 << 30
+    header = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[size // 4]).SerializeToString()
+    tensor_ = header + encode(9 << 3 | 2) + encode(size)
+    graph = encode(5 << 3 | 2) + encode(len(tensor_) + size) + tensor_
+    start = ModelProto(ir_version=10).SerializeToString() + encode(7 << 3 | 2) + encode(len(graph) + size) + graph
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(len(start) + size)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = extract_weights(data)
+    assert list(found.spans.values()) == [(len(start), len(start) + size)]
+    assert found.model.graph.initializer[0].dims == [size // 4]

@@ -1,4 +1,4 @@
-"""Fuzzing: graphs by seed, a bounded run, a planted defect found and made small, and what is kept of it."""
+"""The fuzzer: what it finds, cuts down, and reports; and the ways in which it runs a Function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xrt.graph.verify import verify
 from xrt.testing.corpus import CORPUS, FOUND, find_entry
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, read_entry, write_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.testing.fuzz import Fuzzer, make_sample
+from xrt.testing.fuzz import ExecutionMode, Fuzzer, make_sample
 from xrt.verify import Verdict
 from xrt.verify.execution import run_alone
 
@@ -144,3 +144,24 @@ def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch
     kept = read_entry(tmp_path / f"fuzz_{seed}.txt")
     assert kept.judge(on_toy(kept.function, kept.inputs))
     assert "1 disagreement\n" in capsys.readouterr().out
+
+
+def test_casts_between_float_types_are_among_the_operators() -> None:
+    kinds = {(str(n.attr("to"))) for seed in range(400) for _, n in make_sample(seed).function.walk() if n.op == "Cast"}
+    assert {"1", "10", "11", "16"} <= kinds
+
+
+def test_nodes_alternate_and_the_last_engine_has_what_no_other_takes() -> None:
+    function = graph({"x": "float32[2]"}, {"y": "float32[2]"}, node("Relu", "x", "a"), node("Neg", "a", "y"))
+    engines = tuple(map(registry.create, ("ort", "toy{native=off}", "toy")))
+    way = ExecutionMode("alternating", engines)
+    assert str(way) == "alternating ort,toy,toy by 0"
+    assert way.run(function, [f32(1, -2)])[0].tolist() == [-1, 0]
+
+
+def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--in-process"]
+    with pytest.raises(SystemExit, match="0"):
+        main(argv)
+    told = capsys.readouterr().out
+    assert "ort alone" in told and "alternating ort,toy" in told and "mixture" not in told

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.reports import HOSTILE, chain, report, row
+from tests.bench.test_page import HOSTILE, chain, report, row
 from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow
 from xrt.formats.placement_file import ServingCandidate, ServingConfiguration
 from xrt.graph import Constant, DType, FrozenDict, Function, Node, TensorType, Value

@@ -27,7 +27,6 @@ from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
-from xrt.partition.plan import to_bytes
 from xrt.placement import records
 from xrt.placement.records import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
@@ -127,7 +126,7 @@ def plans() -> tuple[Files, ...]:
     toy = registry.create("toy")
     options = ClusteringOptions(maximum_nodes=1, pins=(Pin.parse("name:*=toy"),))
     functions = [function for function in _functions() if function.nodes][:8]
-    return tuple({"plan.pb": to_bytes(partition(function, [toy], options, implicit="toy"))} for function in functions)
+    return tuple({"plan.pb": partition(function, [toy], options, implicit="toy").to_bytes()} for function in functions)
 
 
 def bundles() -> tuple[Files, ...]:

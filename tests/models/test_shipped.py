@@ -1,19 +1,24 @@
-"""The models written by code: deterministic, within the rules, alike on two engines, at sizes of one's choice."""
+"""The shipped models and those of the onnx package: inputs, weights, state, and what they compute."""
 
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+import xrt
 from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, create
-from xrt.errors import ModelError, OptionError
-from xrt.graph import Function, TensorType
+from xrt.errors import InputError, ModelError, OptionError
+from xrt.graph import Attribute, Constant, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.state import Capacity, declare_capacity, find_capacity
+from xrt.graph.types import DType
 from xrt.graph.verify import verify
-from xrt.models import light_models, list_model_sizes, load, names, sample_inputs
+from xrt.models import fill_random_weights, light_models, list_model_sizes, load, load_light, names, sample_inputs
+from xrt.models.transformers import DecoderSizes, gpt_decoder, llama_decoder
 
 TINY: dict[str, dict[str, int]] = {
     "bert": {"layers": 2, "hidden": 16, "heads": 2, "tokens": 6, "vocabulary": 11, "batch": 2},
@@ -157,3 +162,244 @@ def test_a_wrong_name_or_size_is_reported(name: str, sizes: dict[str, int], erro
     with pytest.raises(error) as caught:
         load(name, **sizes)
     assert str(caught.value).startswith(text)
+
+
+NINE = (
+    "bvlc_alexnet",
+    "densenet121",
+    "inception_v1",
+    "inception_v2",
+    "resnet50",
+    "shufflenet",
+    "squeezenet",
+    "vgg19",
+    "zfnet512",
+)
+QUICK = ("squeezenet", "shufflenet")
+
+
+def test_there_are_nine() -> None:
+    assert light_models() == NINE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_the_seed_decides_the_weights_of_light_models(name: str) -> None:
+    assert load_light(name).fingerprint == load_light(name).fingerprint
+    assert load_light(name).fingerprint != load_light(name, seed=1).fingerprint
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        load_light("resnet5")
+    assert str(caught.value) == f"there is no light model 'resnet5'. Did you mean 'resnet50'? There are: {', '.join(NINE)}"
+
+
+def layers(function: Function) -> Function:
+    """Return the Function with every inner value an output."""
+    return function.replace(outputs=tuple(Value(node.outputs[0]) for node in function.nodes))
+
+
+@pytest.mark.slow
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", NINE)
+def test_every_layer_stays_near_unit_size_and_the_output_says_something(name: str) -> None:
+    function = load_light(name)
+    assert not [node.op for node in function.nodes if node.op_type == "ConstantOfShape"]
+    executable = create("ort").compile(layers(function), CompileContext())
+    executable.prepare()
+    inputs = [list(sample_inputs(function, seed).values()) for seed in (0, 1)]
+    values, others = ([np.asarray(v) for v in executable.run(given)] for given in inputs)
+    executable.close()
+    sizes = [float(np.sqrt(np.mean(v**2))) for v, node in zip(values, function.nodes, strict=True) if node.op_type in WEIGHTED]
+    assert 0.1 < min(sizes) <= max(sizes) < 10
+    assert values[-1].max() < 10
+    assert np.ptp(values[-1]) > 1e-3
+    assert np.abs(values[-1] - others[-1]).max() > 1e-5  # the output depends on the input
+
+
+WEIGHTED = ("Conv", "Gemm", "BatchNormalization", "Relu", "Sum")
+
+
+def constant(*shape: int) -> Constant:
+    return Constant(np.zeros(shape, np.float32))
+
+
+def test_scalars_and_what_no_weighted_operator_reads_stay() -> None:
+    x = Value("x", TensorType(DType.FLOAT32, (2, 3)))
+    nodes = (
+        Node("Gemm", ("x", "w", "b"), ("y",)),
+        Node("Mul", ("y", "scale"), ("z",)),
+        Node("Concat", ("z", "rest"), ("out",)),
+    )
+    constants = {"w": constant(3, 4), "b": constant(4), "scale": constant(), "rest": constant(2, 4)}
+    drawn = fill_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
+    assert drawn["w"].array.any()
+    assert drawn["b"].array.any()
+    assert not drawn["scale"].array.any()
+    assert not drawn["rest"].array.any()
+
+
+def asking(*types: Type | None) -> Function:
+    return Function(tuple(Value(f"x{index}", type_) for index, type_ in enumerate(types)), ())
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("shape", [(), (2, 3), (0,)])
+def test_a_tensor_has_its_declared_type_and_shape(dtype: DType, shape: tuple[int, ...]) -> None:
+    given = sample_inputs(asking(TensorType(dtype, shape)))["x0"]
+    assert isinstance(given, np.ndarray)
+    assert (given.dtype, given.shape) == (dtype.numpy, shape)
+    assert dtype is not DType.STRING or all(isinstance(text, str) for text in given.flat)
+
+
+def test_the_seed_decides_the_values() -> None:
+    function = asking(TensorType(DType.FLOAT32, (4,)))
+    first, again, other = (sample_inputs(function, seed)["x0"] for seed in (3, 3, 4))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_symbolic_extents_get_the_size_that_is_given_and_one_otherwise() -> None:
+    given = sample_inputs(asking(TensorType(DType.INT64, ("n", None, "m", 2))), sizes={"n": 5})["x0"]
+    assert given.shape == (5, 1, 1, 2)
+    assert set(given.flat) <= {0, 1}
+
+
+def test_a_sequence_is_a_list_and_an_optional_is_there() -> None:
+    given = sample_inputs(asking(OptionalType(SequenceType(TensorType(DType.BOOL, (1,))))))["x0"]
+    assert [item.dtype for item in given] == [np.dtype(bool)] * 2
+
+
+@pytest.mark.parametrize(
+    ("type_", "what"),
+    [
+        (None, "x0: ? is of unknown type"),
+        (TensorType(DType.FLOAT32), "x0: float32[...] is of unknown rank"),
+        (MapType(DType.INT64, TensorType(DType.FLOAT32, ())), "x0: map(int64,float32[]) is a map"),
+    ],
+)
+def test_what_cannot_be_guessed_is_asked_for(type_: Type | None, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        sample_inputs(asking(type_))
+    assert str(caught.value) == f"input {what}, so no random value can be made for it; give one"
+
+
+def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> None:
+    ids, picture, mask = (Value(name, TensorType(dtype, (2, 500))) for name, dtype in INTEGERS.items())
+    nodes = (
+        Node("Gather", ("ids", "second"), ("part",)),
+        Node("Reshape", ("part", "flat"), ("some",)),
+        Node("Gather", ("table", "some"), ("rows",), (Attribute.of("axis", -1),)),
+        Node("Gather", ("wide", "ids"), ("more",)),
+    )
+    shapes = {"table": (2, 30), "wide": (40, 2)}
+    constants = {name: Constant(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    constants |= {"second": Constant(np.array(1)), "flat": Constant(np.array([-1]))}
+    outputs = (Value("rows"), Value("more"), Value("picture"), Value("mask"))
+    given = sample_inputs(Function((ids, picture, mask), outputs, nodes, constants, {"": 20}))
+    assert {name: (int(x.min()), int(x.max())) for name, x in given.items()} == {
+        "ids": (0, 29),
+        "picture": (0, 255),
+        "mask": (0, 1),
+    }
+
+
+INTEGERS = {"ids": DType.INT64, "picture": DType.UINT8, "mask": DType.INT64}
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "inner": 96, "vocabulary": 50}
+IDS = np.array([[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]])
+MAKERS = {"gpt": (gpt_decoder, 4), "llama": (llama_decoder, 2)}
+
+
+def make(kind: str, capacity: int = 128, batch: int = 2) -> Function:
+    maker, few = MAKERS[kind]
+    return maker(DecoderSizes(key_heads=few, capacity=capacity, batch=batch, **SIZES))
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def decoder(request: pytest.FixtureRequest) -> tuple[Function, list[Any]]:
+    """Return a decoder, and what the reference engine gives for each prefix."""
+    function = make(request.param)
+    m = xrt.XRTModule(function, engine="toy")
+    return function, [m.new_session()(IDS[:, : end + 1]) for end in range(IDS.shape[1])]
+
+
+MIXTURES = ["toy", "ort", "openvino", ["ort", "toy"], ["toy", "ort"], ["openvino", "ort"]]
+PINS = {"['ort', 'toy']": ["TensorScatter=toy"], "['toy', 'ort']": ["MatMul=ort"], "['openvino', 'ort']": ["TensorScatter=ort"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_steps_equal_one_call_and_copy_no_cache(engine: Any, decoder: Any) -> None:
+    function, expected = decoder
+    m = xrt.XRTModule(function, engine=engine, pins=PINS.get(str(engine), []))
+    session = m.new_session()
+    found = [session(IDS[:, :3]), *(session(IDS[:, at : at + 1]) for at in range(3, IDS.shape[1]))]
+    for one, wanted in zip(found, expected[2:], strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-3, atol=1e-4)
+    assert [copy.input for copy in m.profile().copies] == ([] if engine == "toy" else ["length"])
+    assert sorted({launch.engine for launch in m.plan.launches}) == sorted({*([engine] if isinstance(engine, str) else engine)})
+
+
+def test_a_call_beyond_the_capacity_is_one_clear_error() -> None:
+    session = xrt.XRTModule(make("gpt", capacity=9), engine="toy").new_session()
+    session(IDS)
+    before = session.state["past_key_1"]
+    with pytest.raises(InputError) as caught:
+        session(IDS[:, :2])
+    assert str(caught.value) == (
+        "the state holds 8 of 9 entries, and this call adds 2 by input 'ids'; call session.reset(), or make the model with a "
+        "larger capacity"
+    )
+    np.testing.assert_array_equal(session.state["past_key_1"], before)
+    assert session(IDS[:, :1]).shape == (2, 50)
+
+
+@pytest.mark.slow
+def test_a_fork_explores_another_end() -> None:
+    first = xrt.XRTModule(make("llama"), engine="ort").new_session()
+    first(IDS[:, :4])
+    other = first.fork()
+    one, two = first(IDS[:, 4:5]), other(IDS[:, 6:7])
+    np.testing.assert_allclose(xrt.XRTModule(make("llama"), engine="toy").new_session()(IDS[:, :5]), one, rtol=1e-3, atol=1e-4)
+    assert np.abs(one - two).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ort", ["ort", "toy"]], ids=str)
+def test_conversations_in_many_threads_are_what_they_are_alone(engine: Any) -> None:
+    m = xrt.XRTModule(make("llama", batch=1), engine=engine, pins=PINS.get(str(engine), []), threads=1)
+
+    def talk(seed: int) -> list[int]:
+        session, ids, tokens = m.new_session(), np.array([[seed, 3]]), []
+        for _ in range(12):
+            ids = session(ids).argmax(-1)[:, None]
+            tokens.append(int(ids[0, 0]))
+        return tokens
+
+    alone = [talk(seed) for seed in range(32)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(talk, range(32))) == alone
+
+
+def test_weights_are_taken_by_name() -> None:
+    sizes = DecoderSizes(key_heads=4, **SIZES)
+    with pytest.raises(OptionError) as caught:
+        gpt_decoder(sizes, {})
+    assert str(caught.value) == "weight 'transformer.wte.weight' is missing; it must be float32[50, 64]"
+    with pytest.raises(OptionError) as caught:
+        gpt_decoder(sizes, {"transformer.wte.weight": np.zeros((3, 4), "float32")})
+    assert str(caught.value) == "weight 'transformer.wte.weight' is of shape [3, 4]; it must be float32[50, 64]"
+    with pytest.raises(OptionError) as caught:
+        DecoderSizes(heads=7)
+    assert str(caught.value) == "hidden=768 must be a multiple of heads=7, and that of key_heads=12"
+
+
+def test_the_capacity_is_metadata_that_is_checked() -> None:
+    function = make("gpt")
+    assert find_capacity(function) == Capacity("length", "ids", 1, 128)
+    assert find_capacity(function.replace(metadata={})) is None
+    for broken in (Capacity("lengths", "ids", 1, 128), Capacity("length", "ids", -1, 128)):
+        with pytest.raises(ModelError) as caught:
+            find_capacity(declare_capacity(function, broken))
+        assert str(caught.value).endswith("it must name a state (length), an input, its axis and a size")

@@ -1,26 +1,30 @@
-"""Bundles: a module saved in one file and loaded, here or on a machine that differs."""
+"""Bundles: a module saved in one file and loaded, here or on a machine that differs; its record, and its choice of engines."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import random
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import xrt
-from tests.laws.laws import bounded, living
+from tests.cache.saving import chain
+from tests.laws.test_laws import bounded, living
 from xrt.cache import CompileCache
 from xrt.comparison import BIT_EQUAL, compare_all
-from xrt.engines import Executable
-from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, OptionError, RunFailed
-from xrt.formats.bundle import BundleFile, is_bundle
-from xrt.formats.container import ALIGNMENT, Container
+from xrt.engines import Executable, GraphCompiler, option
+from xrt.engines.contract import registry
+from xrt.errors import BundleError, CacheWarning, EngineError, FallbackWarning, InputError, OptionError, RunFailed
+from xrt.formats.bundle import BundleFile, is_bundle, write_bundle
+from xrt.formats.container import ALIGNMENT, Container, ContainerWriter
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import bundle
 from xrt.processes.spawn import kill, list_descendants
@@ -128,19 +132,6 @@ def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold
         np.testing.assert_array_equal(loaded(X), expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"isolate": "orr"}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
-        ({"check": "never"}, r"^check must be 'first', 'nan', a part of the calls \(above 0, at most 1\) or None; got 'never'$"),
-    ],
-)
-def test_an_option_that_cannot_be_is_the_callers_mistake(path: Path, options: dict[str, object], text: str) -> None:
-    saved(path)
-    with pytest.raises(OptionError, match=text):
-        xrt.load(path, **options)
-
-
 # ---------------------------------------------------------------------- what comes back
 
 
@@ -179,18 +170,6 @@ def test_one_program_serves_every_size_where_engines_do(path: Path, cold: Compil
     loaded = xrt.load(path, cache=cold, strict=True)
     for x, result in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(loaded(x), result)
-
-
-def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> None:
-    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], shapes="each", strict=True, threads=1)
-    one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
-    rigid.compile(one)
-    rigid.save(path, two)
-    loaded = xrt.load(path, cache=cold, strict=True)
-    for x in (one, two):
-        np.testing.assert_array_equal(loaded(x), rigid(x))
-        assert "its compiled form comes from the bundle" in str(loaded.explain())
-    np.testing.assert_allclose(loaded(three), rigid(three), rtol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["ort", "toy"])
@@ -352,51 +331,6 @@ def test_truncated_files_are_refused(path: Path, cut: int) -> None:
         xrt.load(path)
 
 
-@pytest.mark.slow
-def test_random_damage_is_a_bundle_error_or_nothing(path: Path) -> None:
-    expected = saved(path)
-    whole, rng = path.read_bytes(), random.Random(1)
-    for _ in range(150):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 3)):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
-        try:
-            loaded = xrt.load(path, strict=True, cache=CompileCache())
-            found = loaded(X)
-        except BundleError:
-            continue
-        np.testing.assert_array_equal(found, expected)  # the damage lies in what pads, or in a model that nobody reads
-
-
-@pytest.mark.slow
-def test_damaged_manifests_under_right_checksums_are_refused(path: Path) -> None:
-    """What checksums cannot find: a file that was made wrong on purpose."""
-    saved(path)
-    rng = random.Random(2)
-    manifest = bytes(Container.open(path, "bundle").section("manifest"))
-    for _ in range(300):
-        data = bytearray(manifest)
-        for _ in range(rng.randint(1, 3)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        rewritten(path, lambda name, content, data=data: bytes(data) if name == "manifest" else content)
-        with warnings.catch_warnings(), contextlib.suppress(BundleError):
-            warnings.simplefilter("ignore", FallbackWarning)
-            xrt.load(path, strict=True, cache=CompileCache())
-
-
-def rewritten(path: Path, change: Callable[[str, bytes], bytes]) -> None:
-    from xrt.formats.container import ContainerWriter
-
-    container = Container.open(path, "bundle")
-    parts = {name: change(name, bytes(container.section(name))) for name in container.sections}
-    with path.open("wb") as file:
-        writer = ContainerWriter(file, "bundle")
-        for name, content in parts.items():
-            writer.add(name, content)
-        writer.finish()
-
-
 def test_nothing_is_left_where_a_bundle_cannot_be_written(tmp_path: Path) -> None:
     module = xrt.XRTModule(perceptron(), engine="ort")
     with pytest.raises(BundleError, match="cannot write"):
@@ -409,3 +343,202 @@ def test_sizes_are_reported(path: Path) -> None:
     sizes = BundleFile(path).sizes
     assert sizes["weights"] == 2 * 64 * 64 * 4
     assert {"manifest", "model", "function:0"} <= set(sizes)
+
+
+TOP = Path(__file__).parents[2]
+
+
+def write_record(path: Path, text: bytes) -> None:
+    """Replace the record of a bundle."""
+    container = Container.open(path, "bundle")
+    sections = {name: bytes(container.section(name)) for name in container.sections}
+    with path.with_suffix(".new").open("wb") as file:
+        writer = ContainerWriter(file, "bundle")
+        for name, data in (sections | {"manifest": text}).items():
+            writer.add(name, data)
+        writer.finish()
+    path.with_suffix(".new").replace(path)
+
+
+def read_record(path: Path) -> Any:
+    return json.loads(bytes(Container.open(path, "bundle").section("manifest")))
+
+
+@pytest.mark.slow
+def test_a_load_in_a_new_process_imports_no_onnx(path: Path) -> None:
+    expected = saved(path)
+    np.save(path.parent / "x.npy", X)
+    code = (
+        "import sys, json, numpy as np, xrt\n"
+        "y = xrt.load(sys.argv[1])(np.load(sys.argv[2])); np.save(sys.argv[3], y)\n"
+        "roots = ('xrt', 'onnx', 'google', 'msgspec')\n"
+        "print(json.dumps([name for name in sys.modules if name.partition('.')[0] in roots]))"
+    )
+    files = [str(path), str(path.parent / "x.npy"), str(path.parent / "y.npy")]
+    environment = {**os.environ, "PYTHONPATH": str(TOP)}
+    done = subprocess.run([sys.executable, "-c", code, *files], env=environment, capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout)
+    assert not {"onnx", "google", "msgspec", "xrt.formats.protobuf", "xrt.worker"} & {*loaded}
+    assert np.array_equal(np.load(files[2]), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ort", "toy", ["tvm", "ort"]])
+def test_what_the_record_lacks_comes_from_the_plan(path: Path, engine: Any) -> None:
+    pins = ["Softmax=ort"] if isinstance(engine, list) else []
+    with xrt.XRTModule(perceptron(), engine=engine, cache=CompileCache(), pins=pins) as module:
+        expected = module(X)
+        module.save(path)
+        with xrt.load(path, cache=CompileCache()) as loaded:
+            assert np.array_equal(loaded(X), expected)
+            assert loaded.plan == module.plan
+            assert str(loaded.plan) == str(module.plan)
+            assert len(loaded.plan.launches[0].function.nodes) > 0
+            assert loaded.verify(X)
+
+
+FAULTS: dict[str, Callable[[Any], object]] = {
+    "no facts": lambda record: record.update(facts={}),
+    "types": lambda record: record["facts"].update(strict=1),
+    "engines": lambda record: record["facts"].update(engines=[3]),
+    "clustering": lambda record: record["facts"].update(clustering={"pins": [1]}),
+    "an option that is none": lambda record: record["facts"].update(execution={"dump_subgraph_dir": "here"}),
+    "launches": lambda record: record.update(programs=[{}]),
+    "a model that is not there": lambda record: record["programs"][0].update(launches=[], plan="nowhere"),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, b"", b"{", b"[]", b"3", b"[" * 100_000])
+def test_a_record_that_is_not_understood_is_an_error(path: Path, fault: str | bytes) -> None:
+    saved(path)
+    record = read_record(path)
+    if isinstance(fault, str):
+        FAULTS[fault](record)
+    write_record(path, json.dumps(record).encode() if isinstance(fault, str) else fault)
+    with pytest.raises(BundleError, match=r"^cannot load '.*model\.xrt': "):
+        xrt.load(path, cache=CompileCache())
+
+
+def test_a_record_of_another_region_is_noticed_when_its_nodes_are_read(path: Path) -> None:
+    expected = saved(path)
+    record = read_record(path)
+    record["programs"][0]["launches"][0][5] = "0" * 64
+    record["programs"][0]["compiled"][0][0] = ""  # no compiled form: it is compiled from the nodes
+    write_record(path, json.dumps(record).encode())
+    with xrt.load(path, cache=CompileCache()) as loaded:
+        assert np.array_equal(loaded(X), expected)
+
+
+VECTOR = np.arange(4, dtype=np.float32)
+
+
+def bundle_with(spec: str, path: Path) -> Path:
+    """A bundle whose manifest names that engine."""
+    with xrt.XRTModule(chain(2), "toy", strict=True, cache=CompileCache(), threads=1) as module:
+        module.save(path)
+    record = BundleFile(path).record
+    for engine in record.facts["engines"]:
+        engine["spec"] = spec
+    model = BundleFile(path).model("model")
+    write_bundle(path, record._replace(programs=()), {"model": model}, {}, {})
+    return path
+
+
+CHOSEN = [
+    ("toy{libraries=(nowhere.so)}", "libraries"),
+    ("iree{dump_dir=here}", "dump_dir"),
+    ("ort{config.session.intra_op.allow_spinning=0}", "config"),
+    ("ort{provider_options.CUDAExecutionProvider.device_id=1}", "provider_options"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field"), CHOSEN)
+def test_an_engine_whose_options_may_name_files_is_not_made(
+    spec: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle_with(spec, tmp_path / "model.xrt")
+    monkeypatch.setattr(registry, "create", lambda *_: pytest.fail("it is made"))
+    with pytest.raises(BundleError) as caught:
+        xrt.load(path)
+    assert str(caught.value) == (
+        f"cannot load '{path}': the bundle has engine '{spec}', whose {field} may name files or code, and a bundle does not "
+        f"choose what is run; pass engine='{spec}' (-e on the command line) if that is what you want"
+    )
+
+
+@pytest.mark.slow
+def test_what_is_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = f"iree{{dump_dir={tmp_path}/dumps}}"
+    path = bundle_with(spec, tmp_path / "model.xrt")
+    with xrt.load(path, engine=spec, cache=CompileCache()) as module:
+        np.testing.assert_array_equal(module(VECTOR), VECTOR + 1)
+    assert list((tmp_path / "dumps").rglob("*.mlir"))
+    library = bundle_with("toy{libraries=(nowhere.so)}", tmp_path / "library.xrt")
+    with pytest.warns(FallbackWarning, match=r"native library '.*nowhere\.so' cannot be used: there is no such file"):
+        xrt.load(library, engine="toy{libraries=(nowhere.so)}")
+
+
+def test_naming_what_the_bundle_has_not_is_an_error(tmp_path: Path) -> None:
+    path = bundle_with("toy{native=off}", tmp_path / "model.xrt")
+    with pytest.raises(OptionError) as caught:
+        xrt.load(path, engine=["toy{native=of}"])
+    assert str(caught.value) == "engine names 'toy{native=of}'; the bundle has toy{native=off}. Did you mean 'toy{native=off}'?"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec", ["toy{native=off}", "ort{providers=CPUExecutionProvider}", "tvm{mcpu=x86-64-v3}", "iree{opt_level=1}"]
+)
+def test_options_that_name_no_file_are_a_bundles_own(spec: str, tmp_path: Path) -> None:
+    path = bundle_with(spec, tmp_path / "model.xrt")
+    with xrt.load(path, cache=CompileCache()) as module:
+        np.testing.assert_array_equal(module(VECTOR), VECTOR + 1)
+
+
+@dataclass(frozen=True)
+class Declared(GraphCompiler):
+    name = "declared"
+    text: str = ""
+    word: str = option("", names_files=False)
+    number: int = option(0, names_files=True)
+
+    def why_not(self, node: Any, function: Any) -> None: ...
+
+    def compile(self, function: Any, context: Any) -> Any: ...
+
+
+def test_a_field_says_whether_it_names_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "engine_class", lambda name: Declared)
+    assert registry.free_options("declared{text=a, word=b, number=3}") == ("number", "text")
+    assert registry.why_not_chosen("declared{word=b}", "lock") is None
+
+
+@pytest.mark.slow
+def test_the_command_takes_what_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from xrt.cli import main
+
+    spec = f"iree{{dump_dir={tmp_path}/dumps}}"
+    path = bundle_with(spec, tmp_path / "model.xrt")
+    for extra, code in (((), 2), (("-e", spec), 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", str(path), *extra])
+        assert (ended.value.code or 0) == code, capsys.readouterr().err
+    assert "does not choose what is run" in capsys.readouterr().err
+
+
+def test_every_text_option_of_the_engines_is_declared() -> None:
+    """Free text of XRT's own engines is declared, so that nobody has to guess."""
+    import dataclasses
+
+    from xrt.engines.contract.options import NAMES_FILES
+    from xrt.engines.contract.spec import field_types, is_bounded
+
+    for name in registry.names():
+        try:
+            cls = registry.engine_class(name)
+        except EngineError:
+            continue
+        if cls.__module__.startswith("xrt."):
+            kinds = field_types(cls)
+            for field in dataclasses.fields(cls):
+                assert is_bounded(kinds[field.name]) or NAMES_FILES in field.metadata, f"{name}.{field.name}"

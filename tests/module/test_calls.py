@@ -1,4 +1,4 @@
-"""What a call costs nothing for: prepared calls, the caller's buffers, several threads. Each refusal in full."""
+"""What a call costs nothing for: prepared and bound calls, the caller's buffers, several threads. Each refusal in full."""
 
 from __future__ import annotations
 
@@ -10,11 +10,50 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.module.calling import ENGINES, MIXTURES, X, blocks, by_hand, module, random, relu
 from tests.module.small_models import Picky
-from xrt.errors import DeviceError, InputError
-from xrt.graph import DType, Function, Node, SequenceType, TensorType, Value
+from xrt.errors import DeviceError, InputError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 
+ENGINES = ["toy", "ort", "tvm"]
+MIXTURES: list[Any] = [*ENGINES, ["ort", "toy"], ["tvm", "ort"], ["toy", "tvm"]]
+
+
+def blocks(size: int = 64, count: int = 6) -> Function:
+    """x and y through Add and Relu in turn, of size x size floats; the last value and one from the middle come out."""
+    type_ = TensorType(DType.FLOAT32, (size, size))
+    nodes = [Node("Add", ("x", "y"), ("v0",), name="n0")]
+    for i in range(1, count):
+        op, more = (("Relu", ()), ("Add", ("y",)))[i % 2]
+        nodes.append(Node(op, (f"v{i - 1}", *more), (f"v{i}",), name=f"n{i}"))
+    ends = [tuple(Value(n, type_) for n in names) for names in (("x", "y"), (f"v{count - 1}", "v2"))]
+    return Function(*ends, tuple(nodes), opsets={"": 14}, name="blocks")
+
+
+def by_hand(x: Any, y: Any, count: int = 6) -> tuple[Any, Any]:
+    values = [x + y]
+    for i in range(1, count):
+        values.append(values[-1] + y if i % 2 else np.maximum(values[-1], 0))
+    return values[-1], values[2]
+
+
+def relu(shape: tuple[Any, ...] = (2, 3)) -> Function:
+    type_ = TensorType(DType.FLOAT32, shape)
+    return Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}, name="relu")
+
+
+def module(engine: Any, function: Function) -> xrt.XRTModule:
+    """Return a module whose nodes alternate between the engines, if there are several."""
+    if isinstance(engine, str):
+        return xrt.XRTModule(function, engine=engine, strict=True)
+    pins = [f"name:{node.name}={engine[i % len(engine)]}" for i, node in enumerate(function.nodes)]
+    return xrt.XRTModule(function, engine=engine, strict=True, pins=pins)
+
+
+def random(size: int = 64, seed: int = 0) -> list[Any]:
+    return list(np.random.default_rng(seed).standard_normal((2, size, size)).astype("float32"))
+
+
+X = np.array([[-1, 0, 1], [2, -3, 4]], "float32")
 # ---------------------------------------------------------------------- prepared calls
 
 
@@ -180,3 +219,205 @@ def test_no_buffer_holds_a_sequence() -> None:
         m.bind(given)
     text = "output 's' is seq(float32[2]), which no buffer holds; call the module instead of binding it"
     assert str(caught.value) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [8, 512])
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_a_bound_call_follows_what_its_inputs_hold(engine: Any, size: int) -> None:
+    m, (x, y) = module(engine, blocks(size)), random(size)
+    bound = m.bind(x, y)
+    assert bound.inputs[0] is x and bound.inputs[1] is y
+    first = bound()
+    for seed in range(3):
+        x[...], y[...] = random(size, seed)
+        kept = x.copy(), y.copy()
+        results = bound()
+        assert results is first and all(a is b for a, b in zip(results, bound.outputs, strict=True))
+        np.testing.assert_array_equal((x, y), kept)
+        for result, wanted in zip(results, by_hand(x, y), strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=1e-6)
+    assert not any(np.shares_memory(a, b) for a, b in zip(m(x, y), first, strict=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bound_call_writes_to_the_callers_buffer(engine: str) -> None:
+    m, x, out = xrt.XRTModule(relu(), engine=engine, strict=True), X.copy(), np.empty((2, 3), "float32")
+    bound = m.bind(x=x, out=out)
+    assert bound() is out
+    x *= -1
+    np.testing.assert_array_equal(bound(), np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_extents_that_the_inputs_settle_are_settled(engine: str) -> None:
+    m, x = xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True), X.copy()
+    bound = m.bind(x)
+    assert bound().shape == (2, 3)
+    x *= -1
+    np.testing.assert_array_equal(bound(), np.maximum(x, 0))
+    with pytest.raises(InputError) as caught:
+        m.bind(x, out=np.empty((3, 3), "float32"))
+    assert str(caught.value) == "out[0] for output 'y' must be float32[2,3]; got float32[3, 3]"
+
+
+def test_extents_that_the_inputs_settle_give_inner_values_a_place() -> None:
+    type_ = TensorType(DType.FLOAT32, ("N", 300))
+    nodes = tuple(Node("Neg", (f"v{i}",), (f"v{i + 1}",), name=f"n{i}") for i in range(4))
+    function = Function((Value("v0", type_),), (Value("v4", type_),), nodes, opsets={"": 14})
+    m, x = module(["ort", "toy"], function), np.ones((50, 300), "float32")
+    bound = m.bind(x)
+    for step in range(3):
+        x += step
+        np.testing.assert_array_equal(bound(), x)
+    np.testing.assert_array_equal(m(x[:7].copy()), x[:7])
+
+
+def test_an_output_whose_size_only_a_run_tells_needs_a_buffer() -> None:
+    x = Value("x", TensorType(DType.FLOAT32, (4,)))
+    function = Function((x,), (Value("y"),), (Node("NonZero", ("x",), ("y",)),), opsets={"": 14})
+    m, given, out = xrt.XRTModule(function, engine="toy"), np.array([0, 1, 0, 2], "float32"), np.empty((1, 2), "int64")
+    with pytest.raises(InputError) as caught:
+        m.bind(given)
+    assert "whose size is known only after a run; give a buffer for it in out=" in str(caught.value)
+    bound = m.bind(given, out=out)
+    assert bound().tolist() == [[1, 3]]
+    given[...] = 1
+    with pytest.raises((InputError, RunFailed)):
+        bound()
+
+
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_inputs_constants_and_repeated_values_as_outputs_are_copies(engine: Any) -> None:
+    type_ = TensorType(DType.FLOAT32, (2, 3))
+    nodes = (Node("Relu", ("x",), ("y",), name="n0"), Node("Neg", ("y",), ("z",), name="n1"))
+    outputs = tuple(Value(n, type_) for n in ("x", "y", "y", "w", "z"))
+    function = Function((Value("x", type_),), outputs, nodes, {"w": Constant(X * 7)}, {"": 14})
+    x = X.copy()
+    bound = module(engine, function).bind(x)
+    for _ in range(2):
+        x += 1
+        results = bound()
+        for i, (result, wanted) in enumerate(
+            zip(results, (x, np.maximum(x, 0), np.maximum(x, 0), X * 7, -np.maximum(x, 0)), strict=True)
+        ):
+            np.testing.assert_array_equal(result, wanted)
+            assert not any(np.shares_memory(result, other) for other in (x, *results[:i]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_alias_is_kept_by_a_bound_call(engine: str) -> None:
+    type_ = TensorType(DType.FLOAT32, (2,))
+    nodes = (Node("Add", ("state", "step"), ("next",), name="n0"), Node("Add", ("next", "state"), ("y",), name="n1"))
+    ends = [tuple(Value(n, type_) for n in names) for names in (("state", "step"), ("y", "next"))]
+    function = Function(*ends, nodes, opsets={"": 14}, aliases=(("state", "next"),))
+    state, step = np.zeros(2, "float32"), np.ones(2, "float32")
+    bound = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=1).bind(state, step)
+    for count in (1, 2, 3):
+        y, updated = bound()
+        assert updated is state
+        assert (state.tolist(), y.tolist()) == ([count] * 2, [2 * count - 1] * 2)
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_texts_are_checked_in_each_call(engine: str) -> None:
+    type_ = TensorType(DType.STRING, (2,))
+    same = Function((Value("x", type_),), (Value("y", type_),), (Node("Identity", ("x",), ("y",)),), opsets={"": 14})
+    m = xrt.XRTModule(same, engine=engine)
+    assert m(np.array(["a", "b"], object)).tolist() == ["a", "b"]
+    with pytest.raises(InputError, match="element 1 is int 1"):
+        m(np.array(["a", 1], object))
+
+
+def accumulating(*nodes: Node) -> Function:
+    """``state``, which becomes the first output, beside ``x``."""
+    type_ = TensorType(DType.FLOAT32, (2,))
+    inputs = tuple(Value(name, type_) for name in ("x", "state"))
+    new = nodes[-1].outputs[0] if nodes else "x"
+    return Function(inputs, (Value(new, type_),), nodes, opsets={"": 14}, aliases=(("state", new),))
+
+
+def read_only() -> Any:
+    state = np.zeros(2, "float32")
+    state.flags.writeable = False
+    return state
+
+
+ADD = (Node("Add", ("x", "state"), ("next",), name="n0"), Node("Neg", ("next",), ("new",), name="n1"))
+
+
+@pytest.mark.parametrize("nodes", [(), ADD[:1], ADD], ids=["no node", "one", "several"])
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[Node, ...]) -> None:
+    """It came as NumPy's ValueError, as an IndexError, or as the engine's failure; of another byte order, the update was lost."""
+    m, x = xrt.XRTModule(accumulating(*nodes), engine=engine, maximum_nodes=1), np.ones(2, "float32")
+    text = "input 'state' cannot be written to, and the model updates it; give a writeable array of native byte order"
+    for ready in (False, True):
+        for state in (read_only(), np.zeros(2, ">f4")):
+            for call in (
+                lambda s=state: m(x, s),
+                lambda s=state: m(x=x, state=s),
+                lambda s=state: m(x, s, out=np.empty(2, "float32")),
+            ):
+                with pytest.raises(InputError) as caught:
+                    call()
+                assert str(caught.value) == text, ready
+            assert not state.any()
+        m(x, np.zeros(2, "float32"))
+    with pytest.raises(InputError) as caught:
+        m.bind(x, read_only())
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            np.zeros((3, 2), "float32").T,
+            (
+                "input 'x' is not C-contiguous; a bound input is read where it lies: bind np.ascontiguousarray(...) of it, and "
+                "write to that"
+            ),
+        ),
+        (
+            np.zeros((2, 3), ">f4"),
+            "input 'x' is >f4; a bound input is read where it lies, so it must be <f4: bind raw.astype('<f4'), and write to that",
+        ),
+        (np.zeros((2, 3)), "input 'x' must be float32; got float64; convert it with .astype('float32')"),
+    ],
+)
+def test_an_input_that_cannot_be_fixed_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        xrt.XRTModule(relu(), engine="toy").bind(given)
+    assert str(caught.value) == text
+
+
+def test_a_bound_call_outlives_its_module_and_ends_when_it_is_closed() -> None:
+    x = X.copy()
+    with xrt.XRTModule(relu(), engine="ort", strict=True) as m:
+        bound = m.bind(x)
+    np.testing.assert_array_equal(bound(), np.maximum(X, 0))
+    with bound:
+        bound()
+    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs again$"):
+        bound()
+    with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
+        m.bind(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_threads_bind_each_for_itself(engine: Any) -> None:
+    m = module(engine, blocks())
+
+    def serve(seed: int) -> bool:
+        x, y = random(seed=seed)
+        bound = m.bind(x, y)
+        right = True
+        for _ in range(5):
+            x += 1
+            right &= all(np.allclose(a, b) for a, b in zip(bound(), by_hand(x, y), strict=True))
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(serve, range(16)))

@@ -89,13 +89,6 @@ def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, plac
     assert "xrt_faulty_" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_tvm_is_a_next_engine_too() -> None:
-    with module(FaultyEngine(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="set to fail in run"):
-        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-        assert {launch.engine for launch in m.plan.launches} == {"tvm"}
-
-
 # ---------------------------------------------------------------------- what is remembered
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import xrt
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, peak_of_values
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, peak_of_values
 from xrt.engines.contract import registry
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -166,11 +166,6 @@ def test_the_peak_of_values() -> None:
     assert peak_of_values(function) == 3 * WEIGHT  # a, b and c at the sum; the output is the caller's
     assert peak_of_values(function.replace(types={})) is None
     assert peak_of_values(Function((value,), (value,), (), opsets={"": 21})) == 0
-
-
-def test_a_use_says_what_it_is() -> None:
-    use = MemoryUse("packed", 5, "why")
-    assert (use.name, use.nbytes, use.why, use.per_call) == ("packed", 5, "why", False)
 
 
 @pytest.mark.slow

@@ -1,23 +1,31 @@
-"""XRTModule as its user meets it: models of every kind, signatures and outputs."""
+"""XRTModule as its user meets it: models of every kind, keywords, signatures, outputs and errors."""
 
 from __future__ import annotations
 
+import inspect
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from onnx import parser
 
 import xrt
 from tests.module.small_models import ENGINES, Affine, Picky, X, chain, relu
+from xrt import XRTModule
 from xrt.cache import CompileCache
-from xrt.errors import (
-    InputError,
-    ModelError,
-)
-from xrt.formats import onnx
+from xrt.comparison import compare, tolerance_for
+from xrt.engines.contract.spec import list_options
+from xrt.errors import InputError, ModelError, OptionError, PlanError, UnknownEngine, XRTError
+from xrt.formats import onnx, text
+from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.models import light_models, load_light, sample_inputs
+from xrt.module.keywords import ModuleKeywords
+from xrt.module.options import OWNERS
 
 # ---------------------------------------------------------------------- kinds of models
 
@@ -68,24 +76,6 @@ def test_a_graph_is_traced_once_per_signature() -> None:
     assert traced == [(2, 3), (4,)]
 
 
-def test_symbolic_extents_stay_symbolic_where_every_engine_keeps_them() -> None:
-    cache = CompileCache()
-    m = xrt.XRTModule(relu(("N", 3)), engine="toy", cache=cache)
-    for rows in range(1, 5):
-        assert m(np.ones((rows, 3), "float32")).shape == (rows, 3)
-    assert cache.statistics.misses == 1
-
-
-@pytest.mark.slow
-def test_symbolic_extents_are_fixed_for_an_engine_that_needs_it() -> None:
-    cache = CompileCache()
-    m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], cache=cache)
-    for rows in (1, 2, 1):
-        assert m(np.ones((rows, 3), "float32")).shape == (rows, 3)
-    assert cache.statistics.misses == 2
-    assert m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, (1, 3))
-
-
 def test_two_modules_of_one_model_share_the_compile() -> None:
     cache = CompileCache()
     for _ in range(2):
@@ -124,33 +114,6 @@ def test_inner_values_are_fetched_by_name() -> None:
         m(X, fetch="h0")
 
 
-@pytest.mark.parametrize("engine", ["toy", "ort", "tvm"])
-def test_a_callers_buffer_is_filled(engine: str) -> None:
-    m = xrt.XRTModule(relu(), engine=engine, strict=True)
-    out = np.full((2, 3), 7, "float32")
-    assert m(X, out=out) is out
-    np.testing.assert_array_equal(out, np.maximum(X, 0))
-
-
-@pytest.mark.parametrize(
-    ("out", "text"),
-    [
-        (np.empty((3, 2), "float32"), "out[0] for output 'y' must be float32[2,3]; got float32[3, 2]"),
-        (np.empty((2, 3), "float64"), "out[0] for output 'y' must be float32[2,3]; got float64[2, 3]"),
-        (
-            np.empty((3, 2), "float32").T,
-            "out[0] for output 'y' is not C-contiguous; a buffer must be a writeable, C-contiguous array",
-        ),
-        ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 output (y): give one, or None, for each"),
-        (X, "out[0] for output 'y' overlaps input 'x'; give a buffer of its own"),
-    ],
-)
-def test_a_buffer_that_does_not_fit_is_refused(out: Any, text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        xrt.XRTModule(relu(), engine="toy")(X, out=out)
-    assert str(caught.value) == text
-
-
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_no_output_shares_memory_with_anything(engine: Any) -> None:
     """Inputs, constants and repeated values that are outputs are copies."""
@@ -176,3 +139,165 @@ def test_an_alias_updates_the_input(engine: Any) -> None:
         x = X.copy()
         assert m(x) is x
         np.testing.assert_array_equal(x, -X)
+
+
+BATCHES = "function main(x: float32[n,3]) -> (y: float32[n,3]) {\n opset ai.onnx 18\n y = Relu(x)\n}"
+
+
+def message(kind: type[XRTError], do: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        do()
+    return str(caught.value)
+
+
+SIGNATURE = inspect.signature(xrt.XRTModule).parameters
+KEYWORDS = [one for one in SIGNATURE.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def test_type_checkers_see_the_keywords_of_the_signature() -> None:
+    assert {"cache", *get_type_hints(ModuleKeywords)} == {one.name for one in KEYWORDS}
+
+
+def test_there_are_few_keywords_and_the_signature_shows_each() -> None:
+    assert list(SIGNATURE)[:4] == ["model", "engine", "device", "cache"]
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in SIGNATURE.values())
+    assert len(KEYWORDS) <= 20
+
+
+def test_each_keyword_is_accepted_with_its_default() -> None:
+    given: dict[str, Any] = {one.name: one.default for one in KEYWORDS}
+    np.testing.assert_array_equal(xrt.XRTModule(relu(), **given)(X), np.maximum(X, 0))
+
+
+@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.__name__)
+def test_each_option_says_what_it_means(owner: type) -> None:
+    lost = [entry.name for entry in list_options(owner) if not entry.meaning]
+    assert set(lost) <= {"clustering", "execution"}
+
+
+def test_the_options_of_an_engine_come_with_type_default_and_meaning() -> None:
+    entry = list_options(type(xrt.engines.contract.registry.create("tvm")))[0]
+    assert (entry.name, entry.type, entry.default) == ("opt_level", "int", "3")
+    assert entry.meaning.startswith("0 to 3: how much TVM fuses")
+
+
+def test_a_pin_by_a_misspelt_operator_names_the_nearest() -> None:
+    m = xrt.XRTModule(relu(), engine=["ort", "toy"], pins=["Relu2d=ort"])
+    said = message(PlanError, lambda: m(X))
+    assert said == f"pin 'Relu2d=ort' matches no node of function {relu().name!r}. Did you mean 'Relu'?"
+
+
+@pytest.mark.parametrize(
+    ("word", "engine"), [("onnxruntime", "ort"), ("OpenVINO", "openvino"), ("jax", "xla"), ("apache_tvm", "tvm"), ("ORT", "ort")]
+)
+def test_the_name_of_a_library_suggests_its_engine(word: str, engine: str) -> None:
+    assert f"no engine is named {word!r}. Did you mean {engine!r}?" in message(UnknownEngine, lambda: xrt.XRTModule(relu(), word))
+
+
+def test_engines_in_one_text_have_to_be_a_list() -> None:
+    said = message(OptionError, lambda: xrt.XRTModule(relu(), "ort,tvm{opt_level=2}"))
+    assert said == "'ort,tvm{opt_level=2}' names 2 engines, and one is due; pass a list: ['ort', 'tvm{opt_level=2}']"
+
+
+def test_the_spec_that_an_error_recommends_is_a_spec() -> None:
+    said = message(OptionError, lambda: xrt.XRTModule(relu(), "tvm{opt_level=2"))
+    recommended = said.rpartition(" reads like ")[2].strip("'")
+    assert xrt.XRTModule(relu(), recommended).engines[0] == recommended
+
+
+def test_one_dict_of_inputs_by_name_is_taken_as_keywords() -> None:
+    m = xrt.XRTModule(relu(), engine="toy")
+    (name,) = (value.name for value in m.inputs)
+    np.testing.assert_array_equal(m({name: X}), np.maximum(X, 0))
+    said = message(InputError, lambda: m({"image": X}))
+    assert said == f"the model has no input 'image'. The model takes 1 input ({name})"
+
+
+def test_an_array_of_objects_is_called_one() -> None:
+    m = xrt.XRTModule(text.parse(BATCHES), engine="toy")
+    said = message(InputError, lambda: m(np.array([[1, 2, 3]], dtype=object)))
+    assert said == "input 'x' must be float32; got dtype object, whose first element is int; convert it with .astype('float32')"
+
+
+def test_the_module_prints_its_inputs_and_engines() -> None:
+    assert repr(xrt.XRTModule(relu(), engine="toy", strict=True)) == "<XRTModule(x) on toy>"
+
+
+MIXED = "s = ReduceSum(k)  {result} = Div(e, s)"
+TOLD = "node {result!r} (Div): needs inputs 'A' and 'B' of the same type; 'e' is tensor(float) and 's' is tensor(int64)"
+OTHER = "else_branch = f () => (float[3] b) { b = Exp(x) }>"
+MODELS = {
+    "the graph": ("e = Exp(x)  " + MIXED.format(result="y"), TOLD.format(result="y")),
+    "a branch": (
+        "y = If(p) <then_branch = t () => (float[3] a) { e = Exp(x)  " + MIXED.format(result="a") + " }, " + OTHER,
+        "in body 't' of node 'y': " + TOLD.format(result="a"),
+    ),
+    "a branch that reads from outside": (
+        "e = Exp(x)  s = ReduceSum(k)  y = If(p) <then_branch = t () => (float[3] a) { a = Div(e, s) }, " + OTHER,
+        "in body 't' of node 'y': " + TOLD.format(result="a"),
+    ),
+    "branches of two types": (
+        "y = If(p) <then_branch = t () => (a) { a = Exp(x) }, else_branch = f () => (b) { b = Shape(x) }>",
+        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[3] and 'b' is int64[1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize(("text", "message"), MODELS.values(), ids=MODELS)
+def test_a_model_of_inconsistent_types_is_refused(text: str, message: str, fold: bool) -> None:
+    head = '<ir_version: 8, opset_import: ["": 13]> g (float[3] x, int64[3] k, bool p) => (float[3] y)'
+    model = parser.parse_model(f"{head} {{ {text} }}")
+    with pytest.raises(ModelError) as caught:
+        XRTModule(load(model), engine="toy", fold_constants=fold)
+    assert str(caught.value) == f"function 'g' is not valid: {message}"
+
+
+PACKAGE = str(Path(xrt.__file__).parent)
+MISTAKES: dict[str, Callable[[], object]] = {
+    "call": lambda: xrt.XRTModule(relu(), engine="toy")(X.astype("float64")),
+    "call again": lambda: [m := xrt.XRTModule(relu(), engine="toy"), m(X), m(np.ones(3, "float32"))],
+    "call by name": lambda: xrt.XRTModule(relu(), engine="toy")(nothing=X),
+    "constructor": lambda: xrt.XRTModule(relu(), engine="nothing"),
+    "option": lambda: xrt.XRTModule(relu(), engine="toy", thread=1),  # type: ignore[call-arg]  # the mistake under test
+    "plan": lambda: xrt.XRTModule(relu(), engine="toy", pins=["Softmax=toy"]).plan,
+    "compile": lambda: xrt.XRTModule(relu(), engine="toy").compile(X, X),
+    "bind": lambda: xrt.XRTModule(relu(), engine="toy").bind(X, X),
+    "verify": lambda: xrt.XRTModule(relu(), engine="toy").verify(X, X),
+}
+
+
+def frames_of_xrt(error: BaseException) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(PACKAGE)]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_an_error_shows_at_most_two_frames_of_xrt(name: str) -> None:
+    with pytest.raises(XRTError) as caught:
+        MISTAKES[name]()
+    assert 1 <= len(frames_of_xrt(caught.value)) <= 2
+
+
+def test_all_frames_are_shown_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XRT_TRACEBACK", "full")
+    with pytest.raises(XRTError) as caught:
+        MISTAKES["call"]()
+    assert len(frames_of_xrt(caught.value)) > 2
+
+
+MIXTURE = {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"]}
+
+
+@pytest.mark.slow
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("name", light_models())
+def test_engines_and_the_mixture_agree(name: str) -> None:
+    model = load_light(name)
+    inputs = sample_inputs(model, seed=0)
+    expected = xrt.XRTModule(model, engine="toy{native=off}", strict=True)(**inputs)
+    assert expected.std() > 1e-4, "an output without variation agrees with anything"
+    for options in ({"engine": "ort"}, MIXTURE):
+        with xrt.XRTModule(model, strict=True, **options) as m:
+            found = compare(m(**inputs), expected, tolerance_for("float32", "network"))
+            assert found, f"{name} on {options['engine']}: {found.message}"
+            assert {launch.engine for launch in m.plan.launches} == {*m.engines}

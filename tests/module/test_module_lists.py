@@ -1,8 +1,11 @@
-"""XRTModule as its user meets it: lists of engines, options and errors, and looking inside."""
+"""XRTModule as its user meets it: lists of engines, the default engine, options and errors, and looking inside."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +15,13 @@ import pytest
 import xrt
 from tests.module.small_models import Affine, Picky, X, chain, relu
 from xrt.cache import CompileCache
-from xrt.engines import RunOptions
-from xrt.errors import (
-    CompileRefused,
-    DeviceError,
-    FallbackWarning,
-    InputError,
-    ModelError,
-    OptionError,
-    PlanError,
-    UnknownEngine,
-)
+from xrt.engines import RunOptions, names
+from xrt.engines.contract import registry
+from xrt.errors import CompileRefused, DeviceError, FallbackWarning, InputError, ModelError, OptionError, PlanError, UnknownEngine
+from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.module.engines import parse_devices
+from xrt.module.programs import DEFAULT_ENGINES
 
 # ---------------------------------------------------------------------- lists of engines
 
@@ -216,3 +214,103 @@ def test_attributes_are_part_of_the_signature() -> None:
         m = xrt.XRTModule(Function((Value("x", type_),), (Value("y"),), (node,), opsets={"": 14}), engine="toy", cache=cache)
         np.testing.assert_allclose(m(X).sum(axis=axis), 1, rtol=1e-6)
     assert cache.statistics.misses == 2
+
+
+CHOSEN = "is the default: the first installed of ort, openvino, torch, xla, toy that supports the whole model"
+
+
+def atan(dtype=DType.FLOAT64):
+    """ONNX Runtime and OpenVINO support it in float32 alone."""
+    x, y = (Value(name, TensorType(dtype, (2, 3))) for name in "xy")
+    return Function((x,), (y,), (Node("Atan", ("x",), ("y",)),), opsets={"": 14})
+
+
+class Atan(xrt.Graph):
+    def build(self, x):
+        return xrt.ops.Atan(x)
+
+
+def test_the_first_engine_that_supports_the_model_runs_it():
+    with xrt.XRTModule(relu()) as m:
+        np.testing.assert_array_equal(m(X), np.maximum(X, 0))
+        assert m.engines == ("ort", "toy")
+        assert f"engine 'ort' {CHOSEN}" in str(m.explain())
+
+
+def test_an_engine_that_declines_a_node_leaves_the_whole_model_to_the_next():
+    with xrt.XRTModule(atan()) as m:
+        np.testing.assert_allclose(m(X.astype("float64")), np.arctan(X.astype("float64")))
+        assert m.engines == ("torch", "toy") and {launch.engine for launch in m.plan.launches} == {"torch"}
+        said = str(m.explain())
+        assert "engine 'ort' does not support the whole model: 'y' (Atan): ONNX Runtime" in said
+        assert "engine 'openvino' does not support the whole model: 'y' (Atan)" in said
+        assert f"engine 'torch' {CHOSEN}" in said
+
+
+def test_a_graph_is_decided_by_the_types_of_its_first_call():
+    for dtype, engine in (("float32", "ort"), ("float64", "torch")):
+        with xrt.XRTModule(Atan()) as m:
+            np.testing.assert_allclose(m(X.astype(dtype)), np.arctan(X.astype(dtype)), rtol=1e-6)
+            assert {launch.engine for launch in m.plan.launches} == {engine}
+
+
+def test_a_named_engine_stays_what_it_is():
+    with xrt.XRTModule(relu(), engine="toy") as m:
+        m(X)
+        assert m.engines == ("toy",) and CHOSEN not in str(m.explain())
+
+
+def test_options_that_need_a_named_engine_say_so():
+    with pytest.raises(OptionError, match="pass engine='auto'"):
+        xrt.XRTModule(relu(), max_error=0.01)
+    with pytest.raises(OptionError, match="a constraint on precision is for an engine that computes in it"):
+        xrt.XRTModule(relu(), precision=["bf16", "Softmax=fp32"])
+
+
+def test_plans_in_the_cache_decide_without_the_model(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(atan(), path)
+    for _ in range(2):
+        with xrt.XRTModule(path, cache=tmp_path / "cache") as m:
+            np.testing.assert_allclose(m(X.astype("float64")), np.arctan(X.astype("float64")))
+            assert m.engines == ("torch", "toy")
+
+
+def test_libraries_of_engines_behind_the_chosen_one_are_not_imported():
+    code = (
+        "import sys, numpy, xrt\n"
+        "from tests.module.small_models import relu, X\n"
+        "xrt.XRTModule(relu())(X)\n"
+        "print([name for name in ('onnxruntime', 'openvino', 'torch', 'jax') if name in sys.modules])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "['onnxruntime']\n", run.stderr
+
+
+def test_every_default_engine_is_registered():
+    assert set(DEFAULT_ENGINES) <= set(names())
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "found"),
+    [
+        ({"toy": "cpu"}, "cpu", {}),
+        ({"toy": "cuda"}, "cpu", {"toy": "cuda"}),
+        ({"toy": "cuda:0"}, "cuda", {}),
+        ({"toy": "cpu"}, "cuda", {"toy": "cpu"}),
+        ({"toy": "cuda", "toy{native=off}": "cpu"}, "cpu", {"toy": "cuda"}),
+        ({"nobody": "cuda"}, "cpu", {}),
+    ],
+)
+def test_only_what_differs_from_the_module_is_kept(asked: Mapping[str, str], here: str, found: Mapping[str, str]) -> None:
+    engines = [registry.create("toy"), registry.create("toy{native=off}")]
+    others = {spec: device for spec, device in parse_devices(engines, asked, here, ["nobody"]).items() if spec == "toy"}
+    assert others == found
+
+
+def test_an_engine_that_is_not_in_the_list_and_one_that_cannot_run_there_are_reported() -> None:
+    engines = [registry.create("iree")]
+    with pytest.raises(OptionError, match="devices names 'tyo', which is not in the list of engines"):
+        parse_devices(engines, {"tyo": "cpu"}, "cpu")
+    with pytest.raises(DeviceError, match="devices asks for iree on 'cuda', and it runs on cpu"):
+        parse_devices(engines, {"iree": "cuda"}, "cpu")

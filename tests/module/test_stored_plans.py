@@ -1,4 +1,4 @@
-"""Plans of model files in the cache: what a second process does not do again, and what keeps it from using an old one."""
+"""Plans of model files in the cache: what a second process does not do again, what makes a plan old, and damaged files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ import onnx
 import pytest
 from onnx import helper
 
-from xrt import XRTModule, models, partition
+from tests.module.small_models import relu
+from xrt import XRTModule, models
 from xrt.cache import CompileCache, open_disk_tier
-from xrt.errors import InputError, ModelError
+from xrt.engines import CompileContext, create
+from xrt.errors import BundleError, CacheWarning, InputError, ModelError, PlanError
+from xrt.formats.container import Container
 from xrt.formats.onnx import save
 from xrt.formats.program_record import (
+    KIND,
     MOST_PROGRAMS,
     MOST_SECTIONS,
     OWN,
@@ -29,8 +33,15 @@ from xrt.formats.program_record import (
     StoredProgram,
     StoredWeight,
     merge,
+    parse,
 )
 from xrt.graph import Constant, Function, TensorType
+from xrt.graph.deferred_function import DeferredFunction
+from xrt.module import stored_plans
+from xrt.module.explain import explain
+from xrt.partition import partition
+from xrt.placement.engine_list import EngineList
+from xrt.runtime import compile_plan
 
 ENGINES = ("ort", "openvino")
 ROOT = Path(__file__).parents[2]
@@ -65,7 +76,7 @@ def files(path: Path) -> list[Path]:
     return sorted((path.parent / "cache" / "xrt-cache" / "plans").glob("*.xrt"))
 
 
-real = partition.partition
+real = partition
 
 
 def uses_plan(m: XRTModule, *given: np.ndarray[Any, Any]) -> bool:
@@ -335,3 +346,169 @@ def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog
     with caplog.at_level("INFO", "xrt"):
         m(*inputs())  # warnings are errors in these tests
     assert "are not kept" in caplog.text
+
+
+# ---------------------------------------------------------------------- files that change later
+
+
+def replace_file(path: Path) -> None:
+    save(scaled(2.0), path)
+
+
+def rewrite_file(path: Path) -> None:
+    """Write other weights into the same file, and give it its former time."""
+    status, copy = path.stat(), path.with_name("copy.onnx")
+    save(scaled(2.0), copy)
+    with path.open("r+b") as file:
+        file.write(copy.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [replace_file, rewrite_file, Path.unlink])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
+    path: Path, engine: str, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    untouched = tmp_path / "untouched.onnx"
+    shutil.copy(path, untouched)
+    expected = module(path, engine)(*inputs())
+    cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+    m = XRTModule(path, engine=engine, cache=cache)
+    change(path)
+    if engine == "ort":  # which reads weights from the model's file
+        with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
+            m(*inputs())
+    else:
+        np.testing.assert_array_equal(m(*inputs()), expected)
+    np.testing.assert_array_equal(XRTModule(untouched, engine=engine, cache=cache)(*inputs()), expected)
+
+
+@pytest.mark.slow
+def test_a_new_signature_after_a_change_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    free_batch(path)
+    module(path, "openvino", shapes="each")(np.ones((1, 600), np.float32))
+    m = module(path, "openvino", shapes="each")
+    m(np.ones((1, 600), np.float32))
+    save(scaled(2.0), path)
+    with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
+        m(np.ones((2, 600), np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants may fold to other bits, on another processor say."""
+    expected = module(path, engine)(*inputs())
+    shutil.rmtree(tmp_entries(path))
+    m = module(path, engine)
+    real = stored_plans.optimize
+
+    def fold(function: Function, **terms: Any) -> Function:
+        found = real(function, **terms)
+        return found.replace(constants={name: Constant(one.array * np.float32(1.5)) for name, one in found.constants.items()})
+
+    monkeypatch.setattr(stored_plans, "optimize", fold)
+    found = m(*inputs())
+    assert not np.array_equal(found, expected)
+    assert not any(isinstance(launch.function, DeferredFunction) for launch in m.plan.launches)
+    assert m.memory().regions
+    np.testing.assert_array_equal(m(*inputs()), found)
+
+
+def tmp_entries(path: Path) -> Path:
+    return path.parent / "cache" / "xrt-cache" / "entries"
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("at", [0, 100, -1])
+def test_a_damaged_plan_counts_as_none_and_is_reported_once(path: Path, at: int) -> None:
+    expected = module(path)(*inputs())
+    (file,) = files(path)
+    data = bytearray(file.read_bytes())
+    data[at] ^= 255
+    file.write_bytes(data)
+    with pytest.warns(CacheWarning, match="could not serve") as caught:
+        np.testing.assert_array_equal(module(path)(*inputs()), expected)
+    assert len(caught) == 1
+    assert uses_plan(module(path))  # it has been written again
+
+
+def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
+    expected = module(path)(*inputs())
+    shutil.rmtree(path.parent / "cache" / "xrt-cache" / "entries")
+    np.testing.assert_array_equal(module(path)(*inputs()), expected)
+    assert uses_plan(module(path))
+
+
+def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
+    module(path)(*inputs())
+    text = bytes(Container.open(files(path)[0], KIND).section("record"))
+    assert parse(text) is not None
+    facts = json.loads(text)
+    facts["programs"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
+    with pytest.raises(BundleError, match="it holds no programs: ValueError: launch 'xrt_ort_0' does not fit the others"):
+        parse(json.dumps(facts).encode())
+    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"files":', b'"places":')):
+        with pytest.raises(BundleError, match=r"^it holds no programs"):
+            parse(damaged)
+
+
+MISFITS: dict[str, Callable[[Any], Any]] = {
+    "waits for nobody": lambda facts: facts["programs"][0]["launches"][0].__setitem__(3, ["nobody"]),
+    "no nodes": lambda facts: facts["programs"][0]["launches"][0].__setitem__(2, []),
+    "computes another": lambda facts: facts["programs"][0]["launches"][0].__setitem__(8, ["nowhere"]),
+    "other inputs": lambda facts: facts["inputs"][0].__setitem__(0, "other"),
+    "no outputs": lambda facts: facts["outputs"].clear(),
+    "other shape": lambda facts: facts["programs"][0]["inputs"][0].__setitem__(2, []),
+    "other extent": lambda facts: facts["inputs"][0][2].__setitem__(0, 0),
+    "other type": lambda facts: facts["inputs"][0].__setitem__(1, "int32"),
+    "no shape": lambda facts: facts["programs"][0]["outputs"][0].__setitem__(2, None),
+    "key": lambda facts: facts["programs"][0].__setitem__("key", []),
+    "no text": lambda facts: facts["programs"][0]["launches"][0].__setitem__(4, "\ud800"),
+    "no name": lambda facts: facts["programs"][0]["launches"][0].__setitem__(0, ""),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None:
+    m = module(path)
+    m(*inputs())
+    text = bytes(Container.open(files(path)[0], KIND).section("record"))
+    facts = json.loads(text)
+    MISFITS[what](facts)
+    with pytest.raises(BundleError, match="it holds no programs"):
+        parse(json.dumps(facts).encode())
+
+
+def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module(path)(*inputs())
+    monkeypatch.setattr(stored_plans, "launch_node", lambda *_, **__: [].pop())
+    with pytest.warns(CacheWarning, match="does not fit: IndexError"):
+        np.testing.assert_array_equal(module(path)(*inputs()), expected)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_kept_is_not(path: Path) -> None:
+    module(path, ["ort", "toy"], pins=["Relu=toy"])(*inputs())
+    module(path, check="first")(*inputs())
+    XRTModule(path.read_bytes(), engine="ort", cache=path.parent / "cache")(*inputs())
+    assert files(path) == []
+    assert stored_plans.find_stored_plans(path, CompileCache(), None, None) is None  # type: ignore[arg-type]  # no disk, no question
+
+
+PLAN = partition(relu((4, 3)), [create("toy")])
+
+
+def test_it_is_explained() -> None:
+    told = str(explain(PLAN, EngineList((create("ort"),), None, CompileContext(threads=1))))
+    assert "engine 'toy' is not among this module's, which plans again at its first call" in told
+
+
+def test_it_is_not_compiled() -> None:
+    ort = create("ort")
+    with pytest.raises(PlanError, match=r"^the plan has \w+ on engine 'toy', and the engines are: 'ort'$"):
+        compile_plan(PLAN, {ort.spec: ort}, CompileContext(threads=1), CompileCache())

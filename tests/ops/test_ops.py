@@ -1,9 +1,11 @@
-"""`xrt.ops`: one function per operator, checked against its schema, and the stub files."""
+"""The operators as functions of xrt.ops: signatures, refusals, and every node test of onnx."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,12 @@ from tests.graph.tracing import F32, trace
 from tools.write_stubs import stub
 from xrt import ops
 from xrt.errors import ModelError
-from xrt.graph import Attribute, AttrKind, DType, OptionalType, TensorType
-from xrt.graph.schemas import find_operator, latest_opset
+from xrt.formats import onnx
+from xrt.graph import Attribute, AttrKind, DType, Function, Node, OptionalType, TensorType
+from xrt.graph.schemas import find_operator, latest_opset, may_equal
 
 ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
 F32_2 = TensorType(DType.FLOAT32, (2,))
-
-
 # ---------------------------------------------------------------------- what there is
 
 
@@ -288,3 +289,60 @@ def test_a_stub_names_every_operator_in_force() -> None:
     defined = {node.name for node in ast.parse(stub("")).body if isinstance(node, ast.FunctionDef)}
     in_force = {n for n in ALL if (o := find_operator(n, latest_opset())) is not None and not o.is_deprecated}
     assert defined == in_force | {"custom"}
+
+
+REFUSED = ("test_scan_sum",)
+"""Scan of opset 8 works on batches; it is not traced, and says so."""
+
+
+def single_nodes() -> list[tuple[str, Function]]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases compute their data with deprecated parts of NumPy
+        cases = [(case.name, onnx.load(case.model)) for case in collect_testcases(None)]  # type: ignore[arg-type]  # None is all
+    return [(name, function) for name, function in cases if len(function.nodes) == 1 and name not in REFUSED]
+
+
+def rewritten(function: Function) -> Function:
+    """Return the function of one node, written anew with xrt.ops."""
+    (node,) = function.nodes
+
+    def build(*inputs: Any) -> Any:
+        given = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)} | dict(function.constants)
+        attributes = {a.name: a for a in node.attributes}
+        results = ops.functions.find("xrt.ops", node.domain, node.op_type)(
+            *(given[name] if name else None for name in node.inputs),
+            outputs=len(node.outputs),
+            **{name: attribute.value for name, attribute in attributes.items()},
+        )
+        return [result for result, name in zip(results, node.outputs, strict=True) if name]
+
+    return trace(build, *(value.type for value in function.inputs), opsets=function.opsets)
+
+
+def shape_of(node: Node) -> object:
+    """Return what must be the same: the operator, which inputs and outputs there are, and the attributes but for bodies."""
+    plain = tuple(a for a in node.attributes if not list(a.bodies()))
+    inputs = list(map(bool, node.inputs))
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return node.op, inputs, len(node.outputs), plain
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_every_node_test_can_be_written_with_xrt_ops() -> None:
+    wrong = []
+    counted: Counter[str] = Counter()
+    for name, function in single_nodes():
+        again = rewritten(function)
+        counted[function.nodes[0].op] += 1
+        if shape_of(again.nodes[-1]) != shape_of(function.nodes[0]):
+            wrong.append(f"{name}: another node")
+        for mine, theirs in zip(again.outputs, function.outputs, strict=True):
+            if mine.type is not None and isinstance(theirs.type, TensorType) and not may_equal(mine.type, theirs.type):
+                wrong.append(f"{name}: {mine} is declared as {theirs}")
+    assert wrong == []
+    assert sum(counted.values()) > 1000
+    assert len(counted) > 150

@@ -2,40 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.passes.padded_models import (
-    BOTH,
-    IMAGE,
-    KERNEL,
-    SIZES,
-    SQUARE,
-    WEIGHT,
-    XY,
-    Build,
-    Inputs,
-    X,
-    attend,
-    check,
-    constant,
-    conv,
-    lstm,
-    make,
-    poison,
-    shape_of,
-)
-from xrt.builder import Tensor
+from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
-from xrt.graph import DType
-from xrt.passes.padding import Extent, pad_dims
+from xrt.formats.onnx.inference import node_types
+from xrt.graph import DType, Function, TensorType
+from xrt.passes import infer_shapes
+from xrt.passes.padding import Extent, PaddedFunction, pad_dims
 from xrt.passes.padding.padder import RULES
+from xrt.placement.reference import evaluate
 
 S, T = Extent.of("s"), Extent.of("t")
 FLOAT, INT, BOOL = DType.FLOAT32, DType.INT64, DType.BOOL
+SIZES = {"s": 5, "t": 3}
+PADDED = {"s": 8, "t": 6}
+Inputs = Mapping[str, tuple[DType, tuple[Any, ...]]]
+Build = Callable[..., Any]
+
+
+def make(build: Build, inputs: Inputs, opset: int = 23) -> Function:
+    builder = Builder("case", opsets=opset, inference=node_types)
+    with builder:
+        given = [builder.input(name, TensorType(dtype, shape)) for name, (dtype, shape) in inputs.items()]
+        results = build(*given)
+        for number, result in enumerate(results if isinstance(results, tuple) else (results,)):
+            builder.output(result, f"y{number}")
+    return infer_shapes(builder.function())
+
+
+def constant(value: Any) -> Tensor:
+    from xrt.builder.symbol import current
+
+    return current("a test").constant(np.asarray(value))
+
+
+def poison(x: Tensor) -> Tensor:
+    """Return the same, with NaN where the input is padded with zeros."""
+    log = emit("Log", x)
+    return emit("Add", x, emit("Sub", log, log))
+
+
+def draw(function: Function, sizes: Mapping[str, int]) -> list[Any]:
+    """Return inputs whose sums and products are exact: positive multiples of a quarter."""
+    rng = np.random.default_rng(7)
+    found = []
+    for value in function.inputs:
+        shape = tuple(dim if isinstance(dim, int) else sizes[dim] for dim in value.type.shape)
+        found.append((rng.integers(1, 9, shape) / (1 if value.type.dtype is INT else 4)).astype(value.type.dtype.numpy))
+    return found
+
+
+def fill(value: Any, shape: Sequence[int]) -> Any:
+    made = np.zeros(shape, value.dtype)
+    made[tuple(map(slice, value.shape))] = value
+    return made
+
+
+def run_padded(padded: PaddedFunction, values: Sequence[Any], sizes: Mapping[str, int], larger: Mapping[str, int]) -> list[Any]:
+    whole = {name: larger[name] if name in padded.dims else size for name, size in sizes.items()}
+    assert padded.allows(sizes, whole)
+    shapes = [[dim if isinstance(dim, int) else whole[dim] for dim in value.type.shape] for value in padded.function.inputs]
+    given = [fill(value, shape) for value, shape in zip(values, shapes, strict=False)]
+    fed = [np.array(sizes[name], np.int64) for name in padded.fed]
+    return padded.cut(evaluate(padded.function, [*given, *fed]), sizes, whole)
+
+
+def check(
+    function: Function, padded: PaddedFunction, sizes: Mapping[str, int] = SIZES, larger: Mapping[str, int] = PADDED
+) -> None:
+    values = draw(function, sizes)
+    expected = evaluate(function, values)
+    for found, wanted in zip(run_padded(padded, values, sizes, larger), expected, strict=True):
+        assert found.shape == wanted.shape
+        assert found.dtype == wanted.dtype
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-6)
+
+
+X: Inputs = {"x": (FLOAT, (2, "s", 4))}
+XY: Inputs = {"x": (FLOAT, (2, "s", 4)), "y": (FLOAT, (2, "s", 4))}
+IMAGE: Inputs = {"x": (FLOAT, ("t", 3, "s", 7))}
+SQUARE: Inputs = {"x": (FLOAT, ("s", "s"))}
+BOTH: Inputs = {"x": (FLOAT, ("s", "t", 4))}
+WEIGHT = np.arange(12, dtype="float32").reshape(4, 3) / 4
+KERNEL = np.arange(54, dtype="float32").reshape(2, 3, 3, 3) / 8
+
+
+def shape_of(x: Tensor, *parts: int | None) -> Tensor:
+    """Return a shape as exporters write it: extents of a tensor, read one by one, and numbers."""
+    size = emit("Shape", x)
+    pick = [
+        constant([-1])
+        if part is None
+        else emit("Unsqueeze", emit("Gather", size, constant(-part - 1), axis=0), constant([0]))
+        if part < 0
+        else constant([part])
+        for part in parts
+    ]
+    return emit("Concat", *pick, axis=0)
+
+
+def conv(**attributes: Any) -> Build:
+    return lambda x: emit("Conv", poison(x), constant(KERNEL), **attributes)
+
+
+def lstm(x: Tensor, direction: str = "forward") -> Any:
+    count = 2 if direction == "bidirectional" else 1
+    rng = np.random.default_rng(1)
+    weight, recurrent = (constant(rng.standard_normal((count, 12, n)).astype("float32")) for n in (4, 3))
+    return apply("LSTM", (x, weight, recurrent), {"hidden_size": 3, "direction": direction}, outputs=3)
+
+
+def attend(x: Tensor) -> Tensor:
+    """Attention as models of PyTorch have it, without a mask."""
+    query, key, value = (emit("MatMul", x, constant(WEIGHT[:, :2] + n)) for n in range(3))
+    scores = emit("MatMul", query, emit("Transpose", key, perm=[0, 2, 1]))
+    return emit("MatMul", emit("Softmax", scores, axis=-1), value)
+
+
 # ---------------------------------------------------------------------- extents
 
 
@@ -261,3 +349,134 @@ def test_every_rule_is_of_an_operator_that_the_schemas_know() -> None:
 
     missing = [op for op in RULES if "." not in op and find_schema(op, latest_opset()) is None]
     assert missing == []
+
+
+REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
+    "no rule": (lambda x: emit("NonZero", x), X, "s", "there is no rule for its operator"),
+    "sums of writes": (
+        lambda x, y: emit("ScatterElements", constant(np.zeros((9, 4), "float32")), y % 9, x, axis=0, reduction="add"),
+        {"x": (FLOAT, ("s", 4)), "y": (INT, ("s", 4))},
+        "s",
+        "an entry that is written twice counts twice in reduction 'add'",
+    ),
+    "writes of another length": (
+        lambda x, y: emit("ScatterElements", x, y * 0, emit("Cast", y, to=FLOAT.onnx), axis=2),
+        {"x": (FLOAT, (2, "s", 4)), "y": (INT, (2, 3, 4))},
+        "s",
+        "its operands differ along axis 1",
+    ),
+    "normalized": (
+        lambda x: emit("InstanceNormalization", x, constant(np.ones(3, "float32")), constant(np.ones(3, "float32"))),
+        IMAGE,
+        "s",
+        "it normalizes by statistics over the padded axis",
+    ),
+    "sorted": (lambda x: apply("TopK", (x, constant([1])), {"axis": 1}, outputs=2), X, "s", "it sorts the padded axis"),
+    "joined behind": (
+        lambda x: emit("Concat", x, constant(np.ones((2, 1, 4), "float32")), axis=1),
+        X,
+        "s",
+        "it joins something behind a padded axis, so there is padding between the parts",
+    ),
+    "a fixed extent": (
+        lambda x: x + constant(np.ones((5, 1), "float32")),
+        X,
+        "s",
+        "its inputs have the extents s and 5 along one axis, which padding would make unequal",
+    ),
+    "other extents": (
+        lambda x, y: emit("MatMul", x, y),
+        {"x": (FLOAT, (2, "s")), "y": (FLOAT, (5, 2))},
+        "s",
+        "it sums over a padded axis, whose extent is another one on the other side",
+    ),
+    "a reshape in another order": (
+        lambda x: emit("Reshape", x, shape_of(x, 4, -2, 2)),
+        X,
+        "s",
+        "the new shape has 2 where the old one has s",
+    ),
+    "a reshape to a number": (
+        lambda x: emit("Reshape", x, constant([2, 5, 4])),
+        X,
+        "s",
+        "the new shape has 5 where the old one has s",
+    ),
+    "linear": (
+        lambda x: emit("Resize", x, None, constant(np.array([1, 1, 2, 1], "float32")), mode="linear"),
+        IMAGE,
+        "s",
+        "it interpolates, or scales by no whole number",
+    ),
+    "rounded up": (
+        lambda x: emit("MaxPool", x, kernel_shape=[2, 2], ceil_mode=1),
+        IMAGE,
+        "s",
+        "it rounds up (ceil_mode), or gives indices",
+    ),
+    "divided by fewer": (
+        lambda x: emit("AveragePool", x, kernel_shape=[2, 2], pads=[0, 0, 1, 0]),
+        IMAGE,
+        "s",
+        "windows at the end divide by fewer elements",
+    ),
+    "a size as the result": (lambda x: emit("Shape", x), X, "s", "its result is a size"),
+    "backwards": (
+        lambda x: emit("Slice", x, constant([-1]), constant([-(2**63)]), constant([1]), constant([-1])),
+        X,
+        "s",
+        "it cuts at places that are not known, or backwards",
+    ),
+    "reflected": (
+        lambda x: emit("Pad", x, constant([0, 0, 0, 0, 2, 0]), mode="reflect"),
+        X,
+        "s",
+        "it cuts, or repeats what is at the end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_padding_would_change_is_refused_with_the_reason(name: str) -> None:
+    build, inputs, dim, reason = REFUSED[name]
+    function = make(build, inputs)
+    padded = pad_dims(function)
+    assert dim not in padded.dims
+    refusal = padded.refusals[dim]
+    assert reason in refusal.reason
+    assert refusal.node in {node.name for node in function.nodes}
+    check(function, padded)  # the other dims are padded
+
+
+def test_the_body_of_a_loop_is_not_followed() -> None:
+    def build(x: Tensor) -> Any:
+        return emit(
+            "If", emit("Greater", emit("ReduceSum", x, keepdims=0), 3.0), then_branch=lambda: x + 1.0, else_branch=lambda: x
+        )
+
+    padded = pad_dims(make(build, X))
+    assert padded.dims == ()
+    assert "body" in padded.refusals["s"].reason
+
+
+def test_what_no_output_needs_refuses_nothing() -> None:
+    function = make(lambda x: (x * x, emit("NonZero", x)), X)
+    padded = pad_dims(function.replace(outputs=function.outputs[:1]))
+    assert padded.dims == ("s",)
+
+
+def test_one_dim_is_refused_without_the_other() -> None:
+    function = make(
+        lambda x: emit("Transpose", emit("NonZero", emit("Slice", x, constant([0]), constant([1]), constant([1])))), BOTH
+    )
+    assert set(pad_dims(function).refusals) == {"s"}
+    function = make(lambda x: emit("Concat", x, x, axis=1), BOTH)
+    padded = pad_dims(function)
+    assert (padded.dims, set(padded.refusals)) == (("s",), {"t"})
+    check(function, padded)
+
+
+def test_an_input_that_is_updated_in_place_is_not_padded() -> None:
+    function = make(lambda x: x + 1.0, X)
+    padded = pad_dims(function.replace(aliases=(("x", function.outputs[0].name),)))
+    assert "updated in place" in str(padded.refusals["s"])

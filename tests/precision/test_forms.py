@@ -10,7 +10,7 @@ import pytest
 
 import xrt
 from tests.passes.quantize.models import prepare
-from tests.passes.quantize.test_balancing import make_hard
+from tests.passes.quantize.test_quantize import make_hard
 from tests.precision.test_lowering import place_exactly
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext

@@ -1,13 +1,17 @@
-"""A public client of the protocol, `tritonclient`, against ``xrt serve``: in processes of its own, over HTTP and gRPC."""
+"""Public clients of the protocol and a model repository of Triton, in processes of their own and by a stand-in."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,8 +19,11 @@ import pytest
 
 import xrt
 from tests.serve.serving import HANGS, TOP, ServerProcess, double, identity, serve, total
-from xrt.graph import DType
+from xrt.cli import main
+from xrt.errors import OptionError
+from xrt.graph import DType, Function
 from xrt.models import load_light, sample_inputs
+from xrt.serve import export_triton
 
 HERE = Path(__file__).parent
 MISSING = "is missing: `make test` installs it into .venv/clients, since it holds other packages back"
@@ -79,3 +86,170 @@ def test_a_public_client_passes_every_case(kind: str, server: ServerProcess, fol
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=10 * HANGS, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "every case passed\n"), done.stderr
+
+
+START, END = 1, 2
+
+
+@dataclass
+class Tensor:
+    """A tensor as Triton hands it over."""
+
+    name: str
+    array: Any
+
+    def as_numpy(self) -> Any:
+        return self.array
+
+
+@dataclass
+class Request:
+    """A request as Triton hands it over."""
+
+    tensors: Mapping[str, Any]
+    wanted: tuple[str, ...]
+    sequence: int = 0
+    flag: int = 0
+
+    def requested_output_names(self) -> list[str]:
+        return list(self.wanted)
+
+    def correlation_id(self) -> int:
+        return self.sequence
+
+    def flags(self) -> int:
+        return self.flag
+
+
+@dataclass
+class Response:
+    """What the model returns for a request."""
+
+    output_tensors: list[Tensor] = field(default_factory=list)
+    error: Any = None
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in of triton_python_backend_utils."""
+    module: Any = types.ModuleType("triton_python_backend_utils")
+    module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, RuntimeError
+    module.get_input_tensor_by_name = lambda request, name: Tensor(name, request.tensors[name])
+    module.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, module.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = START, END
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+
+
+def save(function: Function, path: Path, **options: Any) -> Path:
+    with xrt.XRTModule(function, **options) as module:
+        module.save(path)
+    return path
+
+
+def read_config(model: Path) -> Any:
+    command = [find_client_python(), str(HERE / "client_config.py"), str(model / "config.pbtxt")]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(backend: None) -> Start:
+    def make(model: Path, config: Any, version: str = "1") -> Any:
+        """Return the model of a repository, loaded as Triton loads it: by the path of its file."""
+        spec = importlib.util.spec_from_file_location("model", model / version / "model.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found = module.TritonPythonModel()
+        found.initialize({"model_config": json.dumps(config), "model_repository": str(model), "model_version": version})
+        return found
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_model_that_joins_requests(tmp_path: Path, start: Start) -> None:
+    bundle = save(double(("n", 3)), tmp_path / "double.xrt", threads=1)
+    model = export_triton(bundle, tmp_path / "repo", batch=[1, 4], max_wait=0.001, instances=2, threads=1)
+    config = read_config(model)
+    assert config == {
+        "name": "double",
+        "backend": "python",
+        "max_batch_size": 4,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3"]}],
+        "output": [{"name": "add_1", "data_type": "TYPE_FP32", "dims": ["3"]}],
+        "instance_group": [{"count": 2, "kind": "KIND_CPU"}],
+        "dynamic_batching": {"preferred_batch_size": [1, 4], "max_queue_delay_microseconds": "1000"},
+        "parameters": {"threads": {"string_value": "1"}, "sizes": {"string_value": "[1, 4]"}},
+    }
+    served = start(model, config)
+    arrays = [np.full((n, 3), n, np.float32) for n in (1, 2, 1)]
+    responses = served.execute([Request({"x": x}, ("add_1",)) for x in arrays])
+    for x, response in zip(arrays, responses, strict=True):
+        assert response.error is None and np.array_equal(response.output_tensors[0].array, 2 * x)
+    wrong = served.execute([Request({"x": arrays[0]}, ("add_1",)), Request({"x": np.ones((1, 2), np.float32)}, ("add_1",))])
+    assert np.array_equal(wrong[0].output_tensors[0].array, 2 * arrays[0])
+    assert str(wrong[1].error) == "input 'x' must be float32[n,3]; got shape [1, 2]: axis 1 is 2, not 3"
+    served.finalize()
+
+
+@pytest.mark.slow
+def test_texts_scalars_and_names_that_need_quotes(tmp_path: Path, start: Start) -> None:
+    bundle = save(identity(DType.STRING, DType.BOOL, shape=()), tmp_path / "texts.xrt")
+    model = export_triton(bundle, tmp_path / "repo", name="other", version=3)
+    config = read_config(model)
+    assert (config["name"], config.get("max_batch_size", 0)) == ("other", 0)
+    assert config["input"][0] == {"name": "x0", "data_type": "TYPE_STRING", "dims": ["1"], "reshape": {}}
+    served = start(model, config, "3")
+    given = {"x0": np.array(b"\xc3\xa9", dtype=object), "x1": np.array(True)}
+    (response,) = served.execute([Request(given, ("y0",))])
+    assert [tensor.name for tensor in response.output_tensors] == ["y0"]
+    assert response.output_tensors[0].array.tolist() == b"\xc3\xa9"
+    served.finalize()
+
+
+def test_an_option_that_triton_has_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", max_sessions=2)
+    assert str(caught.value) == "export_triton has no option 'max_sessions'; it has: batch, max_wait, instances, session_idle"
+
+
+@pytest.mark.slow
+def test_a_model_with_state_gets_sequences(tmp_path: Path, start: Start) -> None:
+    model = export_triton(save(total(), tmp_path / "total.xrt"), tmp_path / "repo", session_idle=60)
+    config = read_config(model)
+    assert config["sequence_batching"] == {"max_sequence_idle_microseconds": "60000000", "direct": {}}
+    assert [one["name"] for one in config["input"]] == ["x"]
+    served, name = start(model, config), config["output"][0]["name"]
+    one = {"x": np.ones(2, np.float32)}
+    steps = [(1, START, 1.0), (2, START, 1.0), (1, 0, 2.0), (1, END, 3.0), (2, 0, 2.0)]
+    for sequence, flag, expected in steps:
+        (response,) = served.execute([Request(one, (name,), sequence, flag)])
+        assert response.output_tensors[0].array.tolist() == [expected] * 2
+    (lost,) = served.execute([Request(one, (name,), 1)])
+    assert str(lost.error) == "there is no sequence 1; begin it with the flag of a start"
+    served.finalize()
+
+
+def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = save(double(), tmp_path / "double.xrt")
+    arguments = ["export-triton", str(bundle), str(tmp_path / "repo")]
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert (left.value.code or 0, capsys.readouterr().out) == (
+        0,
+        f"{tmp_path}/repo/double: config.pbtxt, 1/model.py and 1/model.xrt\n",
+    )
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    message = f"error: '{tmp_path}/repo/double/1' exists; choose another version, or remove it"
+    assert (left.value.code, capsys.readouterr().err.strip()) == (2, message)
+    half = save(identity(DType.BFLOAT16), tmp_path / "half.xrt")
+    with pytest.raises(OptionError) as error:
+        export_triton(half, tmp_path / "repo")
+    assert str(error.value) == "'x0' is BF16, which Triton's Python backend does not give as an array; cast it in the model"
+    (tmp_path / "no.onnx").write_bytes(b"")
+    with pytest.raises(OptionError) as error:
+        export_triton(tmp_path / "no.onnx", tmp_path / "repo")
+    assert str(error.value) == f"'{tmp_path}/no.onnx' is no bundle; compile the model first: xrt compile MODEL -o model.xrt"

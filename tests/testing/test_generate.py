@@ -1,4 +1,4 @@
-"""Generated Functions are valid: onnx accepts them, they run, and what comes out has the type that they claim."""
+"""Generated Functions and entries of the corpus are valid, and engines that misbehave do so as they are told."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
 from xrt.engines.contract import registry
-from xrt.errors import InputError
+from xrt.engines.contract.spec import build, parse_spec
+from xrt.errors import CompileRefused, InputError, OptionError
 from xrt.formats import onnx as formats
 from xrt.graph import Function, SequenceType, TensorType, Value
 from xrt.graph.types import DType
 from xrt.graph.verify import verify
+from xrt.passes import infer_shapes
+from xrt.testing.corpus import CORPUS, find_entry
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine, SlowEngine
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators.draft import LARGEST, Seeded
 from xrt.testing.strategies import functions, labels
 from xrt.testing.suite import bounded
-from xrt.verify.execution import run_alone
+from xrt.verify.execution import compile_alone, run_alone
 
 many = settings(bounded, max_examples=150)
-
 BEYOND_THE_REFERENCE = Form(control=False, empty=False)
 """The evaluator of onnx stacks a Loop's results wrongly, and cannot flatten what is empty."""
 
@@ -162,3 +165,99 @@ def test_seeded_choices_need_no_hypothesis():
     assert "'xrt.testing.generate'" in loaded
     assert "'hypothesis'" not in loaded
     assert "'pytest'" not in loaded
+
+
+ONE = find_entry("two_branches_and_a_join")
+
+
+def test_its_version_may_raise():
+    with pytest.raises(RuntimeError, match="in version"):
+        FaultyEngine(where="version").version()
+    assert FaultyEngine().version().startswith("faulty of ")
+
+
+def test_it_misbehaves_at_the_nth_call_alone():
+    executable = compile_alone(FaultyEngine(how="value", nth=2), ONE.function, ONE.inputs)
+    judged = [bool(ONE.judge(executable.run(ONE.make_inputs()))) for _ in range(3)]
+    assert judged == [True, False, True]
+
+
+def test_what_cannot_misbehave_so_is_refused():
+    with pytest.raises(OptionError, match=r"^'close' cannot misbehave by 'nan', only 'run' can$"):
+        FaultyEngine(where="close", how="nan")
+
+
+def test_the_recording_engine_counts():
+    engine = RecordingEngine()
+    executable = compile_alone(engine, ONE.function, ONE.inputs)
+    for _ in range(3):
+        assert ONE.judge(executable.run(ONE.make_inputs()))
+    executable.close()
+    counted = [engine.journal.count(word) for word in ("why_not", "compile", "prepare", "run", "close")]
+    assert counted == [len(ONE.function.nodes), 1, 1, 3, 1]
+    assert [f.fingerprint for f in engine.journal.compiled] == [infer_shapes(ONE.function).fingerprint]
+    engine.journal.clear()
+    assert engine.journal.count("run") == 0
+
+
+def test_it_takes_what_it_is_set_to_take():
+    with pytest.raises(CompileRefused, match=r"^Neg: it is set to take Relu\|T\*, and Neg is none of these$"):
+        run_alone(RecordingEngine(takes="Relu|T*"), ONE.function, ONE.make_inputs())
+
+
+def test_their_options_make_their_spec():
+    engine = FaultyEngine(inner="ort", where="compile", how="refuse", nth=3)
+    assert engine.spec == "faulty{how=refuse, inner=ort, nth=3, where=compile}"
+    assert build(FaultyEngine, parse_spec(engine.spec)[1]) == engine
+    assert RecordingEngine(mark="a") != RecordingEngine(mark="b")
+    assert registry.create(engine) is engine
+
+
+def test_the_slow_engine_takes_its_time_and_is_right(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    engine = SlowEngine(run_seconds=0.5, node_seconds=0.25, compile_seconds=3.0)
+    executable = compile_alone(engine, ONE.function, ONE.make_inputs())
+    for _ in range(2):
+        assert ONE.judge(list(executable.run(ONE.make_inputs())))
+    each = 0.5 + 0.25 * len(ONE.function.nodes)
+    assert slept == [3.0, each, each]
+    assert engine.journal.count("run") == 2
+
+
+def test_no_time_is_below_zero():
+    with pytest.raises(OptionError, match=r"^node_seconds is a time of 0 or more seconds; got -1\.0$"):
+        SlowEngine(node_seconds=-1.0)
+
+
+NAMES = [e.name for e in CORPUS]
+
+
+def test_names_are_unique_and_entries_have_a_text():
+    assert len(set(NAMES)) == len(NAMES)
+    assert all(len(e.why) > 20 for e in CORPUS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_accepts_it(name):
+    verify(find_entry(name).function)
+    infers = name != "pools_without_a_window_in_the_padding"  # there the shapes that onnx infers are wrong
+    onnx.checker.check_model(formats.to_model(find_entry(name).function), full_check=infers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_judges_its_own_expectation_right(name):
+    one = find_entry(name)
+    assert one.judge([np.array(e) if isinstance(e, np.ndarray) else e for e in one.expected])
+
+
+def test_inputs_are_handed_out_as_copies():
+    one = find_entry("update_in_place")
+    with pytest.raises(ValueError, match="read-only"):
+        one.inputs[0][:] = 0
+    one.make_inputs()[0][:] = 0
+    assert one.inputs[0].tolist() == [1, 1, 1]
+
+
+def test_a_strided_input_stays_strided():
+    assert not find_entry("strided_input").make_inputs()[0].flags.c_contiguous

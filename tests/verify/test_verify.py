@@ -1,8 +1,11 @@
-"""Verification of a plan, and the smallest part that is wrong."""
+"""Verification of a plan, the smallest part that is wrong, and what lower precision and packed weights promise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -10,10 +13,19 @@ import pytest
 
 import xrt
 from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, create
+from xrt.engines.contract.options import Precision
+from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.errors import CompileRefused
 from xrt.formats.onnx import load, save_case
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
+from xrt.partition import partition
+from xrt.placement.reference import evaluate
 from xrt.runtime.inputs import copy_values
 from xrt.testing.fault_injection import FaultyEngine
-from xrt.verify import Verdict
+from xrt.verify import Verdict, bisect, verify
+from xrt.verify.comparison import find_precision
 
 pytestmark = pytest.mark.sample(3)
 
@@ -134,3 +146,177 @@ def test_what_is_neither_tensor_nor_list_is_no_case(tmp_path: Path) -> None:
         xrt.errors.ModelError, match=r"^'v0' is a NoneType; a case holds tensors, maps, and lists of one of these$"
     ):
         save_case(long_model(count=1), [None], [numbers()], tmp_path)
+
+
+RANDOM = np.random.default_rng(7)
+ROWS, INNER, COLUMNS = 5, 80, 24
+"""The last block of 32 has 16 numbers."""
+
+
+def make_packed(bits: int = 4, block: int = 32, *, level: int = 0, dtype: str = "float32", **parts: bool) -> Function:
+    """A product with packed weights, and a Tanh behind it; ``parts`` are zeros, floats (zero points so), groups and bias."""
+    count = -(-INNER // block)
+    constants: dict[str, Any] = {
+        "packed": RANDOM.integers(0, 256, (COLUMNS, count, block * bits // 8), dtype=np.uint8),
+        "scales": (0.02 * RANDOM.random((COLUMNS, count)) + 0.01).astype(dtype),
+    }
+    inputs = ["x", "packed", "scales", "", "", ""]
+    if parts.get("zeros"):
+        constants["zeros"] = RANDOM.integers(0, 256, (COLUMNS, (count * bits + 7) // 8), dtype=np.uint8)
+    if parts.get("floats"):
+        constants["zeros"] = (RANDOM.integers(0, 2**bits, (COLUMNS, count))).astype(dtype)
+    if parts.get("groups"):
+        constants["groups"] = RANDOM.permutation(np.arange(count * block) // block)[:INNER].astype(np.int32)
+    if parts.get("bias"):
+        constants["bias"] = RANDOM.standard_normal(COLUMNS).astype(dtype)
+    for place, name in ((3, "zeros"), (4, "groups"), (5, "bias")):
+        inputs[place] = name if name in constants else ""
+    while not inputs[-1]:
+        inputs.pop()
+    terms = {"K": INNER, "N": COLUMNS, "bits": bits, "block_size": block, "accuracy_level": level}
+    attributes = tuple(Attribute.of(name, value) for name, value in sorted(terms.items()))
+    nodes = (
+        Node("MatMulNBits", tuple(inputs), ("h",), attributes, domain="com.microsoft", name="packed_product"),
+        Node("Tanh", ("h",), ("y",), name="tanh"),
+    )
+    x = Value("x", TensorType(DType.parse(dtype), (ROWS, INNER)))
+    held = {name: Constant(array) for name, array in constants.items()}
+    return Function((x,), (Value("y"),), nodes, held, {"": 21, "com.microsoft": 1}, name="packed")
+
+
+def draw(function: Function) -> np.ndarray[Any, Any]:
+    type_ = function.inputs[0].type
+    assert isinstance(type_, TensorType)
+    return (0.5 * RANDOM.standard_normal((ROWS, INNER))).astype(type_.dtype.numpy)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "4 bits": {},
+    "8 bits": {"bits": 8},
+    "2 bits": {"bits": 2},
+    "blocks of 16": {"block": 16},
+    "zero points": {"zeros": True},
+    "zero points of 8 bits": {"zeros": True, "bits": 8},
+    "zero points in floats": {"floats": True},
+    "groups": {"groups": True},
+    "bias": {"bias": True, "zeros": True},
+    "float16": {"dtype": "float16"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_packed_weights_are_verified_at_the_tolerance_of_floats(form: dict[str, Any], tmp_path: Path) -> None:
+    function = make_packed(**form)
+    with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m:
+        found = m.verify(draw(function))
+    assert found, str(found)
+    assert [one.judgement.verdict for one in found.regions[0].inner] == [Verdict.AGREES] * 2
+
+
+def test_what_a_deprecated_form_means_is_left_open(tmp_path: Path) -> None:
+    """ONNX Runtime and the description of its operator disagree on zero points with blocks of rows."""
+    function = make_packed(groups=True, zeros=True)
+    with xrt.XRTModule(function, ["ort"], cache=tmp_path, threads=1) as m, pytest.raises(CompileRefused) as caught:
+        m.verify(draw(function))
+    assert str(caught.value) == (
+        "engine 'toy' cannot take node 'packed_product' (com.microsoft.MatMulNBits): the onnx package describes no operator "
+        "'MatMulNBits' in version 1 of domain 'com.microsoft'"
+    )
+
+
+@pytest.mark.full
+def test_a_product_in_bytes_is_coarse_and_is_not_wrong(tmp_path: Path) -> None:
+    """Its accuracy level allows ONNX Runtime to round the other operand to bytes."""
+    exact, coarse = make_packed(), make_packed(level=4)
+    x = draw(exact)
+    (right,) = evaluate(coarse, [x])
+    with xrt.XRTModule(coarse, ["ort"], cache=tmp_path, threads=1) as m:
+        error = float(np.abs(m(x) - right).max())
+        assert m.verify(x)
+        assert m.bisect(x) is None
+    assert error < 0.05
+
+
+@dataclass(frozen=True)
+class Faulty(GraphCompiler):
+    """Computes as the reference does, and adds a share to every number; its spec says that it is in bf16, or nothing."""
+
+    name: ClassVar[str] = "faulty"
+    share: float = 0.0
+    precision: str = "fp32"
+    honors: str = "fp32"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None
+
+    def version(self) -> str:
+        return "1"
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        return None if context.options.precision in ("fp32", self.honors) else "it is not honored"
+
+    def lower_precision(self, precision: Precision) -> Faulty | None:
+        return self if precision == self.precision else None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return _Off(function, self.share)
+
+
+class _Off(Executable):
+    def __init__(self, function: Function, share: float) -> None:
+        self.function, self.share = function, share
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return [(one * np.float32(1 + self.share)).astype(one.dtype) for one in evaluate(self.function, inputs)]
+
+
+def check(engine: Faulty, allowed: Precision = "fp32", function: Function | None = None) -> Any:
+    function = function or make_packed()
+    context = CompileContext(ExecutionOptions(precision=allowed), threads=1)
+    plan = partition(function, [engine])
+    return verify(function, plan, {engine.spec: engine}, [draw(function)], evaluate, context)
+
+
+def test_an_error_in_packed_weights_is_found() -> None:
+    found = check(Faulty(share=0.02))
+    assert not found
+    assert found.regions[0].differing[0].node == "packed_product"
+    assert not check(Faulty(share=0.3), function=make_packed(level=4))  # more than bytes explain
+
+
+@pytest.mark.parametrize(
+    ("engine", "allowed"),
+    [(Faulty(0.004, precision="bf16"), "fp32"), (Faulty(0.004, honors="bf16"), "bf16")],
+    ids=["by its spec", "by the options"],
+)
+def test_an_engine_in_lower_precision_has_the_tolerance_of_it(engine: Faulty, allowed: Precision) -> None:
+    context = CompileContext(ExecutionOptions(precision=allowed))
+    assert find_precision(engine, context) == "bf16"
+    found = check(engine, allowed)
+    assert found
+    assert found.whole.message.startswith("in bf16, off by 0.00")
+    assert bisect(make_packed(), engine, [draw(make_packed())], evaluate, context) is None
+    assert not check(Faulty(0.3, engine.precision, engine.honors), allowed)
+
+
+def test_an_engine_that_does_not_honor_it_has_the_tolerance_of_float32() -> None:
+    assert find_precision(Faulty(0.004), CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
+    assert not check(Faulty(0.004), "bf16")
+    exact = create("openvino{precision=fp32}")
+    assert find_precision(exact, CompileContext(ExecutionOptions(precision="bf16"))) == "fp32"
+
+
+@pytest.mark.full
+def test_a_check_of_calls_keeps_an_engine_in_lower_precision() -> None:
+    function = Function(
+        (Value("x", TensorType(DType.FLOAT32, (3, 4))),), (Value("y"),), (Node("Tanh", ("x",), ("y",)),), opsets={"": 21}
+    )
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    with xrt.XRTModule(function, [Faulty(0.004, precision="bf16")], cache=CompileCache(), check="first") as m:
+        np.testing.assert_allclose(m(x), np.tanh(x) * 1.004, rtol=1e-6)
+        assert [launch.engine for launch in m.plan.launches] == [Faulty(0.004, precision="bf16").spec]
+    with (
+        pytest.warns(xrt.errors.FallbackWarning),
+        xrt.XRTModule(function, [Faulty(0.004), REFERENCE], cache=CompileCache(), check="first") as m,
+    ):
+        np.testing.assert_allclose(m(x), np.tanh(x), rtol=1e-6)

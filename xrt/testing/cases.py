@@ -101,10 +101,10 @@ class ConformanceCase:
             return compare_all([_blank(r) for r in results], [_blank(e) for e in self.truth], names=names)
         if len(results) != len(self.truth):
             return compare_all(results, self.truth)
-        found = self._compare(results, names, [None] * len(names))
-        if admit_ties and not found:
-            found = self._compare(results, names, self.ties)
-        return found
+        comparison = self._compare(results, names, [None] * len(names))
+        if admit_ties and not comparison:
+            comparison = self._compare(results, names, self.ties)
+        return comparison
 
     def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ambiguity | None]) -> Comparison:
         parts = [
@@ -163,8 +163,8 @@ def node_cases(pattern: str = "*") -> tuple[ConformanceCase, ...]:
     ``pattern`` is one glob or several, separated by commas; the prefix ``test_`` is optional. Imports only the modules of
     ``onnx`` that may define a matching test, once per process. Importing all of them takes several seconds.
     """
-    found = (case for case in _made_cases(pattern) if matches(case.name, pattern))
-    return tuple(sorted(found, key=lambda case: case.name))
+    matching = (case for case in _made_cases(pattern) if matches(case.name, pattern))
+    return tuple(sorted(matching, key=lambda case: case.name))
 
 
 def matches(name: str, pattern: str) -> bool:

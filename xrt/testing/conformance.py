@@ -129,8 +129,8 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
             try:
                 results = executable.run(values)  # first, since refusing a size may leave the library in a bad state
                 for sized in () if is_random(function) else list_other_sizes(opened, values):
-                    if not (found := sized.compare(executable, engine)):
-                        raise AssertionError(found.message)
+                    if not (comparison := sized.compare(executable, engine)):
+                        raise AssertionError(comparison.message)
                 return results
             finally:
                 executable.close()
@@ -222,14 +222,14 @@ def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
 
 
 def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
-    given = copy.deepcopy(case.inputs)
+    inputs = copy.deepcopy(case.inputs)
     # Engines in a mixture round between nodes, and libraries quantize ties to different steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
 
     try:
-        results = ready.run(given)
-        verdict = is_unchanged(case.inputs, given) and case.judge(results, admit_ties=admit_ties)
-        if not verdict and (cause := _find_cause(case, ready, given, results, admit_ties)):
+        results = ready.run(inputs)
+        verdict = is_unchanged(case.inputs, inputs) and case.judge(results, admit_ties=admit_ties)
+        if not verdict and (cause := _find_cause(case, ready, inputs, results, admit_ties)):
             return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
     except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
@@ -237,12 +237,12 @@ def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
 
 
 def _find_cause(
-    case: ConformanceCase, ready: PreparedCase, given: Sequence[Any], results: Sequence[Any], admit_ties: bool
+    case: ConformanceCase, ready: PreparedCase, inputs: Sequence[Any], results: Sequence[Any], admit_ties: bool
 ) -> str:
     """Name the declared deviation of an engine that explains all differences; empty if no declared deviation does."""
     names = {engine for _, engine in ready.placed}
     engines = [engine for engine in ready.engines if engine.name in names]
-    if not engines or case.is_random or not is_unchanged(case.inputs, given):
+    if not engines or case.is_random or not is_unchanged(case.inputs, inputs):
         return ""
     explained = overlook_deviations(results, case.function, case.inputs, case.truth, engines)
     if not case.judge(explained, admit_ties=admit_ties):

@@ -235,8 +235,8 @@ def _raise(where: Where) -> None:
 
 def _exhaust(where: Where) -> None:
     """Allocate memory without touching it, up to 1 TiB, then raise MemoryError."""
-    held = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
-    raise MemoryError(f"the faulty engine is set to ask for {len(held)} GiB in {where}")
+    blocks = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
+    raise MemoryError(f"the faulty engine is set to ask for {len(blocks)} GiB in {where}")
 
 
 _DRASTIC: dict[How, Callable[[Where], object]] = {

@@ -155,12 +155,12 @@ class Fuzzer:
         engines = map(registry.create, self.engines)
         self._opened = isolate_engines(engines) if self.isolate else list(engines)
 
-    def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
+    def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, finding: None) -> None:
         """Run the graphs of the seeds. Calls ``progress`` with the number done, for each finding and after each graph."""
         for done, seed in enumerate(seeds, 1):
-            for found in self.try_seed(seed):
-                self.findings.append(found)
-                progress(done, found)
+            for finding in self.try_seed(seed):
+                self.findings.append(finding)
+                progress(done, finding)
             progress(done, None)
 
     def try_seed(self, seed: int) -> list[Finding]:
@@ -205,17 +205,17 @@ class Fuzzer:
 
     def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample in one mode and compare the results with the expected outputs."""
-        given = _copies(sample.inputs)
+        inputs = _copies(sample.inputs)
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
-                results = way.run(sample.function, given)
+                results = way.run(sample.function, inputs)
         except CompileRefused as reason:
             return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # any exception of an engine is a finding
             return CheckVerdict(Verdict.DISAGREES, _summarize(error))
         aliased = {before for before, _ in sample.function.aliases}
-        kept = [index for index, value in enumerate(sample.function.inputs) if value.name not in aliased]
-        unchanged = is_unchanged([sample.inputs[index] for index in kept], [given[index] for index in kept])
+        unaliased = [index for index, value in enumerate(sample.function.inputs) if value.name not in aliased]
+        unchanged = is_unchanged([sample.inputs[index] for index in unaliased], [inputs[index] for index in unaliased])
         if not unchanged:
             return CheckVerdict(Verdict.DISAGREES, unchanged.message)
         return self._judge_results(way, sample, results, expected)

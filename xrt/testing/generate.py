@@ -98,7 +98,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     for _ in range(choose.integer(1, form.max_nodes)):
         _grow(draft, choose.pick(form.recipes), form)
     if not draft.nodes:  # no recipe was applicable, or the form accepted none
-        gentle(draft, draft.add_given(form.dtypes[0], (2,)))
+        gentle(draft, draft.add_source(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
@@ -110,14 +110,14 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
 def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
     """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
-    made = _made(draft)
-    outputs = [v for v in made if v.name not in read]
-    inner = [v for v in made if v.name in read]
+    computed = _made(draft)
+    outputs = [v for v in computed if v.name not in read]
+    inner = [v for v in computed if v.name in read]
     if inner and draft.choose.integer(0, 2) == 2:
         outputs.insert(0, draft.choose.pick(inner))
-    given = [v for v in draft.values if v not in made]
-    if form.passthrough and given and draft.choose.integer(0, 3) == 3:
-        outputs.append(draft.choose.pick(given))
+    sources = [v for v in draft.values if v not in computed]
+    if form.passthrough and sources and draft.choose.integer(0, 3) == 3:
+        outputs.append(draft.choose.pick(sources))
     if form.passthrough and outputs and draft.choose.integer(0, 5) == 5:
         outputs.append(draft.choose.pick(outputs))
     return outputs
@@ -133,9 +133,9 @@ def _add_control_edges(draft: GraphDraft) -> None:
 
 def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
     """Sometimes alias an input to an output of the same type, which the input holds after the call."""
-    made = {name for node in draft.nodes for name in node.outputs}
+    computed = {name for node in draft.nodes for name in node.outputs}
     pairs = [
-        (i.name, o.name) for i in draft.inputs for o in outputs if o.name in made and (i.dtype, i.shape) == (o.dtype, o.shape)
+        (i.name, o.name) for i in draft.inputs for o in outputs if o.name in computed and (i.dtype, i.shape) == (o.dtype, o.shape)
     ]
     return (draft.choose.pick(pairs),) if pairs and draft.choose.integer(0, 4) == 4 else ()
 

@@ -62,8 +62,8 @@ class ConformanceReport:
     @property
     def counts(self) -> dict[ResultWord, int]:
         """The number of cases per result, with 0 for results that do not occur."""
-        found = Counter(outcome.word for outcome in self.outcomes)
-        return {word: found[word] for word in ResultWord}
+        counts = Counter(outcome.word for outcome in self.outcomes)
+        return {word: counts[word] for word in ResultWord}
 
     @property
     def ok(self) -> bool:
@@ -90,10 +90,10 @@ class ConformanceReport:
 
     def placements(self) -> dict[str, dict[str, int]]:
         """Count cases per operator and engine that it ran on, most frequent engine first; operators in bodies are not counted."""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
         for operator, engine in (pair for outcome in self.outcomes for pair in outcome.placed):
-            found.setdefault(operator, Counter())[engine] += 1
-        return {operator: dict(found[operator].most_common()) for operator in sorted(found)}
+            counts.setdefault(operator, Counter())[engine] += 1
+        return {operator: dict(counts[operator].most_common()) for operator in sorted(counts)}
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to dictionaries, lists, numbers and strings; adds the counts in total, per group and per operator."""
@@ -112,10 +112,10 @@ class ConformanceReport:
 
 
 def _counted(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWord, int]]:
-    found: dict[str, Counter[ResultWord]] = {}
+    totals: dict[str, Counter[ResultWord]] = {}
     for name, word in pairs:
-        found.setdefault(name, Counter())[word] += 1
-    return {name: {word: counts[word] for word in ResultWord} for name, counts in found.items()}
+        totals.setdefault(name, Counter())[word] += 1
+    return {name: {word: counts[word] for word in ResultWord} for name, counts in totals.items()}
 
 
 GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]

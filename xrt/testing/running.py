@@ -204,8 +204,8 @@ def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[st
 
 def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Iterable[Any]) -> str:
     """Name the declared deviation that likely explains a difference, given reference values of the Function."""
-    known = [*values, *(constant.array for constant in function.constants.values())]
-    causes = (name_likely_cause(engine.implementation, function, known) for engine in engines)
+    reference_values = [*values, *(constant.array for constant in function.constants.values())]
+    causes = (name_likely_cause(engine.implementation, function, reference_values) for engine in engines)
     return next(filter(None, causes), "likely a known deviation")
 
 
@@ -233,8 +233,8 @@ def _trace(
 
 
 def _find_kinds(values: Iterable[Any]) -> set[DeviationKind]:
-    found = find_special_values(values)
-    return found | {"float16"} if "infinity" in found else found  # may be an overflow in float16
+    kinds = find_special_values(values)
+    return kinds | {"float16"} if "infinity" in kinds else kinds  # may be an overflow in float16
 
 
 def _is_argument(node: Node, name: str, function: Function) -> bool:

@@ -53,10 +53,10 @@ def labels(draw: st.DrawFn, function: Function) -> tuple[int, ...]:
     Regions of equal label can then run in the order of their labels. Every partition with an acyclic graph of regions can be
     labelled like this: number the regions in topological order.
     """
-    given: list[int] = []
+    chosen_labels: list[int] = []
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for node in function.nodes:
         before = [function.position(name) for name in node.uses] + [index[name] for name in node.control]
-        least = max((given[i] for i in before if i is not None), default=0)
-        given.append(least + draw(st.integers(0, 2)))
-    return tuple(given)
+        least = max((chosen_labels[i] for i in before if i is not None), default=0)
+        chosen_labels.append(least + draw(st.integers(0, 2)))
+    return tuple(chosen_labels)

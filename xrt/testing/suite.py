@@ -113,9 +113,9 @@ def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[
 
 def _of_every_origin(size: int) -> Function:
     flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
-    types = dict.fromkeys(("x", "passed", "y", "again", "c", "held"), flat) | {"bent": folded, "turned": folded}
+    types = dict.fromkeys(("x", "passed", "y", "again", "c", "copied"), flat) | {"bent": folded, "turned": folded}
     nodes = [Node("Neg", ("x",), ("y",))]
-    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "held"))]
+    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "copied"))]
     nodes += [Node("Reshape", (source, "shape"), (name,)) for source, name in (("x", "bent"), ("y", "turned"))]
     constants = {"c": Constant(np.arange(size, dtype=np.float32)), "shape": Constant(np.array([2, size // 2]))}
     outputs = tuple(Value(name, types[name]) for name in (*types, "y"))
@@ -237,23 +237,23 @@ class EngineSuite:
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
         """Fail unless the results agree with the reference engine's; ``what`` describes the run in the message."""
-        found = self.agrees(results, function, seed)
-        assert found, f"{what}: {found.message}\n{function}"
+        comparison = self.agrees(results, function, seed)
+        assert comparison, f"{what}: {comparison.message}\n{function}"
 
     @classmethod
     def judge(cls, results: Sequence[Any], one: CorpusEntry) -> Comparison:
         """Compare results of a corpus entry with the expected ones, except elements that declared deviations explain."""
-        if found := one.judge(results):
-            return found
+        if comparison := one.judge(results):
+            return comparison
         return one.judge(overlook_deviations(results, one.function, one.inputs, one.expected, [cls.made()]))
 
-    def check(self, found: Comparison, one: CorpusEntry) -> None:
+    def check(self, comparison: Comparison, one: CorpusEntry) -> None:
         """Fail unless the corpus entry passed, or failed and is listed in `gaps`."""
         gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
         if gap is not None:
-            assert not found, f"the gap {gap} is closed: delete the entry"
+            assert not comparison, f"the gap {gap} is closed: delete the entry"
         else:
-            assert found, f"{one.name} ({one.why}): {found.message}"
+            assert comparison, f"{one.name} ({one.why}): {comparison.message}"
 
     # ------------------------------------------------------------------ engine
 
@@ -297,9 +297,9 @@ class EngineSuite:
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
         one = find_entry(name)
-        given = one.make_inputs()
+        inputs = one.make_inputs()
         try:
-            results = run_alone(self.made(), one.function, given)
+            results = run_alone(self.made(), one.function, inputs)
         except CompileRefused:
             return
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
@@ -307,16 +307,16 @@ class EngineSuite:
             return
         self.check(self.judge(results, one), one)
         aliased = {before for before, _ in one.function.aliases}
-        kept = [i for i, value in enumerate(one.function.inputs) if value.name not in aliased]
-        assert compare_all([given[i] for i in kept], [one.inputs[i] for i in kept]), "the engine wrote to an input"
+        unaliased = [i for i, value in enumerate(one.function.inputs) if value.name not in aliased]
+        assert compare_all([inputs[i] for i in unaliased], [one.inputs[i] for i in unaliased]), "the engine wrote to an input"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
         one = find_entry(name)
-        given = one.make_inputs()
+        inputs = one.make_inputs()
         try:
             with make_module(one.function, self.list_engines()) as module:
-                results = run_outputs(module(*given), one.function)
+                results = run_outputs(module(*inputs), one.function)
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
             self.check(Comparison(f"{type(error).__name__}: {error}"), one)
             return
@@ -324,7 +324,7 @@ class EngineSuite:
         for before, after in one.function.aliases:
             place = [v.name for v in one.function.inputs].index(before)
             result = one.expected[[v.name for v in one.function.outputs].index(after)]
-            assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
+            assert compare_all([inputs[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
 
     # ------------------------------------------------------------------ executables
 
@@ -356,9 +356,9 @@ class EngineSuite:
             return
         results = list(executable.run(inputs))
         executable.close()
-        held = [*inputs, *(constant.array for constant in function.constants.values())]
+        arrays = [*inputs, *(constant.array for constant in function.constants.values())]
         for index, result in enumerate(results):
-            sharing = any(_share(result, other) for other in [*results[:index], *held])
+            sharing = any(_share(result, other) for other in [*results[:index], *arrays])
             assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
 
     @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
@@ -375,8 +375,8 @@ class EngineSuite:
         runs = [list(executable.run(inputs)) for _ in range(2)]
         for results in runs:
             self.same(results, function, 1, "outputs of every origin")
-        held = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
-        is_fresh = not any(_share(one, other) for place, one in enumerate(held) for other in held[:place])
+        arrays = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
+        is_fresh = not any(_share(one, other) for place, one in enumerate(arrays) for other in arrays[:place])
         assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
         for result in (result for result in runs[1] if executable.outputs_are_fresh and result.flags.writeable):
             result[...] = 7
@@ -406,10 +406,10 @@ class EngineSuite:
         some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
         results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
         executable.close()
-        for found, out in zip(results, (buffers, some), strict=True):
-            returned = all(buffer is None or result is buffer for result, buffer in zip(found, out, strict=True))
-            assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
-            self.same(found, function, 1, "the results where buffers are given as options.out")
+        for returned, out in zip(results, (buffers, some), strict=True):
+            are_buffers = all(buffer is None or result is buffer for result, buffer in zip(returned, out, strict=True))
+            assert are_buffers, "run() with options.out must return the given buffers themselves; it returned other arrays"
+            self.same(returned, function, 1, "the results where buffers are given as options.out")
 
     @bounded
     @given(data=st.data())
@@ -418,12 +418,12 @@ class EngineSuite:
         inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
         executable = compile_or_skip(self.made(), function, inputs)
         results = list(executable.fast_call()(*inputs))
-        self.same(results, function, 1, "what direct() returned")
+        self.same(results, function, 1, "what fast_call() returned")
         buffers = [np.empty_like(result, order="C") for result in results]
         call = executable.bind(inputs, buffers)
         for seed in (2, 3):
-            for held, value in zip(inputs, make_random_inputs(function, seed), strict=True):
-                held[...] = value
+            for target, value in zip(inputs, make_random_inputs(function, seed), strict=True):
+                target[...] = value
             call()
             self.same(buffers, function, seed, "a bound call, on what its inputs held then")
         executable.bind_outputs(buffers)(*[_awkward(value) for value in make_random_inputs(function, 4)])
@@ -442,7 +442,7 @@ class EngineSuite:
             buffers[target] = inputs[source].view()
         executable.run(inputs, RunOptions(out=buffers))
         executable.close()
-        self.same(buffers, function, 1, f"run with outputs over inputs as in_place() proposes, {over}")
+        self.same(buffers, function, 1, f"run with outputs over inputs as inplace_pairs() proposes, {over}")
 
     @settings(bounded, max_examples=5)
     @given(data=st.data())
@@ -459,8 +459,8 @@ class EngineSuite:
             runs = list(pool.map(run, range(8)))
         executable.close()
         for seed, results in enumerate(runs):
-            for found in results:
-                self.same(found, function, seed, "run by several threads at once")
+            for returned in results:
+                self.same(returned, function, seed, "run by several threads at once")
 
     @settings(bounded, max_examples=10)
     @given(data=st.data())
@@ -574,12 +574,12 @@ class EngineSuite:
 
         try:
             with np.errstate(all="ignore"):
-                found = list(compare_at_sizes(self.made(), one.function, one.make_inputs(), judge, opening))
+                comparisons = list(compare_at_sizes(self.made(), one.function, one.make_inputs(), judge, opening))
         except CompileRefused:
             return
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
-            found = [Comparison(f"{type(error).__name__}: {error}")]
-        for comparison in found:
+            comparisons = [Comparison(f"{type(error).__name__}: {error}")]
+        for comparison in comparisons:
             assert comparison, f"{name} with {opening} extent symbolic ({one.why}): {comparison.message}"
 
     @pytest.mark.slow

@@ -1,17 +1,77 @@
-"""The sweep for throughput on simulated times: what it measures, and that its choice has the highest rate within the bound."""
+"""The sweep for throughput on simulated times: what it measures, its choice, what it prints, and what files hold of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.placement.throughput.simulated_bench import SPLITS, SimulatedBench, tune
-from xrt.errors import OptionError, RunFailed
-from xrt.formats.placement_file import Split
+from xrt.errors import BundleError, OptionError, PlacementFileError, RunFailed
+from xrt.formats.placement_file import (
+    PlacementFile,
+    Split,
+    dumps,
+    loads,
+    parse_serving,
+    read_placement,
+    spell_serving,
+    write_placement,
+)
 from xrt.measure.timing import LoadResult
-from xrt.placement.throughput import ThroughputResult, list_splits, parse_batches, parse_bound
+from xrt.placement.throughput import (
+    ThroughputRequest,
+    ThroughputResult,
+    ThroughputSweep,
+    list_splits,
+    parse_batches,
+    parse_bound,
+    render_throughput_page,
+)
+
+SPLITS = (Split(1, 2), Split(2, 1))
+
+
+@dataclass(eq=False)
+class SimulatedBench:
+    """Calls of ``size`` requests on a split take ``service(split, size)`` seconds."""
+
+    service: Callable[[Split, int], float]
+    noise: float = 0.0
+    """Deviation of the logarithm of a call's time."""
+    dim: str = "N"
+    is_exact: bool = False
+    now: float = 0.0
+    loads: list[tuple[Split, int, int, float]] = field(default_factory=list)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self._generator = np.random.default_rng(self.seed)
+
+    def clock(self) -> float:
+        return self.now
+
+    def run_load(self, split: Split, batch: int, concurrency: int, seconds: float) -> LoadResult:
+        self.loads.append((split, batch, concurrency, seconds))
+        call = self.service(split, batch) * float(np.exp(self.noise * self._generator.standard_normal()))
+        self.now += max(seconds, 5 * call)
+        latency = concurrency / (batch * split.instances) * call
+        return LoadResult(concurrency, batch * split.instances / call, 100, latency, 1.1 * latency)
+
+    def describe_plan(self, split: Split, size: int) -> str:
+        return "one" if size < 8 else "two"
+
+    def measure_memory(self, split: Split, sizes: Sequence[int]) -> int | None:
+        return 1000 + 100 * split.instances * len(sizes)
+
+
+def tune(bench: SimulatedBench, **terms: object) -> ThroughputResult:
+    request = ThroughputRequest(**{"splits": SPLITS, "bound": 0.02, "budget": 120.0, **terms})  # type: ignore[arg-type]
+    return ThroughputSweep(bench, request, clock=bench.clock).run()
 
 
 def flat(split: Split, size: int) -> float:
@@ -170,3 +230,55 @@ def test_what_is_asked_for_is_checked() -> None:
     with pytest.raises(OptionError) as caught:
         parse_bound(0)
     assert str(caught.value) == "p99 must be a positive number of seconds, such as p99=0.020, or None; got 0"
+
+
+def test_a_result_prints_as_a_table() -> None:
+    found = tune(SimulatedBench(lambda split, size: 0.001 * size), batches=(1, 2), budget=5.0)
+    first, points, chosen, *others = str(found).splitlines()
+    assert found.configuration is not None
+    assert first == f"most requests per second within a p99 of 20 ms: {found.configuration}"
+    assert str(found.configuration) == "no batching, 2 instances of 1 thread, 2 in flight: 2000/s, p50 1 ms, p99 1.1 ms"
+    assert points == "  8 points, 5.0 of 5 s"
+    assert chosen == "  chosen: batch 1, 2 instances of 1 thread, 2 in flight, on one, 2000/s, p50 1 ms, p99 1.1 ms"
+    assert "  within: batch 2, 2 instances of 1 thread, 8 in flight, on one, 2000/s, p50 4 ms, p99 4.4 ms" in others
+
+
+@pytest.mark.parametrize("bound", [0.02, math.inf])
+def test_a_placement_file_holds_the_configuration_and_its_search(bound: float, tmp_path: Path) -> None:
+    found = tune(SimulatedBench(flat, is_exact=True), bound=bound, budget=5.0)
+    record = found.to_record()
+    assert record is not None
+    write_placement(PlacementFile(serving=record), tmp_path / "m.lock")
+    read = read_placement(tmp_path / "m.lock")
+    assert read.serving == record
+    assert record.replace(rows=()) == found.configuration
+    assert len(record.rows) == len(found.candidates)
+    assert parse_serving(spell_serving(record)) == record
+    assert parse_serving(spell_serving(None)) is None
+
+
+def test_a_damaged_configuration_is_refused() -> None:
+    found = tune(SimulatedBench(flat, is_exact=True), budget=5.0)
+    text = dumps(PlacementFile(serving=found.to_record()))
+    with pytest.raises(PlacementFileError) as caught:
+        loads(
+            text.replace('"batch": 32', '"batch": 0', 1) if '"batch": 32' in text else text.replace('"batch": 16', '"batch": 0')
+        )
+    assert caught.value.position.startswith("serving")
+    with pytest.raises(BundleError) as refused:
+        parse_serving('{"batch": 2}')
+    assert str(refused.value) == "its serving configuration cannot be read: Object missing required field `instances`"
+
+
+def test_a_page_lists_all_points() -> None:
+    result = tune(SimulatedBench(convex), budget=20.0)
+    page = render_throughput_page(result, "a <model>")
+    assert "Throughput of a &lt;model&gt;" in page
+    for one in result.candidates:
+        assert f"batch {one.batch}, {one.split}" in page
+        assert f"batch {one.batch}, {one.split}" in result._repr_html_()
+
+
+def test_a_sweep_without_a_choice_says_so() -> None:
+    page = tune(SimulatedBench(convex), bound=0.001)._repr_html_()
+    assert "Nothing serves requests within a p99 of 1 ms" in page

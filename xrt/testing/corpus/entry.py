@@ -97,8 +97,8 @@ def node(
     op: str, inputs: str, outputs: str, *, name: str = "", control: tuple[str, ...] = (), domain: str = "", **attributes: Any
 ) -> Node:
     """Make a node from space-separated names of inputs and outputs; ``-`` is an absent optional one."""
-    read, made = (tuple("" if word == "-" else word for word in text.split()) for text in (inputs, outputs))
-    return Node(op, read, made, read_attributes(attributes), domain, name, control)
+    read, written = (tuple("" if word == "-" else word for word in text.split()) for text in (inputs, outputs))
+    return Node(op, read, written, read_attributes(attributes), domain, name, control)
 
 
 def graph(
@@ -114,9 +114,9 @@ def graph(
 
     ``ml`` is the opset version of ai.onnx.ml, if nodes of that domain are used.
     """
-    held = {name: Constant(array) for name, array in (constants or {}).items()}
+    weights = {name: Constant(array) for name, array in (constants or {}).items()}
     opsets = {"": opset} if ml is None else {"": opset, "ai.onnx.ml": ml}
-    return Function(_typed(inputs), _typed(outputs), nodes, held, opsets, aliases)
+    return Function(_typed(inputs), _typed(outputs), nodes, weights, opsets, aliases)
 
 
 def body(inputs: Mapping[str, str | Type], outputs: Mapping[str, str | Type], *nodes: Node, **fields: Any) -> Function:
@@ -165,11 +165,11 @@ def read_entry(path: Path) -> CorpusEntry:
     return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
 
 
-def _arrays(held: Function) -> tuple[Any, ...]:
-    for value in held.outputs:
-        if value.name not in held.constants:
+def _arrays(function: Function) -> tuple[Any, ...]:
+    for value in function.outputs:
+        if value.name not in function.constants:
             raise ModelError(f"the values of an entry are constants, and {value.name!r} is none")
-    return tuple(held.constants[value.name].array for value in held.outputs)
+    return tuple(function.constants[value.name].array for value in function.outputs)
 
 
 def read_entries(folder: Path) -> tuple[CorpusEntry, ...]:

@@ -130,8 +130,8 @@ class GraphDraft:
         def fits(value: DraftValue) -> bool:
             return value.dtype in kinds and low <= value.rank <= high and (shape is None or value.shape == shape)
 
-        found = None if self.choose.integer(0, 5) == 5 else self.find(fits)
-        return found or self.add_given(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
+        operand = None if self.choose.integer(0, 5) == 5 else self.find(fits)
+        return operand or self.add_source(self.choose.pick(kinds), self.shape(low, high) if shape is None else shape)
 
     def want_of(self, kinds: Iterable[DType], low: int = 0, high: int | None = None) -> DraftValue:
         """Like `want` for the types among ``kinds`` that the draft has (else the first), with a rank from ``low`` to ``high``."""
@@ -153,14 +153,14 @@ class GraphDraft:
         extents = (2, 3, 1, 4, 2, 3, 5, 0) if self.empty else (2, 3, 1, 4, 5)
         return tuple(self.choose.pick(extents) for _ in range(rank))
 
-    def add_given(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
+    def add_source(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
         """Add a new input or constant; in a body always a constant, since its operator determines the inputs."""
         if self.parent is None and self.choose.integer(0, 3) < 3:
             return self.input(dtype, shape)
         return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
 
     def input(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        value = self._known(self.fresh("x"), dtype, shape, find_value_bound(dtype))
+        value = self._value(self.fresh("x"), dtype, shape, find_value_bound(dtype))
         self.inputs.append(value)
         return value
 
@@ -170,22 +170,19 @@ class GraphDraft:
         name = self.fresh("c")
         self.constants[name] = constant
         wide = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
-        return self._known(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
+        return self._value(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
 
     def axes(self, *numbers: int) -> str:
         """Add an int64 list for a single node (axes, a shape, starts), and return its name."""
-        return self._private(numbers)
+        return self.axis(numbers)
 
-    def axis(self, number: int) -> str:
-        """Add a 0-d int64 for a single node, and return its name."""
-        return self._private(number)
-
-    def _private(self, numbers: int | tuple[int, ...]) -> str:
+    def axis(self, number: int | tuple[int, ...]) -> str:
+        """Add a 0-d int64, or the list of a tuple, for a single node, and return its name."""
         name = self.fresh("k")
-        self.constants[name] = Constant(np.array(numbers, np.int64))
+        self.constants[name] = Constant(np.array(number, np.int64))
         return name
 
-    def _known(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
+    def _value(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
         value = DraftValue(name, dtype, shape, bound, leaf)
         self.values.append(value)
         return value
@@ -237,9 +234,7 @@ class GraphDraft:
 
 def find_value_bound(dtype: DType) -> float:
     """Upper bound for the magnitude of generated inputs."""
-    if dtype is DType.BOOL:
-        return 1.0
-    return 1.0 if dtype.is_float else 4.0
+    return 1.0 if dtype is DType.BOOL or dtype.is_float else 4.0
 
 
 def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -250,14 +245,13 @@ def list_draft_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, 
         return rng.integers(0, 2, shape).astype(np.bool_)
     if dtype.is_float:
         return np.asarray(rng.uniform(-1, 1, shape)).astype(dtype.numpy)
-    low = 0 if dtype.text.startswith("u") else -4
-    return rng.integers(low, 5, shape).astype(dtype.numpy)
+    return rng.integers(0 if dtype.text.startswith("u") else -4, 5, shape).astype(dtype.numpy)
 
 
 def broadcastable(choose: Chooser, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Choose a shape that broadcasts to ``shape``: leading dims dropped, others set to 1."""
-    kept = shape[choose.integer(0, len(shape)) :] if choose.integer(0, 1) else shape
-    return tuple(1 if choose.integer(0, 3) == 3 else d for d in kept)
+    dims = shape[choose.integer(0, len(shape)) :] if choose.integer(0, 1) else shape
+    return tuple(1 if choose.integer(0, 3) == 3 else d for d in dims)
 
 
 Recipe: TypeAlias = Callable[[GraphDraft], None]

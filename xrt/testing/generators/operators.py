@@ -481,7 +481,7 @@ OTHER_PRODUCTS = (contraction, product_of_integers)
 def _image(draft: GraphDraft, spatial: int) -> DraftValue:
     image = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
     sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
-    return image or draft.add_given(F32, tuple(draft.choose.pick(options) for options in sizes))
+    return image or draft.add_source(F32, tuple(draft.choose.pick(options) for options in sizes))
 
 
 def _choose_axes_of_windows(draft: GraphDraft) -> int:
@@ -541,7 +541,7 @@ def global_pooling(draft: GraphDraft) -> None:
 
 def blocks(draft: GraphDraft) -> None:
     """SpaceToDepth or DepthToSpace."""
-    x = draft.add_given(F32, (draft.choose.integer(1, 2), 4, 2, 4))
+    x = draft.add_source(F32, (draft.choose.integer(1, 2), 4, 2, 4))
     n, c, h, w = x.shape
     if draft.choose.integer(0, 1):
         draft.node("SpaceToDepth", [x], draft.out(F32, (n, 4 * c, h // 2, w // 2), x.bound), blocksize=2)

@@ -40,7 +40,10 @@ class DeviceWorld:
         """Get a device by index; raises DeviceError if the index is too large."""
         if index >= self.count:
             raise DeviceError(f"device 'cuda:{index}' was asked for, and there are {self.count} simulated ones")
-        return self.devices.setdefault(index, SimulatedDevice(self, index))
+        with self.machine.lock:  # a device makes a stream
+            if index not in self.devices:
+                self.devices[index] = SimulatedDevice(self, index)
+            return self.devices[index]
 
     def current(self) -> SimulatedDevice:
         """The current device of this thread; device 0 by default."""
@@ -49,7 +52,7 @@ class DeviceWorld:
 
     def stream(self, device: SimulatedDevice) -> SimulatedStream:
         """The current stream of this thread on a device; its default stream by default."""
-        return next((stream for own, stream in reversed(self._stack()) if own is device), device.default)
+        return next((stream for owner, stream in reversed(self._stack()) if owner is device), device.default)
 
     def _stack(self) -> list[tuple[SimulatedDevice, SimulatedStream]]:
         if not hasattr(self._thread, "stack"):
@@ -136,16 +139,16 @@ class SimulatedDevice(Device):
             return PendingCopy(self._in(host, stream, pinned.content, pinned.check), pinned)
 
     def _in(self, host: Any, stream: SimulatedStream, content: Any, check: Callable[[], None] = lambda: None) -> SimulatedArray:
-        made = SimulatedArray.empty(self, host.shape, host.dtype)
-        target = made._view
+        array = SimulatedArray.empty(self, host.shape, host.dtype)
+        target = array._view
 
         def work() -> None:
             check()
             target[...] = content
 
         self.machine.copies.append("in")
-        self.machine.put(stream, WorkItem("a copy in", work, (), (made.block.state,)))
-        return made
+        self.machine.put(stream, WorkItem("a copy in", work, (), (array.block.state,)))
+        return array
 
     def copy_out(self, array: SimulatedArray, stream: SimulatedStream) -> PendingCopy:
         source = array._view
@@ -159,15 +162,15 @@ class SimulatedDevice(Device):
         return PendingCopy(pinned, array)
 
     def copy_across(self, array: SimulatedArray, source: Device, stream: SimulatedStream) -> PendingCopy:
-        made = self.allocate(array.shape, array.dtype, stream)
-        target, view = made._view, array._view
+        copied = self.allocate(array.shape, array.dtype, stream)
+        target, view = copied._view, array._view
 
         def work() -> None:
             target[...] = view
 
         self.machine.copies.append("across")
-        self.machine.put(stream, WorkItem("a copy across", work, (array.block.state,), (made.block.state,)))
-        return PendingCopy(made, array)
+        self.machine.put(stream, WorkItem("a copy across", work, (array.block.state,), (copied.block.state,)))
+        return PendingCopy(copied, array)
 
     def copy_within(self, target: SimulatedArray, source: SimulatedArray, stream: SimulatedStream) -> None:
         with self.activate(stream):
@@ -285,18 +288,21 @@ class SimulatedModule:
             return getattr(np, name)
         if name not in FUNCTIONS:
             raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
-        function = self._made(name) if name in CREATING else self._lifted(name, getattr(np, name))
+        function = self._creation(name) if name in CREATING else self._lifted(name, getattr(np, name))
         setattr(self, name, function)
         return function
 
     def _lifted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        known = FUNCTIONS.get(name)
+        parameters = FUNCTIONS.get(name)
 
         def lifted(*args: Any, **options: Any) -> Any:
-            self._check(name, known, options)
+            self._check(name, parameters, options)
             out = options.pop("out", None)
             if not _holds(args) and not _holds(tuple(options.values())):
-                return self.asarray(function(*args, **options))
+                result = self.asarray(function(*args, **options))
+                if out is not None:
+                    self.copyto(out, result)
+                return result if out is None else out
             if out is not None:
                 mark_written(name, lambda target, *given: np.copyto(target, function(*given, **options)), out, args)
                 return out
@@ -306,20 +312,20 @@ class SimulatedModule:
             lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # as of a ufunc
         return lifted
 
-    def _made(self, name: str) -> Callable[..., Any]:
-        def made(*args: Any, **options: Any) -> Any:
+    def _creation(self, name: str) -> Callable[..., Any]:
+        def create(*args: Any, **options: Any) -> Any:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
             if _holds(tuple(values)):
                 return apply(name, getattr(np, name), tuple(values), options)
             return self._device.upload(getattr(np, name)(*values, **options))
 
-        return made
+        return create
 
     @staticmethod
-    def _check(name: str, known: tuple[str, ...] | None, options: dict[str, Any]) -> None:
+    def _check(name: str, parameters: tuple[str, ...] | None, options: dict[str, Any]) -> None:
         for option in options:
-            if known is not None and option not in known:
+            if parameters is not None and option not in parameters:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}: CuPy's has none")
 
     # ------------------------------------------------------------------ conversion
