@@ -25,9 +25,8 @@ from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
-from xrt.partition import Pin
+from xrt.partition import Pin, Plan
 from xrt.partition.cost_table import CostTable
-from xrt.partition.plan import from_bytes
 from xrt.passes import infer_shapes
 from xrt.placement import records
 from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
@@ -66,7 +65,7 @@ def _entry(path: Path) -> corpus.CorpusEntry:
 
 
 def _plan(path: Path) -> None:
-    plan = from_bytes(path.read_bytes())
+    plan = Plan.from_bytes(path.read_bytes())
     str(plan)
     to_text(plan)
     for launch in plan.launches:
