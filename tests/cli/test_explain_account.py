@@ -24,8 +24,7 @@ def told() -> CostReport:
 
 def test_no_line_is_wider_than_a_narrow_terminal(told: CostReport, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=StringIO(), force_terminal=True, no_color=True, width=60, highlight=False, soft_wrap=True)
-    for module in (explain, screen):
-        monkeypatch.setattr(module, "out", console)
+    monkeypatch.setattr(screen, "out", console)
     explain.show_costs(told)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 60

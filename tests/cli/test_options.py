@@ -74,8 +74,12 @@ def test_an_option_takes_the_same_in_every_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", SECONDS)
 def test_a_time_has_a_unit(name: str) -> None:
+    context = click.Context(cli)
     for path, option in OPTIONS[name].items():
-        assert (option.metavar, "60s, 2m" in (option.help or "") or "2m" in (option.help or "")) == ("TIME", True), path
+        assert (option.make_metavar(context), "60s, 2m" in (option.help or "") or "2m" in (option.help or "")) == (
+            "TIME",
+            True,
+        ), path
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,16 +13,17 @@ from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarg
 from xrt.cli.options import (
     CORES,
     ENGINE_NAMES,
+    NUMBERS,
     add_dims,
+    add_html,
     add_json,
+    add_seed,
+    add_time,
     check_sizes,
-    check_writable,
     parse_dims,
-    parse_numbers,
-    parse_seconds,
     write_page,
 )
-from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, print_lines, show_times
+from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, print_json, print_lines, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import probe_all
@@ -46,61 +46,33 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
     metavar="CANDIDATE",
     help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable [default: each ready engine]",
 )
-@click.option("--threads", callback=parse_numbers, metavar="N,...", help=f"Thread counts: 1,2 [default: {CORES}]")
-@click.option("--batch", callback=parse_numbers, metavar="N,...", help="Batch sizes: 1,8 [default: the model's own]")
+@click.option("--threads", type=NUMBERS, help=f"Thread counts: 1,2 [default: {CORES}]")
+@click.option("--batch", type=NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
 @add_dims
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
-@click.option(
-    "--budget",
-    default="20s",
-    show_default=True,
-    callback=parse_seconds,
-    metavar="TIME",
-    help="With auto: time of the search: 60s, 2m",
-)
-@click.option(
-    "--time-limit",
-    default="2m",
-    show_default=True,
-    callback=parse_seconds,
-    metavar="TIME",
-    help="Time of the start of a candidate, without its search: 60s, 2m",
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
+@add_time("--budget", "20s", "With auto: time of the search")
+@add_time("--time-limit", "2m", "Time of the start of a candidate, without its search")
+@add_seed("Seed of weights and inputs")
 @add_json
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to this file")
+@add_html
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, compile times, memory, versions and the machine")
 @click.pass_obj
-def bench_command(
-    typed: tuple[str, ...],
-    models: tuple[str, ...],
-    candidates: tuple[str, ...],
-    threads: tuple[int, ...] | None,
-    batch: tuple[int, ...] | None,
-    rounds: int,
-    dims: tuple[str, ...],
-    budget: float,
-    time_limit: float,
-    seed: int,
-    as_json: bool,
-    html: Path | None,
-    verbose: bool,
-) -> int:
+def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: bool, verbose: bool, **params: Any) -> int:
     """Compare engines on MODELs: shipped ones (squeezenet, 'bert{layers=2}'), or paths of ONNX files or bundles.
 
     Each candidate has its own process and the whole model: no other engine replaces it. The exit code is 1 when
     the results of one differ from the reference engine's, 2 when none ran.
     """
-    if html is not None:
-        check_writable(html)
-    extents = parse_dims(dims)
-    targets = [BenchTarget.parse(model, size) for model in models for size in batch or (None,)]
-    targets = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
+    dims, budget = parse_dims(params["dims"]), params["budget"]
+    targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]
+    targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes})) for target in targets]
     for target in targets:
         if (function := target.check()) is not None:
             check_sizes(function)
-    budgets = dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in threads or (default_budget(),))
-    options = BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget)
+    threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
+    options = BenchOptions(
+        rounds=params["rounds"], limit_seconds=params["time_limit"] + budget, seed=params["seed"], budget_seconds=budget
+    )
     with WorkStatus("") as status:
 
         def finish(group: Group) -> None:
@@ -109,11 +81,12 @@ def bench_command(
                 show_group(group, verbose=verbose)
                 status.start()
 
-        report = compare_engines(targets, _parse_candidates(candidates), list(budgets), options, status.update, finish)
-    if html is not None:
-        write_page(html, page(replace(report, command=shlex.join(["xrt", *typed]))))
+        candidates = _parse_candidates(params["candidates"])
+        report = compare_engines(targets, candidates, list(threads), options, status.update, finish)
+    if params["html"] is not None:
+        write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
     if as_json:
-        out.print_json(json.dumps(report.to_dict()))
+        print_json(report.to_dict())
     else:
         print_lines(*_footer(report, verbose=verbose))
     if not any(row.median_seconds for group in report.groups for row in group.rows):

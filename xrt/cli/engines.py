@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -22,7 +21,7 @@ from xrt.cache import Records, Store, find_cache_directory, open_disk_tier, pars
 from xrt.cache.entries import ENTRIES, CacheListing, Miss, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
 from xrt.cli.options import add_json, module_keywords, module_options
-from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_lines, show_table
+from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_json, print_lines, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
@@ -55,7 +54,7 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
         states = probe_all()
     if as_json:
         listed = [{**asdict(state), "description": find_declaration(state.name).description} for state in states]
-        out.print_json(json.dumps(listed))
+        print_json(listed)
     elif verbose or not out.is_terminal:
         rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _describe_engine(s)) for s in states]
         show_table(("engine", "state", "version", "what"), rows)
@@ -86,7 +85,7 @@ def _describe_engine(status: EngineStatus) -> str:
 def _show_options(engine: str, as_json: bool) -> None:
     entries = list_options(engine_class(engine))
     if as_json:
-        out.print_json(json.dumps([asdict(entry) for entry in entries]))
+        print_json([asdict(entry) for entry in entries])
     elif not entries:
         print_lines(f"engine '{engine}' has no options")
     else:
@@ -109,7 +108,7 @@ def doctor_command(as_json: bool) -> int:
     with WorkStatus("asking each engine in a process of its own"):
         report = _examine()
     if as_json:
-        out.print_json(json.dumps(report))
+        print_json(report)
     else:
         _show_report(report)
     return int(any(engine["state"] == "broken" for engine in report["engines"]))
@@ -224,7 +223,7 @@ def list_command(store: Store, as_json: bool) -> None:
     """List the entries, the most recently used first."""
     entries = list_entries(store)
     if as_json:
-        out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
+        print_json({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]})
         return
     rows: list[tuple[str, ...]] = [_describe_entry(entry) for entry in entries]
     headings: tuple[str, ...] = ("entry", "engine", "size", "last used", "inputs", "note")
@@ -328,7 +327,7 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
             differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
             hit = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None}
             facts[name] = {**hit, "differs": differences}
-        out.print_json(json.dumps(facts))
+        print_json(facts)
         return int(bool(missed))
     for name, signature in signatures.items():
         if name in unsaved:

@@ -94,12 +94,12 @@ def read_locked_dims(lock: PlacementFile) -> dict[str, int]:
 _ALSO_FOR_BUNDLES = {
     *("model", "strict", "dims", "batch", "files", "seed", "target", "repeat", "trace", "verified"),
     *("threads", "check", "isolate", "isolate_run", "time_limit", "memory_limit"),
-    *("with_memory", "outputs_only", "html", "as_json"),
+    *("with_memory", "outputs_only", "html", "as_json", "verbose"),
 }
 """Options that apply to a bundle, too; all others were fixed when it was compiled."""
 
 
-def open_model(model: str, params: dict[str, Any], **keywords: Any) -> tuple[Function, XRTModule]:
+def open_model(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule]:
     """Open a model with the options of the command.
 
     The Function of a bundle is its model, or the first trace of its graph, with the sizes of ``--dim`` for random inputs. Raises
@@ -107,24 +107,30 @@ def open_model(model: str, params: dict[str, Any], **keywords: Any) -> tuple[Fun
     """
     if not is_bundle(model):
         function = load_with_sizes(model, params)
-        return function, XRTModule(function, **module_keywords(params), **keywords)
-    context = click.get_current_context()
-    is_set = {one: context.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE for one in context.command.params}
-    engines = (
-        split_specs(params["engine"]) if params["engine"] and "engine" in {one.name for one in is_set if is_set[one]} else []
-    )
+        return function, XRTModule(function, **module_keywords(params))
     # A bundle must not choose engines whose options may name files or code, so the caller names these.
-    engines = engines if any(why_not_chosen(spec, "bundle") for spec in engines) else []
+    engines = split_specs(params["engine"]) if params["engine"] else []
+    applicable = {*_ALSO_FOR_BUNDLES, "engine"} if any(why_not_chosen(spec, "bundle") for spec in engines) else _ALSO_FOR_BUNDLES
+    context = click.get_current_context()
     fixed = [
-        one for one in is_set if is_set[one] and one.name not in _ALSO_FOR_BUNDLES and not (one.name == "engine" and engines)
+        next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
+        for option in context.command.params
+        if option.name not in applicable and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     ]
     if fixed:
-        flags = [next((name for name in option.opts if name.startswith("--")), option.opts[0]) for option in fixed]
-        raise OptionError(f"{model} is a bundle, which settles {', '.join(flags)}; leave that out, or compile the model again")
+        raise OptionError(f"{model} is a bundle, which settles {', '.join(fixed)}; leave that out, or compile the model again")
     function = load_model(model)
     settle_batch(function, params)
     options: dict[str, Any] = {name: params.get(name) for name in ("threads", "strict", "check")} | isolation_keywords(params)
-    return set_dims(function, parse_dims(params["dims"])), load(model, engine=engines, **options)
+    return set_dims(function, parse_dims(params["dims"])), load(
+        model, engine=engines if "engine" in applicable else [], **options
+    )
+
+
+def open_with_inputs(model: str, params: dict[str, Any]) -> tuple[Function, XRTModule, dict[str, Any]]:
+    """Open a model as `open_model` does, with a value for each input."""
+    function, module = open_model(model, params)
+    return function, module, all_inputs(params["files"], function, params["seed"])
 
 
 # ---------------------------------------------------------------------- inputs
@@ -145,18 +151,16 @@ def set_shapes(function: Function, arrays: Mapping[str, Any]) -> Function:
 
 def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
     """Read input values from texts such as ``x=x.npy`` and ``all.npz``."""
-    values: dict[str, Any] = {}
+    return {name: value for name, (_, value) in read_input_files(files, function).items()}
+
+
+def read_input_files(files: Sequence[str], function: Function) -> dict[str, tuple[Path, Any]]:
+    """The file and the value of each input that an ``--input`` names."""
+    values: dict[str, tuple[Path, Any]] = {}
     for name, path in (_parse_file(text, function) for text in files):
-        values |= {name: read_npy(path)} if name is not None else read_npz(path)
+        arrays = {name: read_npy(path)} if name is not None else read_npz(path)
+        values |= {name: (path, array) for name, array in arrays.items()}
     return values
-
-
-def list_input_files(files: Sequence[str], function: Function) -> dict[str, Path]:
-    """The file of each input that `from_files` reads."""
-    paths: dict[str, Path] = {}
-    for name, path in (_parse_file(text, function) for text in files):
-        paths |= dict.fromkeys([name] if name is not None else read_npz(path), path)
-    return paths
 
 
 def _parse_file(text: str, function: Function) -> tuple[str | None, Path]:
@@ -179,7 +183,7 @@ BATCHES, MAX_ROWS = 10, 16
 
 
 def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[str, Any]:
-    """XRTModule's keywords from `add_precision_options`; empty without ``--max-error``."""
+    """XRTModule's keywords from `add_tuning_options`; empty without ``--max-error``."""
     examples = [name for name in ("calibrate", "validate") if params.get(name) is not None]
     if params.get("max_error") is None:
         for name in examples:

@@ -32,74 +32,95 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-# ---------------------------------------------------------------------- checks before any work is done
+# ---------------------------------------------------------------------- types of values
 
 
-def check_writable(path: Path) -> None:
-    """Raise InputError if a file cannot be written."""
-    if reason := why_not_writable(path):
-        raise InputError(f"cannot write {path}: {reason}")
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's latest release only
+    """A value that is spelled as text; ``parse`` returns None for text that is ``not wanted``."""
+
+    def __init__(self, name: str, wanted: str, parse: Callable[[str], Any], hint: Callable[[str], str] = lambda text: "") -> None:
+        self.name, self._wanted, self._parse, self._hint = name, wanted, parse, hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        parsed = self._parse(value) if isinstance(value, str) else value
+        if parsed is None and param is not None:
+            raise OptionError(f"{param.opts[0]} takes {self._wanted}; got {value!r}{self._hint(value)}")
+        return parsed
 
 
-def check_folder(path: Path) -> None:
-    """Raise InputError if a folder cannot be created or written to."""
-    if reason := why_not_folder(path):
-        raise InputError(f"cannot write to {path}: {reason}")
+def _parse_numbers(text: str) -> tuple[int, ...] | None:
+    parts = [one.strip() for one in text.split(",")]
+    return tuple(map(int, parts)) if all(one.isdecimal() and len(one) <= DIGITS and int(one) for one in parts) else None
+
+
+def _parse_seconds(text: str) -> float | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", text.strip())
+    return float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1) if match else None
+
+
+def _parse_share(text: str) -> float | None:
+    """A number from 1 on needs the sign, since 5 is more likely 5 % than 500 %."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    return share if match and (share < 1 or match[2]) else None
+
+
+def _suggest_percent(text: str) -> str:
+    number = re.fullmatch(r"\d{1,9}(?:\.\d+)?", text.strip())
+    return f". Did you mean {float(number[0]):g}%?" if number else ""
+
+
+def _parse_devices(text: str) -> dict[str, str] | None:
+    try:
+        pairs = [one.rpartition("=") for one in split_specs(text)]
+        devices = {engine.strip(): device.strip() for engine, _, device in pairs}
+        for engine in devices:
+            parse_spec(engine)
+    except OptionError:
+        return None
+    return devices if len(devices) == len(pairs) and all((*devices, *devices.values())) else None
+
+
+def _parse_check(text: str) -> str | float:
+    """The module checks words."""
+    try:
+        return float(text) if text != "nan" else text
+    except ValueError:
+        return text
+
+
+NUMBERS = Text("N,...", "positive integers, such as 1,2,4", _parse_numbers)
+TIME = Text("TIME", "a time such as 60s or 2m", lambda text: _parse_seconds(text) or None)
+WAIT = Text("TIME", "a time such as 60s or 2m", _parse_seconds)
+"""A time of 0 or more."""
+SHARE = Text("SHARE", "a share such as 1% or 0.01", _parse_share, _suggest_percent)
+SIZE = Text("SIZE", "a size such as 500MB or 4GB", parse_size)
+CHECK = Text("TEXT", "", _parse_check)
+_DEVICES = Text("ENGINE=DEVICE,...", "ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu", _parse_devices)
+
+
+class Target(click.Path):
+    """A file or a folder to write, which is tried before any work is done."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(super().convert(value, param, ctx))
+        if reason := why_not_writable(path) if self.file_okay else why_not_folder(path):
+            raise InputError(f"cannot write {'' if self.file_okay else 'to '}{path}: {reason}")
+        return path
+
+
+TARGET, FOLDER = Target(dir_okay=False), Target(file_okay=False)
+
+
+def choose_target(target: Path | None, model: str, suffix: str) -> Path:
+    """The file to write: by default named after the model, in the working directory."""
+    path: Path = TARGET.convert(target or f"{Path(model).stem}{suffix}", None, None)
+    return path
 
 
 def write_page(path: Path, text: str) -> None:
     """Write an HTML page."""
     replace_file(path, lambda file: file.write(text.encode()))
-
-
-def check_sizes(function: Function) -> None:
-    """Raise OptionError if a model has symbolic dims without a size, since times are measured at known sizes.
-
-    Unnamed extents count if the command reads inputs from files, which alone can give their size.
-    """
-    context = click.get_current_context()
-    dims, named = list_dims(function), name_batch(function)
-    unnamed = []
-    if "files" in context.params:
-        shapes = {v.name: v.type.shape if isinstance(v.type, TensorType) else None for v in named.inputs}
-        unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
-    missing = [
-        *([(f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}", [f"--dim {name}=SIZE" for name in dims])] if dims else []),
-        *([("the first axes of the inputs, which have no name", ["--batch SIZE"])] if named is not function else []),
-        *(
-            [
-                (
-                    f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}",
-                    [f"-i {name}=FILE.npy" for name in unnamed],
-                )
-            ]
-            if unnamed
-            else []
-        ),
-    ]
-    if missing:
-        typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
-        raise OptionError(
-            f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(what for what, _ in missing)}. "
-            f"Give them: {' '.join([typed, *(option for _, options in missing for option in options)])}"
-        )
-
-
-def list_dims(function: Function) -> list[str]:
-    """The symbolic dims of the inputs, in order."""
-    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-    return list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))
-
-
-# ---------------------------------------------------------------------- values of options
-
-
-def parse_check(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
-    """Parse a share of the calls as a number; the module checks words."""
-    try:
-        return float(text) if text not in (None, "nan") else text
-    except ValueError:
-        return text
 
 
 def parse_dims(texts: tuple[str, ...]) -> dict[str, int]:
@@ -124,69 +145,14 @@ def parse_choices(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return choices
 
 
-def parse_devices(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
-    """Parse devices by engine: ``ort=cuda,tvm{opt_level=2}=cpu``."""
-    if text is None:
-        return None
-    try:
-        pairs = [one.rpartition("=") for one in split_specs(text)]
-        devices = {engine.strip(): device.strip() for engine, _, device in pairs}
-        for engine in devices:
-            parse_spec(engine)
-    except OptionError:
-        pairs, devices = [("", "", "")], {"": ""}
-    if len(devices) < len(pairs) or not all((*devices, *devices.values())):
-        raise OptionError(f"--devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}")
-    return devices
-
-
-def parse_memory(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Parse a number of bytes: ``4GB``."""
-    count = None if text is None else parse_size(text)
-    if text is not None and count is None:
-        raise OptionError(f"{option.opts[0]} takes a size such as 500MB or 4GB; got {text!r}")
-    return count
-
-
-def parse_numbers(context: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Parse positive integers: ``1,2,4``."""
-    if text is None:
-        return None
-    parts = [one.strip() for one in text.split(",")]
-    if not all(one.isdecimal() and len(one) <= DIGITS and int(one) for one in parts):
-        raise OptionError(f"{option.opts[0]} takes positive integers, such as 1,2,4; got {text!r}")
-    return tuple(map(int, parts))
-
-
-def parse_wait(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Parse a time of 0 or more, in seconds: ``60s``, ``20ms``, ``2m`` or ``90``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|)", (text or "0").strip())
-    if match is None:
-        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
-    return None if text is None else float(match[1]) * {"ms": 1e-3, "m": 60}.get(match[2], 1)
-
-
-def parse_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Parse a positive time, as `parse_wait` does."""
-    seconds = parse_wait(context, option, text)
-    if seconds == 0:
-        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
-    return seconds
-
-
-def parse_share(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Parse a share: ``5%`` or ``0.05``. A number from 1 on needs the sign, since 5 is more likely 5 % than 500 %."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?|\.\d+)\s*(%?)", text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if match is None or (share >= 1 and not match[2]):
-        hint = f". Did you mean {share:g}%?" if match else ""
-        raise OptionError(f"{option.opts[0]} takes a share such as 1% or 0.01; got {text!r}{hint}")
-    return share
-
-
 # ---------------------------------------------------------------------- options from the schemas
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "time": (TIME, ": 60s, 2m"),
+    "size": (SIZE, ": 500MB, 4GB"),
+    "file": (click.Path(dir_okay=False), ""),
+    "examples": (click.Path(), ": FILE.npz, FILE.npy, or a folder of such files"),
+}
 
 
 @cache
@@ -200,31 +166,29 @@ def _describe(owner: type) -> dict[str, str]:
     return texts
 
 
-def derive(owner: type, name: str, *flags: str, kind: str = "", shown: str = "", **attributes: Any) -> Decorator:
+def derive(
+    owner: type, name: str, *flags: str, kind: str = "", shown: str = "", example: str = "", **attributes: Any
+) -> Decorator:
     """Derive a command line option from an option of a module or a server: flag, type and help.
 
-    ``kind`` is ``time``, ``size``, ``file``, ``folder`` or ``examples`` for values that the command line spells differently;
-    ``shown`` is the help's text for a default that is not a value, and ``example`` is added to the help.
+    ``kind`` is a key of `_KINDS` for values that the command line spells differently; ``shown`` is the help's text for a default
+    that is not a value, and ``example`` is added to the help.
     """
     field = next(field for field in fields(owner) if field.name == name)
     value: Any = field.default
     text = attributes.pop("help", _describe(owner)[name])
-    text += f": {attributes.pop('example')}" if "example" in attributes else ""
-    text += "; repeatable" if attributes.get("multiple") else ""
-    if field.type == "bool":
+    if kind:
+        type_, spelling = _KINDS[kind]
+        text = (text.partition(":")[0] if kind == "examples" else text) + spelling
+        attributes = {"type": type_, **attributes}
+        format_default = {"time": lambda: f"{value:g}s", "size": lambda: human_bytes(value)}.get(kind)
+        shown = shown or (format_default() if format_default and value else "")
+    elif field.type == "bool":
         attributes = {"is_flag": True, **attributes}
-    elif kind == "time":
-        attributes = {"callback": parse_seconds, "metavar": "TIME", **attributes}
-        text, shown = f"{text}: 60s, 2m", shown or (f"{value:g}s" if value else "")
-    elif kind == "size":
-        attributes = {"callback": parse_memory, "metavar": "SIZE", **attributes}
-        text, shown = f"{text}: 500MB, 4GB", shown or (human_bytes(value) if value else "")
-    elif kind in ("file", "folder", "examples"):
-        attributes = {"type": click.Path(dir_okay=kind != "file", file_okay=kind != "folder"), **attributes}
-        text = f"{text.partition(':')[0]}: FILE.npz, FILE.npy, or a folder of such files" if kind == "examples" else text
     elif field.metadata.get("at_least") is not None and "float" not in field.type:
         attributes = {"type": int, **attributes}
-        shown = shown or ("" if value is None or value == 1 else str(value))
+        shown = shown or ("" if value in (None, 1) else str(value))
+    text += f": {example}" * bool(example) + "; repeatable" * bool(attributes.get("multiple"))
     names = flags or (f"--{name.replace('_', '-')}", name)
     return click.option(*names, help=f"{text} [default: {shown}]" if shown else text, **attributes)
 
@@ -238,11 +202,22 @@ add_batch = click.option(
     "--batch", type=click.IntRange(0), metavar="ROWS", help="Size of the first axis of the inputs, also where it has no name"
 )
 add_json = click.option("--json", "as_json", is_flag=True, help="Print JSON")
+add_html = click.option("--html", type=TARGET, help="Also write a page to this file")
 
 
 def add_engines(text: str, shown: str = _FIRST_ENGINE, **attributes: Any) -> Decorator:
     """Add the option for engines."""
     return click.option(*ENGINE_NAMES, metavar="ENGINES", show_default=shown, help=text, **attributes)
+
+
+def add_seed(text: str) -> Decorator:
+    """Add the option for the seed of random values."""
+    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help=text)
+
+
+def add_time(name: str, default: str, text: str) -> Decorator:
+    """Add an option for the time that work may take."""
+    return click.option(name, default=default, show_default=True, type=TIME, help=f"{text}: 60s, 2m")
 
 
 def add_all(*options: Decorator) -> Decorator:
@@ -260,13 +235,7 @@ _shared_options = add_all(
     click.option(
         "--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"
     ),
-    derive(
-        ModuleOptions,
-        "devices",
-        callback=parse_devices,
-        metavar="ENGINE=DEVICE,...",
-        help="Devices of single engines: ort=cuda,tvm=cpu",
-    ),
+    derive(ModuleOptions, "devices", type=_DEVICES, help="Devices of single engines: ort=cuda,tvm=cpu"),
     derive(ClusteringOptions, "pins", "--pin", "pins", multiple=True, metavar="PIN"),
     derive(ClusteringOptions, "minimum_nodes"),
     derive(ClusteringOptions, "maximum_nodes"),
@@ -290,9 +259,7 @@ input_options = add_all(
         metavar="[NAME=]FILE",
         help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
     ),
-    click.option(
-        "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the random inputs that replace missing ones"
-    ),
+    add_seed("Seed of the random inputs that replace missing ones"),
 )
 module_options = add_all(
     add_engines("Engines, first choice first: tvm,ort; auto places by measurement"),
@@ -306,9 +273,8 @@ add_tuning_options = add_all(
     _shared_options,
     isolation_options,
     input_options,
-)
-add_precision_options = add_all(
-    derive(ModuleOptions, "max_error", callback=parse_share, metavar="SHARE", example="1%, 0.01"),
+    add_time("--budget", "60s", "Time of the search"),
+    derive(ModuleOptions, "max_error", type=SHARE, example="1%, 0.01"),
     click.option(
         "--measure",
         type=click.Choice(["relative", "cosine", "top1"]),
@@ -345,3 +311,37 @@ def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
         keywords["pins"] = params["pins"]
     keywords |= isolation_keywords(params)
     return {**keywords, "engine": engines, "device": params["device"], "strict": params["strict"]}
+
+
+# ---------------------------------------------------------------------- sizes that a command needs
+
+
+def check_sizes(function: Function) -> None:
+    """Raise OptionError if a model has symbolic dims without a size, since times are measured at known sizes.
+
+    Unnamed extents count if the command reads inputs from files, which alone can give their size.
+    """
+    context = click.get_current_context()
+    named = name_batch(function)
+    missing: dict[str, list[str]] = {}
+    if dims := list_dims(function):
+        missing[f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}"] = [f"--dim {name}=SIZE" for name in dims]
+    if named is not function:
+        missing["the first axes of the inputs, which have no name"] = ["--batch SIZE"]
+    shapes = {value.name: value.type.shape if isinstance(value.type, TensorType) else None for value in named.inputs}
+    unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
+    if unnamed and "files" in context.params:
+        text = f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}"
+        missing[text] = [f"-i {name}=FILE.npy" for name in unnamed]
+    if missing:
+        typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
+        raise OptionError(
+            f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(missing)}. "
+            f"Give them: {' '.join([typed, *(option for options in missing.values() for option in options)])}"
+        )
+
+
+def list_dims(function: Function) -> list[str]:
+    """The symbolic dims of the inputs, in order."""
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    return list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))

@@ -11,7 +11,7 @@ import click
 from xrt import passes
 from xrt.cache import CompileCache
 from xrt.cli.inputs import load_with_sizes, read_batches
-from xrt.cli.options import add_dims, add_engines, check_writable
+from xrt.cli.options import TARGET, add_dims, add_engines
 from xrt.cli.screen import WorkStatus, human_bytes, print_lines
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -39,7 +39,7 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 
 @click.command("quantize")
 @click.argument("model")
-@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), required=True, help="The quantized model, as ONNX")
+@click.option("-o", "--output", "target", type=TARGET, required=True, help="The quantized model, as ONNX")
 @click.option("--data", type=click.Path(exists=True), help="Examples: FILE.npz, FILE.npy, or a folder of such files")
 @click.option("--method", default="minmax", show_default=True, type=click.Choice([*METHODS]), help="How ranges are chosen")
 @click.option("--weights-only", type=click.Choice(["int8"]), help="Store weights so, and compute in floating point")
@@ -51,17 +51,15 @@ _DEFAULT_ORT = "ort{config.session.x64quantprecision=0}"
 @click.option("--per-tensor", is_flag=True, help="One scale for each weight, not one per channel")
 @click.option("--portable", is_flag=True, help="Weights of 7 bits: a file for all processors, x86 without VNNI too")
 @click.option("--table", "table_file", type=click.Path(dir_okay=False), help="Ranges from this calibration table")
-@click.option("--save-table", type=click.Path(dir_okay=False), help="Write the calibration table")
+@click.option("--save-table", type=TARGET, help="Write the calibration table")
 @add_engines("Engines that calibrate and measure, first choice first: tvm,ort")
 @add_dims
-def quantize_command(model: str, target: str, table_file: str | None, save_table: str | None, **params: Any) -> None:
+def quantize_command(model: str, target: Path, table_file: str | None, save_table: Path | None, **params: Any) -> None:
     """Quantize MODEL, an ONNX file or a shipped model, and write it as ONNX that any runtime reads.
 
     Products and convolutions are computed in 8 bits, with ranges that are measured on the examples. The error of the outputs is
     measured on the same examples.
     """
-    for path in filter(None, (target, save_table)):
-        check_writable(Path(path))
     options, is_weight_only = _make_options(params), params["weights_only"] is not None
     function = load_with_sizes(model, params)
     if any("quantize" in node.op.lower() or "QLinear" in node.op for node in function.nodes):
@@ -96,7 +94,7 @@ def quantize_command(model: str, target: str, table_file: str | None, save_table
         print_lines(f"largest relative error of an output: {error:.3%}, {where}")
     if not is_weight_only:
         print_lines(_TARGETS[options.reduce_range])
-    print_lines(f"{target}: {human_bytes(Path(target).stat().st_size)}")
+    print_lines(f"{target}: {human_bytes(target.stat().st_size)}")
 
 
 def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:

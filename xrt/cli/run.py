@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,23 +23,27 @@ from xrt.cli.inputs import (
     from_files,
     load_with_options,
     open_model,
+    open_with_inputs,
     set_shapes,
     settle_batch,
 )
 from xrt.cli.options import (
+    CHECK,
+    FOLDER,
+    TARGET,
+    add_html,
     add_json,
     check_sizes,
-    check_writable,
+    choose_target,
     derive,
     input_options,
     isolation_options,
     module_keywords,
     module_options,
-    parse_check,
     parse_choices,
     write_page,
 )
-from xrt.cli.screen import WorkStatus, human_bytes, out, print_lines, show_table
+from xrt.cli.screen import WorkStatus, human_bytes, print_json, print_lines, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -80,30 +83,18 @@ add_verbose = click.option(
 @module_options
 @isolation_options
 @input_options
-@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
+@click.option("-o", "--output", "target", type=TARGET, help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
-@click.option("--trace", type=click.Path(dir_okay=False), help="Save a timeline of as many more runs, for Perfetto")
-@derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", kind="folder")
-@derive(ModuleOptions, "check", callback=parse_check)
+@click.option("--trace", type=TARGET, help="Save a timeline of as many more runs, for Perfetto")
+@derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", type=FOLDER)
+@derive(ModuleOptions, "check", type=CHECK)
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
-def run_command(
-    model: str,
-    files: tuple[str, ...],
-    seed: int,
-    target: str | None,
-    repeat: int,
-    trace: str | None,
-    verified: bool,
-    **params: Any,
-) -> int:
+def run_command(model: str, target: Path | None, repeat: int, trace: Path | None, verified: bool, **params: Any) -> int:
     """Run MODEL: an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
 
     The exit code is 1 when --verify finds a difference.
     """
-    for path in filter(None, (target, trace)):
-        check_writable(Path(path))
-    function, module = open_model(model, params)
-    values = all_inputs(files, function, seed)
+    function, module, values = open_with_inputs(model, params)
     with module:
         results, first = time_call(lambda: _as_tuple(module(**values)))
         seconds = statistics.median(seconds_per_call(partial(module, **values)) for _ in range(repeat))
@@ -121,7 +112,7 @@ def run_command(
     if trace is not None:
         print_lines(f"{trace}: a timeline of {format_count(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing")
     if target is not None:
-        _save(outputs, Path(target))
+        _save(outputs, target)
     return _verify(function, values, results) if verified else 0
 
 
@@ -129,13 +120,11 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
     return tuple(to_host(result) for result in (results if isinstance(results, tuple) else (results,)))
 
 
-def _summarize(value: Any) -> tuple[str, str, str, str]:
+def _summarize(value: Any) -> tuple[str, ...]:
     if not isinstance(value, np.ndarray):
         return (f"{type(value).__name__} of {len(value)}" if isinstance(value, list) else str(value), "", "", "")
-    kind = f"{value.dtype}{list(value.shape)}"
-    if value.size == 0 or value.dtype.kind not in "fiub":
-        return (kind, "", "", "")
-    return (kind, f"{value.min():.6g}", f"{value.mean():.6g}", f"{value.max():.6g}")
+    numbers = (value.min(), value.mean(), value.max()) if value.size and value.dtype.kind in "fiub" else ()
+    return (f"{value.dtype}{list(value.shape)}", *(f"{number:.6g}" for number in numbers), *[""] * (3 - len(numbers)))
 
 
 def _save(outputs: Mapping[str, Any], target: Path) -> None:
@@ -180,13 +169,12 @@ def _explain_no_reference(function: Function, error: PlanError | EngineError) ->
 @input_options
 @click.option("--outputs-only", is_flag=True, help="Do not compare values inside regions")
 @add_json
-def verify_command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **params: Any) -> int:
+def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any) -> int:
     """Compare each region of MODEL, and each value inside, with the reference engine; exit code 1 if one differs.
 
     MODEL is an ONNX file, a bundle or a shipped model.
     """
-    function, module = open_model(model, params)
-    values = all_inputs(files, function, seed)
+    _, module, values = open_with_inputs(model, params)
     with module, WorkStatus("verifying") as status:
         verification = module.verify(
             **values,
@@ -194,7 +182,7 @@ def verify_command(model: str, files: tuple[str, ...], seed: int, outputs_only: 
             progress=lambda done, count: status.update(f"verifying region {done}/{count}"),
         )
     if as_json:
-        out.print_json(json.dumps(verification.to_dict()))
+        print_json(verification.to_dict())
     else:
         print_lines(str(verification))
     return 0 if verification else 1
@@ -211,19 +199,16 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
     """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
     if is_bundle(model):
         file = BundleFile(model)
-        if as_text:
-            print_lines(*(str(file.read_plan(program.plan)["function"]) for program in file.record.programs))
-            return
+        functions = [file.read_plan(program.plan)["function"] for program in file.record.programs] if as_text else []
         facts, show = _read_bundle(file), _show_bundle
     else:
-        function = load_with_options(model)
+        functions = [function := load_with_options(model)]
         verify(function)
-        if as_text:
-            print_lines(str(function))
-            return
         facts, show = _read_model(function), _show_model
-    if as_json:
-        out.print_json(json.dumps(facts))
+    if as_text:
+        print_lines(*map(str, functions))
+    elif as_json:
+        print_json(facts)
     else:
         show(facts)
 
@@ -313,40 +298,30 @@ def _show_bundle(facts: Mapping[str, Any]) -> None:
 @isolation_options
 @input_options
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with the plan as pictures")
+@add_html
 @add_json
 @add_verbose
-def explain_command(
-    model: str,
-    files: tuple[str, ...],
-    seed: int,
-    with_memory: bool,
-    html: Path | None,
-    as_json: bool,
-    verbose: bool,
-    **params: Any,
-) -> None:
+def explain_command(model: str, with_memory: bool, html: Path | None, as_json: bool, verbose: bool, **params: Any) -> None:
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
     The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
     engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions, the plans that
     lost, and the operators whose support would save most.
     """
-    if html is not None:
-        check_writable(html)
     function, module = open_model(model, params)
+    files = params["files"]
     is_measured = not is_bundle(model) and is_auto(module_keywords(params)["engine"])
     if is_measured:
         check_sizes(set_shapes(function, from_files(files, function)))
     if (files and not is_bundle(model)) or is_measured:
-        module.plan_for(**all_inputs(files, function, seed))
+        module.plan_for(**all_inputs(files, function, params["seed"]))
     if with_memory:
         module.compile()
     explanation = module.explain()
     if html is not None:
         write_page(html, render_explanation_page(explanation, model))
     if as_json:
-        out.print_json(json.dumps(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {})))
+        print_json(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {}))
         return
     print_lines(replace(explanation, account=None).describe(deviations=verbose, left_out=verbose))
     if explanation.account is not None:
@@ -377,9 +352,9 @@ def show_costs(report: CostReport) -> None:
 @click.argument("model")
 @module_options
 @isolation_options
-@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
+@click.option("-o", "--output", "target", type=TARGET, help="The bundle [default: MODEL.xrt here]")
 @add_verbose
-def compile_command(model: str, target: str | None, verbose: bool, **params: Any) -> None:
+def compile_command(model: str, target: Path | None, verbose: bool, **params: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
 
     --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
@@ -388,8 +363,7 @@ def compile_command(model: str, target: str | None, verbose: bool, **params: Any
     compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
     error.
     """
-    path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
-    check_writable(path)
+    path = choose_target(target, model, ".xrt")
     function = load_with_options(model)
     settle_batch(function, params)
     choices = parse_choices(params["dims"])

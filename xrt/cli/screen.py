@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,11 @@ def print_lines(*lines: str) -> None:
     """Print lines as they are; a terminal wraps them."""
     for line in lines:
         out.print(line, markup=False)
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON."""
+    out.print_json(json.dumps(data))
 
 
 def show_table(

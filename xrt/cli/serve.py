@@ -13,14 +13,14 @@ import click
 
 from xrt.cli.options import (
     CORES,
+    FOLDER,
+    NUMBERS,
+    WAIT,
     add_all,
     add_engines,
-    check_folder,
     derive,
     isolation_keywords,
     isolation_options,
-    parse_numbers,
-    parse_wait,
 )
 from xrt.cli.screen import complain, out, print_lines, progress
 from xrt.engines import ExecutionOptions, split_specs
@@ -56,16 +56,15 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return paths
 
 
-def parse_batch(context: click.Context, option: click.Parameter, text: str | None) -> int | list[int] | None:
-    """Parse one number, or a list of several."""
-    sizes = parse_numbers(context, option, text)
+def parse_batch(context: click.Context, option: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
+    """Return one number, or a list of several."""
     return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
 
 
 _add_batching = add_all(
     derive(ServingOptions, "instances", shown="as tuned, or 1"),
-    derive(ServingOptions, "batch", callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
-    derive(ServingOptions, "max_wait", callback=parse_wait, metavar="TIME", example="2ms"),
+    derive(ServingOptions, "batch", type=NUMBERS, callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
+    derive(ServingOptions, "max_wait", type=WAIT, example="2ms"),
 )
 
 
@@ -92,9 +91,7 @@ _add_batching = add_all(
     flag_value=False,
     default=None,
 )
-@click.option(
-    "--drain", default="30s", show_default=True, callback=parse_wait, metavar="TIME", help="Time of open requests at the end"
-)
+@click.option("--drain", default="30s", show_default=True, type=WAIT, help="Time of open requests at the end")
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
@@ -186,7 +183,7 @@ def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple
 @click.command("batch")
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
-@click.option("-o", "--output", "target", required=True, type=click.Path(file_okay=False), help="Folder of the results")
+@click.option("-o", "--output", "target", required=True, type=FOLDER, help="Folder of the results")
 @add_engines("Engines of an ONNX file, first choice first; a bundle has its own", default="")
 @click.option("--column", "columns", multiple=True, callback=_parse_columns, metavar="INPUT=COLUMN", help="Column of an input")
 @click.option("--output-name", "outputs", multiple=True, metavar="NAME", help="Output to keep [default: all]; repeatable")
@@ -211,13 +208,12 @@ def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple
 @click.option("--workers", type=click.IntRange(1), help="Parts at a time [default: one for each processor]")
 @click.option("--address", metavar="ADDRESS", help="Run on this cluster of Ray: auto, or HOST:PORT")
 @click.option("--cpus", type=click.IntRange(1), help="With --address: processors, and threads, of each worker [default: 1]")
-def batch_command(model: str, rows: tuple[str, ...], target: str, **params: Any) -> int:
+def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any) -> int:
     """Run MODEL, a bundle or an ONNX file, on ROWS: files of Parquet, CSV, JSON lines or Arrow, and folders of them.
 
     The results have the rows in their order. The same command continues a job that was stopped. The exit code is 1 when rows
     have errors.
     """
-    check_folder(Path(target))
     if not Path(model).is_file():
         raise InputError(f"there is no model at {model}: no such file")
     if params["cpus"] and not params["address"]:
@@ -255,7 +251,7 @@ def batch_command(model: str, rows: tuple[str, ...], target: str, **params: Any)
     return int(bool(report.errors))
 
 
-def _print_report(report: JobReport, target: str, *, has_default: bool) -> None:
+def _print_report(report: JobReport, target: Path, *, has_default: bool) -> None:
     present = f", {report.present} were there" if report.present else ""
     errors = f"; {report.errors} rows have errors" if report.errors else ""
     engine = f", on {report.engine} (default engine)" if has_default and report.engine else ""

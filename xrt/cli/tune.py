@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -19,32 +18,33 @@ from xrt.cache import DiskTier, default_cache
 from xrt.cli.inputs import (
     all_inputs,
     from_files,
-    list_input_files,
     load_with_options,
     load_with_sizes,
     precision_keywords,
     read_batches,
+    read_input_files,
     read_locked_dims,
     set_shapes,
     settle_batch,
 )
 from xrt.cli.options import (
     ENGINE_NAMES,
-    add_all,
+    NUMBERS,
+    SHARE,
+    TARGET,
+    TIME,
     add_batch,
+    add_html,
     add_json,
-    add_precision_options,
+    add_time,
     add_tuning_options,
     check_sizes,
-    check_writable,
+    choose_target,
     module_keywords,
     parse_dims,
-    parse_numbers,
-    parse_seconds,
-    parse_share,
     write_page,
 )
-from xrt.cli.screen import TimedRow, WorkStatus, complain, human_bytes, out, print_lines, show_table, show_times
+from xrt.cli.screen import TimedRow, WorkStatus, complain, human_bytes, print_json, print_lines, show_table, show_times
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, did_you_mean
@@ -57,9 +57,9 @@ from xrt.module.lockfile import check_module, lock_module
 from xrt.module.tuning import tune_throughput
 from xrt.passes import specialize
 from xrt.placement.records import DEVICE_OF, read_lock, read_shapes
-from xrt.placement.report import describe_precision, format_error, list_pareto_plans
+from xrt.placement.report import describe_precision, format_error, list_pareto_plans, render_tuning_page
 from xrt.placement.result import VERDICTS, format_count
-from xrt.placement.throughput import COLUMNS, list_cells, render_throughput_page
+from xrt.placement.throughput import COLUMNS, NUMBERS as POINT_NUMBERS, list_cells, render_throughput_page
 from xrt.runtime.inputs import infer_type
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement import CandidateResult, TuningResult
     from xrt.placement.regression_check import RegressionResult
-    from xrt.placement.throughput import ThroughputResult
 
 
 DETAILS = ("regions", "to the best engine", "note")
@@ -78,60 +77,42 @@ CLOCK_STEP = 2.0
 """Seconds by which a file system may round the time of a file down."""
 GATE = 5.0
 """Seconds of the comparison with another plan, for the lockfile of `xrt tune --objective throughput`."""
-POINT_NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
-
-add_search_budget = click.option(
-    "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
-)
-add_objective_options = add_all(
-    click.option(
-        "--objective",
-        default="latency",
-        show_default=True,
-        type=click.Choice(["latency", "throughput"]),
-        help="Minimize the time of a call, or maximize requests per second within --p99",
-    ),
-    click.option(
-        "--p99",
-        callback=parse_seconds,
-        metavar="TIME",
-        help="With throughput: limit on the 99th percentile of the latency: 20ms, 1s [default: no limit]",
-    ),
-    click.option(
-        "--batch",
-        "batches",
-        callback=parse_numbers,
-        metavar="SIZES",
-        help="Size of the first axis of the inputs; with throughput the batch sizes to measure: 1,2,4 [default: 1,2,4,8,16,32]",
-    ),
-    click.option(
-        "--instances",
-        callback=parse_numbers,
-        metavar="NUMBERS",
-        help="With throughput: numbers of concurrent calls to measure, which share the threads "
-        "[default: 1,2,4,... up to the threads]",
-    ),
-    click.option(
-        "--batch-dim",
-        metavar="NAME",
-        help="With throughput: the symbolic dim that counts requests [default: the first of all inputs and outputs]",
-    ),
-    click.option(
-        "-o", "--output", "target", type=click.Path(dir_okay=False), help="With throughput: write the result to this lockfile"
-    ),
-)
 
 
 @click.command("tune")
 @click.argument("model")
 @add_tuning_options
-@add_search_budget
-@add_precision_options
-@add_objective_options
-@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Also write a page to this file")
+@click.option(
+    "--objective",
+    default="latency",
+    show_default=True,
+    type=click.Choice(["latency", "throughput"]),
+    help="Minimize the time of a call, or maximize requests per second within --p99",
+)
+@click.option(
+    "--p99", type=TIME, help="With throughput: limit on the 99th percentile of the latency: 20ms, 1s [default: no limit]"
+)
+@click.option(
+    "--batch",
+    "batches",
+    type=NUMBERS,
+    help="Size of the first axis of the inputs; with throughput the batch sizes to measure: 1,2,4 [default: 1,2,4,8,16,32]",
+)
+@click.option(
+    "--instances",
+    type=NUMBERS,
+    help="With throughput: numbers of concurrent calls to measure, which share the threads [default: 1,2,4,... up to all]",
+)
+@click.option(
+    "--batch-dim",
+    metavar="NAME",
+    help="With throughput: the symbolic dim that counts requests [default: the first of all inputs and outputs]",
+)
+@click.option("-o", "--output", "target", type=TARGET, help="With throughput: write the result to this lockfile")
+@add_html
 @add_json
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, regions, notes, errors, and what was not measured")
-def tune_command(model: str, files: tuple[str, ...], seed: int, budget: float, **params: Any) -> int:
+def tune_command(model: str, **params: Any) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
     With --objective throughput, find the configuration that serves most requests per second, of which 99 % finish within
@@ -143,29 +124,24 @@ def tune_command(model: str, files: tuple[str, ...], seed: int, budget: float, *
     measured on --validate, is within the limit. Ctrl-C ends the search with the best plan so far, and exit code 130. The exit
     code is 1 if nothing could be measured.
     """
-    if params["objective"] == "latency" and len(params["batches"] or ()) == 1:
-        params["batch"], params["batches"] = params["batches"][0], None
-    keywords = module_keywords(params)
-    keywords["engine"] = list(dict.fromkeys([*keywords["engine"], "auto"]))
-    _check_objective(params)
-    for path in filter(None, (params["page"], params["target"])):
-        check_writable(Path(path))
     if params["objective"] == "throughput":
-        function = load_with_sizes(model, params)
-        values = all_inputs(files, function, seed) if files else {}
-        keywords |= precision_keywords(params, function)
-        return _tune_throughput(model, function, keywords, values, budget, seed, params)
-    function, values = _load(model, files, seed, params)
+        return _tune_throughput(model, params)
+    if len(params["batches"] or ()) == 1:
+        params["batch"], params["batches"] = params["batches"][0], None
+    flags = {"p99": "p99", "batches": "batch with several sizes", "instances": "instances", "batch_dim": "batch-dim"}
+    for name, flag in {**flags, "target": "output"}.items():
+        if params[name] is not None:
+            raise OptionError(f"--{flag} is of throughput; pass --objective throughput too, or leave it out")
+    keywords = _read_keywords(params)
+    function, values = _load(model, params)
     lowering = precision_keywords(params, function)
     began = time.time() - CLOCK_STEP
-    with XRTModule(function, **keywords, **lowering, budget=budget) as module:
+    with XRTModule(function, **keywords, **lowering) as module:
         tuned, threads = module.tune(**values), module.threads
-    if params["page"] is not None:
-        from xrt.placement.report import render_tuning_page
-
-        write_page(params["page"], render_tuning_page(tuned, model))
+    if params["html"] is not None:
+        write_page(params["html"], render_tuning_page(tuned, model))
     if params["as_json"]:
-        out.print_json(json.dumps({"model": model, "threads": threads, **tuned.to_dict()}))
+        print_json({"model": model, "threads": threads, **tuned.to_dict()})
     else:
         _show_result(tuned, threads, verbose=params["verbose"])
         if tuned.how == "measured":
@@ -173,21 +149,19 @@ def tune_command(model: str, files: tuple[str, ...], seed: int, budget: float, *
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 
-def _load(model: str, files: Sequence[str], seed: int, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]:
+def _read_keywords(params: dict[str, Any]) -> dict[str, Any]:
+    """XRTModule's keywords; the engines are compared, whether ``auto`` is in the list or not."""
+    keywords = module_keywords({**params, "engine": f"{params['engine']},auto"})
+    return {**keywords, "engine": list(dict.fromkeys(keywords["engine"]))}
+
+
+def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]:
     """Load a model, and inputs of the sizes of ``--dim``; the model's dims stay symbolic, as its placement serves all sizes."""
     function = load_with_options(model)
     settle_batch(function, params)
     sized = set_dims(function, parse_dims(params["dims"]))
-    check_sizes(set_shapes(sized, from_files(files, sized)))
-    return function, all_inputs(files, sized, seed)
-
-
-def _check_objective(params: Mapping[str, Any]) -> None:
-    """Raise OptionError for an option that only throughput has."""
-    flags = {"p99": "p99", "batches": "batch with several sizes", "instances": "instances", "batch_dim": "batch-dim"}
-    for name, flag in {**flags, "target": "output"}.items():
-        if params["objective"] == "latency" and params[name] is not None:
-            raise OptionError(f"--{flag} is of throughput; pass --objective throughput too, or leave it out")
+    check_sizes(set_shapes(sized, from_files(params["files"], sized)))
+    return function, all_inputs(params["files"], sized, params["seed"])
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
@@ -243,6 +217,7 @@ def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
         return
     engines, device = keywords["engine"], keywords["device"]
     shown = {**keywords, "engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
+    del shown["budget"]
     call = ", ".join(f"{name}={value!r}" for name, value in sorted(shown.items()) if value)
     is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
     stored = f"stored: XRTModule(MODEL, {call}) uses it for these shapes, whatever its budget"
@@ -252,46 +227,41 @@ def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
 # ---------------------------------------------------------------------- throughput
 
 
-def _tune_throughput(
-    model: str,
-    function: Function,
-    keywords: Mapping[str, Any],
-    values: Mapping[str, Any],
-    budget: float,
-    seed: int,
-    params: Mapping[str, Any],
-) -> int:
+def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     """Tune, print the table, and write the lockfile and the page."""
+    keywords = _read_keywords(params)
+    budget, target = keywords.pop("budget"), params["target"]
+    function = load_with_sizes(model, params)
+    values = all_inputs(params["files"], function, params["seed"]) if params["files"] else {}
+    keywords |= precision_keywords(params, function)
     limits = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
-    source = {"source": model, "seed": str(seed), "dims": ",".join(params["dims"])}
+    source = {"source": model, "seed": str(params["seed"]), "dims": ",".join(params["dims"])}
     locks: list[PlacementFile] = []
 
     def lock(module: XRTModule, example: Sequence[Any]) -> None:
-        if params["target"]:
+        if target:
             locks.append(lock_module(module, example, source, GATE))
 
     with XRTModule(function, **keywords) as module:
+        threads = module.threads
         with WorkStatus("tuning for throughput") as status:
             result = tune_throughput(
-                module, named=values, seed=seed, budget=budget, progress=False, tell=status.update, use=lock, **limits
+                module, named=values, seed=params["seed"], budget=budget, progress=False, tell=status.update, use=lock, **limits
             )
-        if params["as_json"]:
-            out.print_json(json.dumps({"model": model, "threads": module.threads, **result.to_dict()}))
-        else:
-            _show_points(result)
-    if params["page"] is not None:
-        write_page(params["page"], render_throughput_page(result, model))
+    if params["as_json"]:
+        print_json({"model": model, "threads": threads, **result.to_dict()})
+    else:
+        cells = [list_cells(one, human_bytes) for one in result.candidates]
+        show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
+        points = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
+        print_lines(result.headline, points, *result.notes)
+    if params["html"] is not None:
+        write_page(params["html"], render_throughput_page(result, model))
     if locks and (record := result.to_record()) is not None:
-        write_placement(locks[0].replace(serving=record), params["target"])
+        write_placement(locks[0].replace(serving=record), target)
         if not params["as_json"]:
-            print_lines(f"{params['target']}: written; XRTModule(MODEL, engine='auto', lock=...) uses it")
+            print_lines(f"{target}: written; XRTModule(MODEL, engine='auto', lock=...) uses it")
     return INTERRUPTED if result.is_interrupted else 0 if result.configuration else 1
-
-
-def _show_points(result: ThroughputResult) -> None:
-    show_table(COLUMNS, [list_cells(one, human_bytes) for one in result.candidates], numbers=POINT_NUMBERS, whole=("verdict",))
-    spent = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
-    print_lines(result.headline, spent, *result.notes)
 
 
 # ---------------------------------------------------------------------- lockfiles
@@ -304,21 +274,10 @@ NOISY = 0.1
 @click.argument("model")
 @add_tuning_options
 @add_batch
-@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The lockfile [default: MODEL.lock here]")
-@add_search_budget
-@click.option(
-    "--gate",
-    default="10s",
-    show_default=True,
-    callback=parse_seconds,
-    metavar="TIME",
-    help="Time of the comparison with the best other plan: 10s, 2m",
-)
+@click.option("-o", "--output", "target", type=TARGET, help="The lockfile [default: MODEL.lock here]")
+@add_time("--gate", "10s", "Time of the comparison with the best other plan")
 @click.option("--retune", is_flag=True, help="Search even if a decision is stored")
-@add_precision_options
-def lock_command(
-    model: str, files: tuple[str, ...], seed: int, target: str | None, budget: float, gate: float, retune: bool, **params: Any
-) -> int:
+def lock_command(model: str, target: Path | None, gate: float, retune: bool, **params: Any) -> int:
     """Write the placement of MODEL, with reasons, machine and versions, as a file for version control.
 
     XRTModule(MODEL, engine="auto", lock=FILE) uses the plan without measuring. `xrt check FILE` tests whether the plan is still
@@ -326,12 +285,10 @@ def lock_command(
     values. The placement is measured as by `xrt tune`, unless a measurement is stored. The plan serves
     all sizes of symbolic dims; it is measured at those of --dim.
     """
-    path = Path(target) if target else Path(f"{Path(model).stem}.lock")
-    check_writable(path)
-    function, values = _load(model, files, seed, params)
-    input_files = {name: _relate(file, path) for name, file in list_input_files(files, function).items()}
-    keywords = {**module_keywords(params), **precision_keywords(params, function)}
-    with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
+    path = choose_target(target, model, ".lock")
+    function, values = _load(model, params)
+    files = read_input_files(params["files"], function)
+    with XRTModule(function, **_read_keywords(params), **precision_keywords(params, function)) as module:
         if retune:
             module.tune(**values)
         else:
@@ -341,11 +298,15 @@ def lock_command(
             complain("interrupted", f"nothing is locked; {path} is as it was")
             return INTERRUPTED
         # A model file is named relative to the lock, a shipped model by its name.
-        source = {"source": _relate(model, path) if os.path.lexists(model) else model, "seed": str(seed)}
+        source = {"source": _relate(model, path) if os.path.lexists(model) else model, "seed": str(params["seed"])}
         source["dims"] = ",".join(params["dims"])
         source |= {name: _relate(params[name], path) for name in ("calibrate", "validate") if params[name] is not None}
+        arrays, input_files = (
+            [values[value.name] for value in function.inputs],
+            {n: _relate(f, path) for n, (f, _) in files.items()},
+        )
         with WorkStatus("comparing the plan with another"):
-            lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, input_files)
+            lock = lock_module(module, arrays, source, gate, input_files)
     write_placement(lock, path)
     print_lines(str(tuned), f"{path}: {_describe_baseline(lock.baseline)}")
     return 0
@@ -368,15 +329,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 
 @click.command("check")
 @click.argument("lock", type=click.Path(dir_okay=False))
-@click.option(
-    "--max-regress",
-    "limit",
-    default="5%",
-    show_default=True,
-    callback=parse_share,
-    metavar="SHARE",
-    help="Largest growth of the ratio: 5%, 0.05",
-)
+@click.option("--max-regress", "limit", default="5%", show_default=True, type=SHARE, help="Largest growth of the ratio: 5%, 0.05")
 @click.option(
     "--undecided",
     default="pass",
@@ -384,9 +337,7 @@ def _describe_baseline(baseline: Baseline | None) -> str:
     type=click.Choice(["pass", "fail"]),
     help="Result of a check that the noise leaves undecided: exit code 0, or 3",
 )
-@click.option(
-    "--budget", default="30s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the comparison: 30s, 2m"
-)
+@add_time("--budget", "30s", "Time of the comparison")
 @click.option("--model", metavar="MODEL", help="The model [default: the path in the lockfile]")
 @click.option(*ENGINE_NAMES[:-1], "named", metavar="ENGINES", help="Engines of the lockfile whose options may name files or code")
 @click.option(
@@ -409,12 +360,12 @@ def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> in
     except (LockError, EngineError, PlanError) as error:
         reason = " ".join(str(error).split())
         if as_json:
-            out.print_json(json.dumps({"state": "cannot run", "reason": reason}))
+            print_json({"state": "cannot run", "reason": reason})
         else:
             print_lines(f"cannot run: {reason}")
         return 1
     if as_json:
-        out.print_json(json.dumps({**result.to_dict(), "differs": list(differences)}))
+        print_json({**result.to_dict(), "differs": list(differences)})
     else:
         print_lines(*(f"not where it was locked: {line}" for line in differences), str(result))
         if result.state == "undecided":

@@ -9,16 +9,8 @@ from typing import Any
 
 import click
 
-from xrt.cli.inputs import all_inputs, open_model
-from xrt.cli.options import (
-    ENGINE_NAMES,
-    add_json,
-    check_folder,
-    check_writable,
-    input_options,
-    isolation_options,
-    module_options,
-)
+from xrt.cli.inputs import open_with_inputs
+from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, input_options, isolation_options, module_options
 from xrt.cli.screen import WorkStatus, complain, err, print_lines, progress, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -30,8 +22,14 @@ from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 from xrt.testing.corpus import CorpusEntry
 from xrt.testing.corpus.entry import write_entry
 from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
-from xrt.testing.open_dims import OPENINGS, Opening
+from xrt.testing.open_dims import OPENINGS
 from xrt.verify import Verdict
+
+add_in_process = click.option(
+    "--in-process",
+    is_flag=True,
+    help="Run the engines in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
+)
 
 
 @click.command("conformance")
@@ -52,26 +50,14 @@ from xrt.verify import Verdict
 )
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and its engines")
-@click.option(
-    "--in-process",
-    is_flag=True,
-    help="Run the engines in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
-)
+@add_in_process
 @add_json
 def conformance_command(
-    engines: str,
-    groups: tuple[str, ...],
-    cases: tuple[str, ...],
-    alternate: bool,
-    opening: Opening | None,
-    reasons: bool,
-    operators: bool,
-    in_process: bool,
-    as_json: bool,
+    engines: str, cases: tuple[str, ...], reasons: bool, operators: bool, in_process: bool, as_json: bool, **params: Any
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
-    listed = split_specs(engines)
-    title, failed = f"{engines}{', alternating' * alternate}", 0
+    listed, patterns = split_specs(engines), ",".join(cases)
+    title, failed = f"{engines}{', alternating' * params['alternate']}", 0
     with progress() as bar:
         task = bar.add_task(title, total=None)
 
@@ -81,18 +67,11 @@ def conformance_command(
             text = f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}"
             bar.update(task, completed=done, total=total, description=text)
 
-        report = conform(
-            listed if len(listed) > 1 else listed[0],
-            ",".join(cases),
-            groups=groups,
-            alternate=alternate,
-            opening=opening,
-            isolate=not in_process,
-            progress=advance,
-        )
+        selected = listed if len(listed) > 1 else listed[0]
+        report = conform(selected, patterns, isolate=not in_process, progress=advance, **params)
     if not report.outcomes:
-        within = f" in {', '.join(groups)}" if groups else ""
-        raise OptionError(f"no test has a name like {','.join(cases)}{within}; names read like test_conv_with_strides_padding")
+        within = f" in {', '.join(params['groups'])}" if params["groups"] else ""
+        raise OptionError(f"no test has a name like {patterns}{within}; names read like test_conv_with_strides_padding")
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=1))
     else:
@@ -125,13 +104,7 @@ _REPORT_EVERY = 500
 
 @click.command("fuzz")
 @click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="Number of graphs")
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Seed of the first graph; the next graphs have the next seeds",
-)
+@add_seed("Seed of the first graph; the next graphs have the next seeds")
 @click.option(
     *ENGINE_NAMES[:-1],
     "engines",
@@ -148,32 +121,15 @@ _REPORT_EVERY = 500
     show_default=True,
     help="How graphs run: on one engine, with the reference as fallback, on a random mixture, or alternating",
 )
-@click.option(
-    "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write graphs that differ to this folder, as entries of the corpus",
-)
-@click.option(
-    "--in-process",
-    is_flag=True,
-    help="Run the engines in this process, for a debugger: a crash ends it, where it is one difference otherwise",
-)
-def fuzz_command(
-    count: int,
-    seed: int,
-    engines: str,
-    ways: tuple[KindOfWay, ...],
-    keep: Path | None,
-    in_process: bool,
-) -> int:
+@click.option("--keep", type=FOLDER, help="Write graphs that differ to this folder, as entries of the corpus")
+@add_in_process
+def fuzz_command(count: int, seed: int, engines: str, ways: tuple[KindOfWay, ...], keep: Path | None, in_process: bool) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
     """
     listed = split_specs(engines) if engines else []
     _check_engines(listed)
-    if keep is not None:
-        check_folder(keep)
     fuzzer = Fuzzer(listed, isolate=not in_process, kinds=ways)
     with progress() as bar:
         task = bar.add_task("generated graphs", total=count)
@@ -227,20 +183,15 @@ def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
     "-o",
     "--output",
     "target",
-    type=click.Path(file_okay=False),
+    type=FOLDER,
     help="Folder for the part as model.onnx, with inputs and expected outputs in test_data_set_0",
 )
-def bisect_command(model: str, files: tuple[str, ...], seed: int, target: str | None, **params: Any) -> int:
+def bisect_command(model: str, target: Path | None, **params: Any) -> int:
     """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one.
 
     MODEL is an ONNX file, a bundle or a shipped model.
     """
-    if target is not None:
-        if not Path(target).parent.is_dir():
-            check_writable(Path(target))
-        check_folder(Path(target))
-    function, module = open_model(model, params)
-    values = all_inputs(files, function, seed)
+    _, module, values = open_with_inputs(model, params)
     with module, WorkStatus("looking for a difference") as status:
         report = "{} parts tried, the smallest that differs has {} nodes".format
         culprit = module.bisect(**values, progress=lambda runs, nodes: status.update(report(runs, nodes)))
