@@ -81,7 +81,7 @@ def test_why_miss_says_what_is_not_worth_saving(model: str, capsys: pytest.Captu
 
 def test_an_impossible_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, "cache", "gc", "--size", "much")
-    assert code == 2 and "--size takes a size such as 500MB or 2GB; got 'much'" in err
+    assert code == 2 and "--size takes a size such as 500MB or 4GB; got 'much'" in err
 
 
 def test_a_model_is_compiled_inspected_and_run(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

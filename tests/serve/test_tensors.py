@@ -63,7 +63,7 @@ def test_json_comes_back(datatype: str) -> None:
     [
         ("INT8", [128], "the data of input 'x' have a number that INT8 cannot hold"),
         ("UINT64", [-1], "the data of input 'x' have a number that UINT64 cannot hold"),
-        ("UINT64", [2**64], "the data of input 'x' do not have the datatype UINT64"),
+        ("UINT64", [2**64], "the data of input 'x' have a number that UINT64 cannot hold"),
         ("INT64", [2**63], "the data of input 'x' have a number that INT64 cannot hold"),
         ("INT32", [1.5], "the data of input 'x' do not have the datatype INT32"),
         ("BOOL", [2], "the data of input 'x' have a number that BOOL cannot hold"),

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
@@ -17,16 +17,16 @@ import click
 from rich.text import Text
 
 from xrt import __version__
-from xrt.cache import Records, Store, find_cache_directory, open_disk_tier, parse_size
-from xrt.cache.entries import ENTRIES, CacheListing, Miss, explain_misses, list_entries
+from xrt.cache import Records, Store, find_cache_directory, open_disk_tier
+from xrt.cache.entries import ENTRIES, CacheListing, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
-from xrt.cli.options import add_json, module_keywords, module_options
+from xrt.cli.options import SIZE, add_json, module_keywords, module_options
 from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_json, print_lines, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
-from xrt.errors import CacheError, OptionError
+from xrt.errors import CacheError
 from xrt.module import XRTModule
 from xrt.module.stored_plans import PLANS
 from xrt.runtime import available_cores, default_budget
@@ -52,34 +52,26 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
         return
     with WorkStatus("asking each engine in a process of its own"):
         states = probe_all()
+    is_brief = out.is_terminal and not verbose
     if as_json:
-        listed = [{**asdict(state), "description": find_declaration(state.name).description} for state in states]
-        print_json(listed)
-    elif verbose or not out.is_terminal:
-        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _describe_engine(s)) for s in states]
-        show_table(("engine", "state", "version", "what"), rows)
-    else:
-        rows = [(s.name, Text(s.state, style=_STYLES[s.state]), _find_number(s.version), _list_devices(s)) for s in states]
-        show_table(("engine", "state", "version", "computes on"), rows)
+        print_json([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
+        return
+    rows = []
+    for status in states:
+        number = re.search(r"\d+(?:\.\w+)+", status.version or "")
+        version = (number[0] if number else "") if is_brief else status.version or ""
+        what = _describe_engine(status, is_brief=is_brief)
+        rows.append((status.name, Text(status.state, style=_STYLES[status.state]), version, what))
+    show_table(("engine", "state", "version", "computes on" if is_brief else "what"), rows)
 
 
-def _find_number(version: str | None) -> str:
-    """The first version number in a text such as ``onnxruntime 1.31.1 (...)``."""
-    number = re.search(r"\d+(?:\.\w+)+", version or "")
-    return number[0] if number else ""
-
-
-def _list_devices(status: EngineStatus) -> str:
-    if status.state != "ready":
-        return status.pip or status.cause
-    return (status.available or ", ".join(status.devices)) + (f"; also in {status.precisions}" if status.precisions else "")
-
-
-def _describe_engine(status: EngineStatus) -> str:
-    devices = status.available or ", ".join(status.devices)
-    state = status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
-    state += f"; also computes in {status.precisions}" if status.precisions else ""
-    return f"{description}: {state}" if (description := find_declaration(status.name).description) else state
+def _describe_engine(status: EngineStatus, *, is_brief: bool) -> str:
+    text = status.pip or status.cause or status.available or ", ".join(status.devices)
+    if status.state == "ready":
+        text += f"; {status.lacks}" if status.lacks and not is_brief else ""
+        text += f"; also in {status.precisions}" if status.precisions else ""
+    description = "" if is_brief else find_declaration(status.name).description
+    return f"{description}: {text}" if description else text
 
 
 def _show_options(engine: str, as_json: bool) -> None:
@@ -173,29 +165,24 @@ def _read_memory() -> dict[str, int]:
 
 
 def _show_report(report: Mapping[str, Any]) -> None:
-    processor, cache = report["processor"], report["cache"]
-    stored = "off"
-    if cache:
-        stored = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, "
-        stored += f"in {cache['directory']}" + (f"; not used: {cache['unused']}" if cache["unused"] else "")
-    rows = [
-        ("python", report["python"]),
-        ("platform", report["platform"]),
-        ("processor", f"{processor['name']} ({processor['architecture']})"),
-        ("features", " ".join(processor["features"])),
-        *((f"cores of {whose}", count) for whose, count in report["cores"].items()),
-        *((f"threads, {whose}", count) for whose, count in report["threads"].items()),
-        *((f"memory, {word}", human_bytes(count)) for word, count in report["memory"].items()),
-        ("cache", stored),
-        *report["versions"].items(),
-        *report["environment"].items(),
-    ]
-    show_table(("what", "value"), rows)
+    show_table(("what", "value"), list(_flatten(report)))
     engines = [
         (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
         for e in report["engines"]
     ]
     show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
+
+
+def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the facts of the report as rows; engines have a table of their own."""
+    for name, value in facts.items():
+        label = f"{title} {name}".strip()
+        if isinstance(value, dict):
+            yield from _flatten(value, label)
+        elif name in ("total", "free", "bytes", "limit"):
+            yield label, human_bytes(value)
+        elif name != "engines":
+            yield label, " ".join(value) if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------------- the cache
@@ -267,15 +254,15 @@ def verify_command(store: Store) -> int:
 
 
 @cache_command.command("gc")
-@click.option("--size", help="Remove the least recently used beyond this size, such as 2GB [default: XRT_CACHE_SIZE, or 5GB]")
+@click.option(
+    "--size", type=SIZE, help="Remove the least recently used beyond this size, such as 2GB [default: XRT_CACHE_SIZE, or 5GB]"
+)
 @click.option("--failures", is_flag=True, help="Forget the compiles that are stored as failed")
 @click.pass_obj
-def gc_command(store: Store, size: str | None, failures: bool) -> None:
+def gc_command(store: Store, size: int | None, failures: bool) -> None:
     """Remove what is damaged, left behind, out of date, or too much."""
     tier = open_disk_tier(directory=store.directory)
-    limit = parse_size(size) if size is not None else tier.limit if tier else 0
-    if limit is None:
-        raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
+    limit = size if size is not None else tier.limit if tier else 0
     damaged = store.find_damaged()
     forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):
@@ -320,22 +307,24 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
         unsaved = {launch.name: why for launch in module.plan.launches if (why := _explain_not_saved(launch))}
     missed = explain_misses(store, [one for name, one in signatures.items() if name not in unsaved])
     misses = {miss.signature.key: miss for miss in missed}
-    if as_json:
-        facts = {}
-        for name, signature in signatures.items():
-            miss = misses.get(signature.key)
-            differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
-            hit = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None}
-            facts[name] = {**hit, "differs": differences}
-        print_json(facts)
-        return int(bool(missed))
+    facts = {}
     for name, signature in signatures.items():
+        miss = misses.get(signature.key)
+        differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
+        facts[name] = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None, "differs": differences}
+        if as_json:
+            continue
         if name in unsaved:
             print_lines(f"{name}: {unsaved[name]}, so it is compiled in each process")
-        elif (miss := misses.get(signature.key)) is None:
+        elif miss is None:
             print_lines(f"{name}: in the cache")
         else:
-            print_lines(f"{name}: not in the cache", *_describe_miss(miss))
+            nearest = f"the nearest entry, {miss.nearest.key[:12]}, differs in:" if miss.nearest else "the cache is empty"
+            print_lines(f"{name}: not in the cache", f"  {nearest}")
+            for ingredient, mine, theirs in miss.differences if miss.nearest else ():
+                print_lines(f"    {ingredient}: {_shorten(mine, _SHOWN)}; the entry has {_shorten(theirs, _SHOWN)}")
+    if as_json:
+        print_json(facts)
     return int(bool(missed))
 
 
@@ -346,13 +335,3 @@ def _explain_not_saved(launch: Launch) -> str:
         return f"engine {launch.engine!r} cannot save an executable"
     small = f"engine {launch.engine!r} compiles so small a region in less time than it takes to load one"
     return "" if engine.is_worth_saving(launch.function) else small
-
-
-def _describe_miss(miss: Miss) -> list[str]:
-    if miss.nearest is None:
-        return ["  the cache is empty"]
-    lines = [f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
-    return lines + [
-        f"    {name}: {_shorten(mine, _SHOWN)}; the entry has {_shorten(theirs, _SHOWN)}"
-        for name, mine, theirs in miss.differences
-    ]

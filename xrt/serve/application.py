@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
@@ -19,24 +18,28 @@ from typing import Any, TypeAlias, TypeVar
 
 from xrt import __version__
 from xrt.errors import OptionError
-from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog
+from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog, time_request
 from xrt.serve.protocol import (
     BINARY,
-    FAILED,
     LATE,
     MALFORMED,
+    OK,
     TOO_LARGE,
     UNKNOWN,
     WRONG_METHOD,
+    ControlRequest,
+    InferRequest,
+    InferResponse,
     RequestRefusal,
     check_no_files,
     decode_control,
     encode_document,
+    make_refusal,
     read_request,
     write_response,
 )
 from xrt.serve.repository import Repository
-from xrt.serve.served_model import ServedModel, ServingOptions
+from xrt.serve.served_model import ServingOptions
 from xrt.serve.triton_repository import make_config
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -44,8 +47,8 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 T = TypeVar("T")
-Answer: TypeAlias = tuple[int, Headers, list[Any]]
-"""Status, headers and the parts of the body."""
+Answer: TypeAlias = tuple[Headers, list[Any]]
+"""Headers and the parts of the body."""
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
@@ -55,12 +58,10 @@ _JSON = [(b"content-type", b"application/json")]
 _BINARY = (b"content-type", b"application/octet-stream")
 LARGE = 1 << 18
 """Requests and responses from this many bytes are converted in a thread, so that the event loop stays responsive."""
-
-_log = logging.getLogger(__name__)
-
-
 CONTROL_BYTES = 1 << 20
 """Maximum body of a request that loads or unloads a model."""
+
+_log = logging.getLogger(__name__)
 
 
 def app(
@@ -177,6 +178,20 @@ class Application:
             return call(*args)
         return await asyncio.get_running_loop().run_in_executor(self._converter, partial(call, *args))
 
+    async def infer(
+        self,
+        name: str,
+        version: str | None,
+        session: str,
+        size: int,
+        read: Callable[[], InferRequest],
+        write: Callable[[InferRequest, InferResponse], T],
+    ) -> T:
+        """Convert a request of ``size`` bytes, run the model and convert the response, for both protocols."""
+        request = await self.run_if_large(size, read)
+        response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
+        return await self.run_if_large(response.bytes, write, request, response)
+
     # ------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -189,63 +204,57 @@ class Application:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                self.start()
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.close()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
+        while (await receive())["type"] == "lifespan.startup":
+            self.start()
+            await send({"type": "lifespan.startup.complete"})
+        await self.close()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.start()
-        began, reason = time.perf_counter(), None
-        who = (scope.get("client") or ("",))[0]
+        client, what, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
         try:
-            status, headers, parts = await self._respond(scope, receive)
-        except RequestRefusal as refusal:
-            reason = refusal
-            status, headers, parts = _write_refusal(refusal)
+            with time_request(partial(self.log.note_request, client, what)):
+                headers, parts = await self._respond(scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            _log.exception("a request for %r failed", scope["path"])
-            status, headers, parts = _write_refusal(RequestRefusal(f"the server failed: {type(error).__name__}", FAILED))
-        self.log.note_request(who, f"{scope['method']} {scope['path']}", status, time.perf_counter() - began, reason)
+            refusal = make_refusal(error, what)
+            status, (headers, parts) = refusal.status, _write_refusal(refusal)
         length = str(sum(map(len, parts))).encode()
-        await send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, *self._headers, (b"content-length", length)]}
-        )
+        headers = [*headers, *self._headers, (b"content-length", length)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
 
     async def _respond(self, scope: Scope, receive: Receive) -> Answer:
-        path = scope["path"]
-        # Mounted under a prefix by another ASGI application.
-        if (root := scope.get("root_path", "")) and path.startswith(root):
-            path = path[len(root) :]
-        match path.removeprefix("/").removesuffix("/").split("/"):
-            case ["v2", "models", name, "infer"]:
-                return await self._infer(name, None, scope, receive)
+        # The application may be mounted under a prefix by another one.
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        match parts := path.removeprefix("/").removesuffix("/").split("/"):
             case ["v2", "models", name, "versions", version, "infer"]:
                 return await self._infer(name, version, scope, receive)
-            case ["v2", "repository", *parts]:
-                return await self._control(parts, scope, receive)
-            case parts:
-                return self._inform(parts, scope["method"])
+            case ["v2", "models", name, "infer"]:
+                return await self._infer(name, None, scope, receive)
+            case ["v2", "repository", "index"]:
+                request = await self._read_control(scope, receive)
+                return _write(self.models.list_index(ready=request.ready))
+            case ["v2", "repository", "models", name, "load"]:
+                check_no_files((await self._read_control(scope, receive)).parameters)
+                await self.load(name)
+                return _write({})
+            case ["v2", "repository", "models", name, "unload"]:
+                await self._read_control(scope, receive)
+                await self.unload(name)
+                return _write({})
+        answer = self._inform(parts)
+        _check_method(scope, "GET", "HEAD")
+        return answer
 
     # ------------------------------------------------------------------ facts
 
-    def _inform(self, path: list[str], method: str) -> Answer:
-        if path not in (["metrics"], ["v2"]) and path[:2] not in (["v2", "health"], ["v2", "models"]):
-            raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}; the protocol's begin with /v2", UNKNOWN)
-        if method not in ("GET", "HEAD"):
-            raise RequestRefusal(f"{method} is not a method of this path; GET is", WRONG_METHOD)
+    def _inform(self, path: list[str]) -> Answer:
         match path:
             case ["metrics"]:
-                return 200, [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
+                return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
             case ["v2"]:
-                facts = {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
-                return _write({**facts, "models": self.models.list_names()})
+                return _write({**self.describe(), "models": self.models.list_names()})
             case ["v2", "health", "live"]:
                 return _write({"live": True})
             case ["v2", "health", "ready"]:
@@ -254,23 +263,27 @@ class Application:
                 return _write({"models": self.models.list_names()})
             case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
                 return _write(self.list_statistics("", ""))
-            case ["v2", "models", name, "versions", version, *rest]:
-                return self._inform_of_model(name, version, rest)
-            case ["v2", "models", name, *rest]:
-                return self._inform_of_model(name, None, rest)
-        raise RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}", UNKNOWN)
+            case ["v2", "models", name, "versions", version, *topic]:
+                return self._inform_of_model(path, name, version, topic)
+            case ["v2", "models", name, *topic]:
+                return self._inform_of_model(path, name, None, topic)
+        raise _refuse_path(path)
 
-    def _inform_of_model(self, name: str, version: str | None, path: list[str]) -> Answer:
-        match path:
+    def _inform_of_model(self, path: list[str], name: str, version: str | None, topic: list[str]) -> Answer:
+        match topic:
             case []:
-                return _write(self.models.find(name, version).describe(self.models.list_versions(name)))
+                return _write(self.models.describe(name, version))
             case ["ready"]:
                 return _write_ready(self.models.explain_not_ready(name, version), {"name": name})
             case ["stats"]:
                 return _write(self.list_statistics(name, version or ""))
             case ["config"]:
                 return _write(make_config(self.models.find(name, version)))
-        raise RequestRefusal(f"there is no path {'/'.join(['v2', 'models', name, *path])[:200]!r}", UNKNOWN)
+        raise _refuse_path(path)
+
+    def describe(self) -> dict[str, Any]:
+        """The protocol's metadata of the server."""
+        return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
 
     def list_statistics(self, name: str, version: str) -> dict[str, Any]:
         """Statistics in Triton's form, of one version, all versions of a model, or all models."""
@@ -278,101 +291,73 @@ class Application:
         models = [self.models.find(name, one) for one in versions] if name else self.models
         return {"model_stats": [model.metrics.statistics.describe() for model in models]}
 
-    async def _control(self, path: list[str], scope: Scope, receive: Receive) -> Answer:
-        """Handle Triton's model repository extension. Requests cannot name files."""
-        if path != ["index"] and not (len(path) == 3 and path[0] == "models" and path[2] in ("load", "unload")):
-            raise RequestRefusal(f"there is no path {'/'.join(['v2', 'repository', *path])[:200]!r}", UNKNOWN)
-        if scope["method"] != "POST":
-            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
-        body = await self._read_body(receive, dict(scope["headers"]), lambda size: None, limit=CONTROL_BYTES)
-        request = decode_control(body)
-        if path == ["index"]:
-            return _write(self.models.list_index(ready=request.ready))
-        if path[2] == "load":
-            check_no_files(request.parameters)
-            await self.load(path[1])
-        else:
-            await self.unload(path[1])
-        return _write({})
+    # ------------------------------------------------------------------ bodies
 
-    # ------------------------------------------------------------------ inference
+    async def _read_control(self, scope: Scope, receive: Receive) -> ControlRequest:
+        """Read a request of Triton's model repository extension. Requests cannot name files."""
+        _check_method(scope, "POST")
+        return decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
 
     async def _infer(self, name: str, version: str | None, scope: Scope, receive: Receive) -> Answer:
-        began, status = time.perf_counter(), FAILED
-        model = self.models.find(name, version)
-        try:
-            answer = await self._run(model, version, scope, receive)
-            status = answer[0]
-        except RequestRefusal as refusal:
-            status = refusal.status
-            raise
-        finally:
-            model.metrics.note_request("http", status, time.perf_counter() - began)
-        return answer
+        model, limit = self.models.find(name, version), self.options.max_request_bytes
+        with time_request(partial(model.metrics.note_request, "http")):
+            _check_method(scope, "POST")
+            headers = dict(scope["headers"])
+            # Bodies are counted in bytes while they arrive and as requests afterwards.
+            with model.receive() as count:
+                body = await self._read_body(receive, headers, limit, count)
+            with model.admit():
+                session = headers.get(self._session_key, b"").decode("latin-1")
+                read = partial(read_request, body, headers.get(BINARY), limit)
+                length, parts = await self.infer(name, version, session, len(body), read, write_response)
+        return (_JSON if length is None else [_BINARY, (BINARY, str(length).encode())]), parts
 
-    async def _run(self, model: ServedModel, version: str | None, scope: Scope, receive: Receive) -> Answer:
-        if scope["method"] != "POST":
-            raise RequestRefusal(f"{scope['method']} is not a method of this path; POST is", WRONG_METHOD)
-        headers = dict(scope["headers"])
-        # Bodies are counted in bytes while they arrive and as requests afterwards.
-        with model.receive() as count:
-            body = await self._read_body(receive, headers, count)
-        with model.admit():
-            return await self._run_admitted(model.name, version, headers, body)
-
-    async def _run_admitted(self, name: str, version: str | None, headers: dict[bytes, bytes], body: bytes) -> Answer:
-        read = (body, headers.get(BINARY), self.options.max_request_bytes)
-        request = await self.run_if_large(len(body), read_request, *read)
-        model = self.models.find(name, version)  # it may have been reloaded meanwhile
-        response = await model.infer(request, headers.get(self._session_key, b"").decode("latin-1"))
-        length, parts = await self.run_if_large(response.bytes, write_response, request, response)
-        if length is None:
-            return 200, _JSON, parts
-        return 200, [_BINARY, (BINARY, str(length).encode())], parts
-
-    async def _read_body(
-        self, receive: Receive, headers: dict[bytes, bytes], count: Callable[[int], None], *, limit: int | None = None
-    ) -> bytes:
-        """Read the body; raises RequestRefusal if it takes too long."""
-        seconds = self.options.body_timeout
+    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
+        """Read the body; raises RequestRefusal as soon as it is known to be too large, or if it takes too long."""
+        if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
+            raise RequestRefusal(
+                f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is"
+            )
+        # Reject by the announced size before reading anything.
+        announced = headers.get(b"content-length", b"0")
+        size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
+        parts: list[bytes] = []
+        received, more, seconds = 0, True, self.options.body_timeout
         try:
             async with asyncio.timeout(seconds):
-                return await _read_body(receive, headers, limit or self.options.max_request_bytes, count)
+                while more and max(size, received) <= limit:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RequestRefusal("the client went away")
+                    parts.append(message.get("body", b""))
+                    count(len(parts[-1]))
+                    received, more = received + len(parts[-1]), message.get("more_body", False)
         except TimeoutError:
             raise RequestRefusal(f"the body did not arrive within {seconds:g} s", LATE) from None
+        if max(size, received) > limit:
+            text = f"the body is larger than {limit} bytes, which is the most that a request may have"
+            raise RequestRefusal(text, TOO_LARGE)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
-    """Read the body; raises RequestRefusal as soon as it is known to be too large."""
-    if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
-        raise RequestRefusal(
-            f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is", MALFORMED
-        )
-    # Reject by the announced size before reading anything.
-    announced = headers.get(b"content-length", b"0")
-    size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
-    parts: list[bytes] = []
-    received, more = 0, True
-    while max(size, received) <= limit:
-        if not more:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestRefusal("the client went away", MALFORMED)
-        parts.append(message.get("body", b""))
-        count(len(parts[-1]))
-        received, more = received + len(parts[-1]), message.get("more_body", False)
-    raise RequestRefusal(f"the body is larger than {limit} bytes, which is the most that a request may have", TOO_LARGE)
+def _check_method(scope: Scope, *methods: str) -> None:
+    if scope["method"] not in methods:
+        raise RequestRefusal(f"{scope['method']} is not a method of this path; {methods[0]} is", WRONG_METHOD)
 
 
-def _write(document: Any, status: int = 200) -> Answer:
-    return status, _JSON, [encode_document(document)]
+def _refuse_path(path: list[str]) -> RequestRefusal:
+    hint = "" if path[0] == "v2" else "; the protocol's begin with /v2"
+    return RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}{hint}", UNKNOWN)
+
+
+def _write(document: Any) -> Answer:
+    return _JSON, [encode_document(document)]
 
 
 def _write_ready(reason: str, facts: dict[str, Any]) -> Answer:
     """The readiness response: status 4xx if not ready, as the protocol requires."""
     if reason:
-        return _write({**facts, "ready": False, "error": reason}, MALFORMED)
+        raise RequestRefusal(reason, MALFORMED, **facts, ready=False)
     return _write({**facts, "ready": True})
 
 
@@ -382,7 +367,7 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
     if refusal.status in (LATE, TOO_LARGE):  # the unread rest of the body would be parsed as the next request
         headers.append((b"connection", b"close"))
-    return refusal.status, headers, [encode_document({"error": str(refusal)})]
+    return headers, [encode_document({**refusal.facts, "error": str(refusal)})]
 
 
 # ---------------------------------------------------------------------- the server

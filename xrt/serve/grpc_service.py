@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from xrt import __version__
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
-from xrt.serve.application import EXTENSIONS, SERVER, Application
+from xrt.serve.application import Application
+from xrt.serve.metrics import time_request
 from xrt.serve.protocol import (
     BUSY,
-    CANCELLED,
     DATATYPES,
-    FAILED,
     LATE,
-    OK,
     PIECE,
     Array,
     InferRequest,
@@ -33,14 +29,13 @@ from xrt.serve.protocol import (
     check_shape,
     decode_binary,
     encode_binary,
+    make_refusal,
 )
 from xrt.serve.triton_repository import make_config
 
 if TYPE_CHECKING:
     from grpc.aio import Server
 
-
-_log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -81,6 +76,13 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
     return server, bound
 
 
+METHODS = (
+    *("ServerLive", "ServerReady", "ServerMetadata"),
+    *("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"),
+    *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+)
+
+
 class _Service:
     """The methods of the service."""
 
@@ -89,56 +91,29 @@ class _Service:
         self._reading = 0
 
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
-        answers: dict[str, Callable[..., Awaitable[Any]]] = {
-            "ServerLive": self._answer_live,
-            "ServerReady": self._answer_ready,
-            "ModelReady": self._answer_model_ready,
-            "ServerMetadata": self._describe_server,
-            "ModelMetadata": self._describe_model,
-            "ModelInfer": self._infer,  # called with the size of the request
-            "ModelConfig": self._describe_config,
-            "ModelStatistics": self._list_statistics,
-            "RepositoryIndex": self._list_index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-        }
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
+        serialize = {name: getattr(messages, f"{name}Response").SerializeToString for name in METHODS}
         return {
-            name: grpc.stream_unary_rpc_method_handler(
-                self._guard(getattr(messages, f"{name}Request"), answer),
-                response_serializer=getattr(messages, f"{name}Response").SerializeToString,
-            )
-            for name, answer in answers.items()
+            name: grpc.stream_unary_rpc_method_handler(partial(self._answer, name), response_serializer=serialize[name])
+            for name in METHODS
         }
 
-    def _guard(self, kind: Any, answer: Callable[..., Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The handler of a method: parses the request, which gRPC would answer with a traceback if malformed."""
-        name = kind.__name__.removesuffix("Request")
-
-        async def answer_or_abort(stream: Any, context: Any) -> Any:
-            self._application.start()
-            began, refusal, status = time.perf_counter(), None, OK
-            try:
-                if name != "ModelInfer":
-                    return await answer((await self._read(kind, context))[0], context)
-                with self._admit():
-                    return await self._infer(*await self._read(kind, context), context)
-            except asyncio.CancelledError:
-                status = CANCELLED
-                raise
-            except RequestRefusal as refused:
-                refusal, status = refused, refused.status
-            except Exception as error:  # noqa: BLE001  # no client gets a traceback
-                _log.exception("a request for %s failed", name)
-                refusal, status = RequestRefusal(f"the server failed: {type(error).__name__}", FAILED), FAILED
-            finally:
-                self._application.log.note_request(context.peer(), name, status, time.perf_counter() - began, refusal)
-            if refusal.retry_after is not None:
-                context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-            return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
-
-        return answer_or_abort
+    async def _answer(self, name: str, stream: Any, context: Any) -> Any:
+        """Answer a call, or abort it with the reason."""
+        self._application.start()
+        try:
+            with time_request(partial(self._application.log.note_request, context.peer(), name)):
+                if name == "ModelInfer":
+                    with self._admit():
+                        return await self._infer(context)
+                request, _ = await self._read(name, context)
+                return getattr(messages, f"{name}Response")(**await self._inform(name, request))
+        except Exception as error:  # noqa: BLE001  # no client gets a traceback
+            refusal = make_refusal(error, name)
+        if refusal.retry_after is not None:
+            context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
+        return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
@@ -152,8 +127,8 @@ class _Service:
         finally:
             self._reading -= 1
 
-    async def _read(self, kind: Any, context: Any) -> tuple[Any, int]:
-        """Read the request and its size in bytes."""
+    async def _read(self, name: str, context: Any) -> tuple[Any, int]:
+        """Read the request and its size in bytes; gRPC itself would answer a malformed one with a traceback."""
         limit = self._application.options.body_timeout
         try:
             async with asyncio.timeout(limit):
@@ -162,78 +137,52 @@ class _Service:
             raise RequestRefusal(f"the message did not arrive within {limit:g} s", LATE) from None
         if not isinstance(data, bytes):
             raise RequestRefusal("the call has no message")
-        return await self._application.run_if_large(len(data), _parse, kind, data), len(data)
-
-    async def _answer_live(self, request: Any, context: Any) -> Any:
-        return messages.ServerLiveResponse(live=True)
-
-    async def _answer_ready(self, request: Any, context: Any) -> Any:
-        return messages.ServerReadyResponse(ready=not self._application.explain_not_ready())
-
-    async def _answer_model_ready(self, request: Any, context: Any) -> Any:
-        why_not = self._application.models.explain_not_ready(request.name, request.version)
-        return messages.ModelReadyResponse(ready=not why_not)
-
-    async def _describe_server(self, request: Any, context: Any) -> Any:
-        return messages.ServerMetadataResponse(name=SERVER, version=__version__, extensions=EXTENSIONS)
-
-    async def _describe_model(self, request: Any, context: Any) -> Any:
-        models = self._application.models
-        model = models.find(request.name, request.version)
-        return messages.ModelMetadataResponse(**model.describe(models.list_versions(model.name)))
-
-    async def _describe_config(self, request: Any, context: Any) -> Any:
-        config = make_config(self._application.models.find(request.name, request.version))
-        return json_format.ParseDict({"config": config}, messages.ModelConfigResponse())
-
-    async def _list_statistics(self, request: Any, context: Any) -> Any:
-        return messages.ModelStatisticsResponse(**self._application.list_statistics(request.name, request.version))
-
-    async def _list_index(self, request: Any, context: Any) -> Any:
-        return messages.RepositoryIndexResponse(models=self._application.models.list_index(ready=request.ready))
-
-    async def _load(self, request: Any, context: Any) -> Any:
-        check_no_files(request.parameters)
-        await self._application.load(request.model_name)
-        return messages.RepositoryModelLoadResponse()
-
-    async def _unload(self, request: Any, context: Any) -> Any:
-        await self._application.unload(request.model_name)
-        return messages.RepositoryModelUnloadResponse()
-
-    async def _infer(self, request: Any, size: int, context: Any) -> Any:
-        began, status = time.perf_counter(), FAILED
-        model = self._application.models.find(request.model_name, request.model_version)
+        kind = getattr(messages, f"{name}Request")
         try:
-            limit = self._application.options.max_request_bytes
-            inference = await self._application.run_if_large(size, read_message, request, limit)
-            model = self._application.models.find(request.model_name, request.model_version)  # it may have been reloaded
-            response = await model.infer(inference, self._find_session(context))
-            answer = await self._application.run_if_large(response.bytes, write_message, inference, response)
-            status = OK
-        except asyncio.CancelledError:
-            status = CANCELLED
-            raise
-        except RequestRefusal as refusal:
-            status = refusal.status
-            raise
-        finally:
-            model.metrics.note_request("grpc", status, time.perf_counter() - began)
-        return answer
+            return await self._application.run_if_large(len(data), kind.FromString, data), len(data)
+        except DecodeError:
+            raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
-    def _find_session(self, context: Any) -> str:
-        key = self._application.session_header
-        return next((str(value) for name, value in context.invocation_metadata() or () if name == key), "")
+    async def _inform(self, name: str, request: Any) -> dict[str, Any]:
+        """The fields of the response to a call that runs no model."""
+        application, models = self._application, self._application.models
+        match name:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"ready": not application.explain_not_ready()}
+            case "ServerMetadata":
+                return application.describe()
+            case "ModelReady":
+                return {"ready": not models.explain_not_ready(request.name, request.version)}
+            case "ModelMetadata":
+                return models.describe(request.name, request.version)
+            case "ModelConfig":
+                config = make_config(models.find(request.name, request.version))
+                return {"config": json_format.ParseDict(config, messages.ModelConfig())}
+            case "ModelStatistics":
+                return application.list_statistics(request.name, request.version)
+            case "RepositoryIndex":
+                return {"models": models.list_index(ready=request.ready)}
+            case "RepositoryModelLoad":
+                check_no_files(request.parameters)
+                await application.load(request.model_name)
+            case "RepositoryModelUnload":
+                await application.unload(request.model_name)
+        return {}
+
+    async def _infer(self, context: Any) -> Any:
+        application = self._application
+        request, size = await self._read("ModelInfer", context)
+        name, version = request.model_name, request.model_version
+        key, metadata = application.session_header, context.invocation_metadata() or ()
+        session = next((str(value) for header, value in metadata if header == key), "")
+        with time_request(partial(application.models.find(name, version).metrics.note_request, "grpc")):
+            read = partial(read_message, request, application.options.max_request_bytes)
+            return await application.infer(name, version, session, size, read, write_message)
 
 
 # ---------------------------------------------------------------------- messages
-
-
-def _parse(kind: Any, data: bytes) -> Any:
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
 
 def read_message(request: Any, limit: int) -> InferRequest:

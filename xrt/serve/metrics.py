@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xrt.errors import OptionError
-from xrt.serve.protocol import BUSY, FAILED, OK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
+from xrt.serve.protocol import BUSY, CANCELLED, FAILED, OK, RequestRefusal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -140,12 +139,27 @@ class ModelMetrics:
         self._queued(queued)
         self._running(running)
 
-    def note_request(self, protocol: str, status: int, seconds: float) -> None:
+    def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request with its HTTP status."""
         self._count(protocol, status)()
         self._seconds(seconds)
         (self.statistics.answered if status == OK else self.statistics.failed).add(seconds)
         self.statistics.last = time.time()
+
+
+@contextmanager
+def time_request(note: Callable[[int, float, BaseException | None], object]) -> Iterator[None]:
+    """Call ``note`` with the HTTP status, the seconds and the error of the request that the block answers."""
+    began, error, status = time.perf_counter(), None, OK
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        cancelled = isinstance(error, asyncio.CancelledError)
+        status = CANCELLED if cancelled else error.status if isinstance(error, RequestRefusal) else FAILED
+        raise
+    finally:
+        note(status, time.perf_counter() - began, error)
 
 
 class RequestLog:
@@ -155,17 +169,17 @@ class RequestLog:
         self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
         self._busy_since, self._busy = 0.0, 0
 
-    def note_request(self, client: str, what: str, status: int, seconds: float, reason: Exception | None) -> None:
-        """Log an answered request with its HTTP status."""
+    def note_request(self, client: str, what: str, status: int, seconds: float, error: BaseException | None) -> None:
+        """Log an answered request with its HTTP status; `make_refusal` logs unexpected errors."""
         if self._access.isEnabledFor(logging.INFO):
             self._access.info("%s %r %d %.1f ms", client, what, status, 1e3 * seconds)
-        if reason is None or status < FAILED:
+        if not isinstance(error, RequestRefusal) or status < FAILED:
             return
         if status != BUSY:
-            self._failures.error("%r: status %d: %s", what, status, reason)
+            self._failures.error("%r: status %d: %s", what, status, error)
             return
         self._busy += 1  # possibly thousands per second
         if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
             more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
-            self._failures.warning("%r: status %d: %s%s", what, status, reason, more)
+            self._failures.warning("%r: status %d: %s%s", what, status, error, more)
             self._busy_since, self._busy = now, 0

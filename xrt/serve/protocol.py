@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import struct
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from xrt.graph import DType
+
+_log = logging.getLogger(__name__)
 
 OK = 200
 MALFORMED, UNKNOWN, WRONG_METHOD, LATE, CONFLICT, GONE, TOO_LARGE = 400, 404, 405, 408, 409, 410, 413
@@ -40,12 +43,10 @@ _LONGEST = 2000
 class RequestRefusal(Exception):
     """An error response to the client."""
 
-    def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None) -> None:
+    def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None, **facts: Any) -> None:
+        """``status`` is that of HTTP; a client may retry after so many seconds; ``facts`` are added to the JSON response."""
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
-        self.status = status
-        """HTTP status."""
-        self.retry_after = retry_after
-        """Seconds until the client may retry."""
+        self.status, self.retry_after, self.facts = status, retry_after, facts
 
     @property
     def code(self) -> str:
@@ -53,36 +54,35 @@ class RequestRefusal(Exception):
         return _GRPC[self.status]
 
 
+def make_refusal(error: Exception, what: str) -> RequestRefusal:
+    """The response to an error: no client gets a traceback, which is logged."""
+    if isinstance(error, RequestRefusal):
+        return error
+    _log.error("a request for %r failed", what, exc_info=error)
+    return RequestRefusal(f"the server failed: {type(error).__name__}", FAILED)
+
+
 Array: TypeAlias = np.ndarray[Any, Any]
 MAX_RANK = 32
 """Maximum rank of a tensor. Every library that XRT uses supports at least this rank, and no model needs more."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """The element type of a protocol datatype."""
 
     dtype: DType
-    kinds: str
-    """NumPy kinds that JSON data may have."""
     has_json: bool = True
 
 
 DATATYPES = {
-    "BOOL": _Kind(DType.BOOL, "bi"),
-    "UINT8": _Kind(DType.UINT8, "iu"),
-    "UINT16": _Kind(DType.UINT16, "iu"),
-    "UINT32": _Kind(DType.UINT32, "iu"),
-    "UINT64": _Kind(DType.UINT64, "iu"),
-    "INT8": _Kind(DType.INT8, "iu"),
-    "INT16": _Kind(DType.INT16, "iu"),
-    "INT32": _Kind(DType.INT32, "iu"),
-    "INT64": _Kind(DType.INT64, "iu"),
-    "FP16": _Kind(DType.FLOAT16, "", has_json=False),
-    "BF16": _Kind(DType.BFLOAT16, "", has_json=False),
-    "FP32": _Kind(DType.FLOAT32, "fiu"),
-    "FP64": _Kind(DType.FLOAT64, "fiu"),
-    "BYTES": _Kind(DType.STRING, "O"),
+    "BOOL": _Kind(DType.BOOL),
+    **{f"UINT{bits}": _Kind(DType[f"UINT{bits}"]) for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": _Kind(DType[f"INT{bits}"]) for bits in (8, 16, 32, 64)},
+    "FP16": _Kind(DType.FLOAT16, has_json=False),
+    "BF16": _Kind(DType.BFLOAT16, has_json=False),
+    "FP32": _Kind(DType.FLOAT32),
+    "FP64": _Kind(DType.FLOAT64),
+    "BYTES": _Kind(DType.STRING),
 }
 """The datatypes of the protocol."""
 NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
@@ -168,36 +168,28 @@ def _count_elements(text: bytes, skeleton: bytes) -> int:
     return skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1)
 
 
+_ELEMENTS: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
+"""What JSON may have for each of NumPy's kinds."""
+
+
 def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes], Any]) -> Array:
-    """Parse comma-separated numbers."""
+    """Parse comma-separated numbers. Floats may round, but must not overflow; integers must be exact."""
+    dtype = DATATYPES[datatype].dtype.numpy
     try:
-        data = parse(b"[%b]" % text)
+        data = msgspec.convert(parse(b"[%b]" % text), _ELEMENTS[dtype.kind])
+        array = np.array(data, {"b": np.uint8, "f": np.float64}.get(dtype.kind, dtype))  # refuses integers out of range
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        fits = np.isfinite(converted) == np.isfinite(array) if dtype.kind == "f" else converted == array
+    except msgspec.ValidationError:
+        raise _refuse_datatype(name, datatype) from None
+    except OverflowError:
+        fits = np.False_
     except (msgspec.MsgspecError, ValueError) as error:
         raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
-    kind = DATATYPES[datatype]
-    try:
-        array = np.array(data)
-    except OverflowError as error:
-        raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
-    if array.dtype.kind == "f" and kind.dtype.bits == 64 and kind.dtype.is_integer:  # NumPy chooses float for mixed magnitudes
-        array = _read_integers(data, array)
-    if array.size and array.dtype.kind not in kind.kinds:
-        raise _refuse_datatype(name, datatype)
-    with np.errstate(over="ignore"):
-        converted = array.astype(kind.dtype.numpy)
-    # Floats may round, but must not overflow; integers must be exact.
-    fits = np.isfinite(converted) == np.isfinite(array) if converted.dtype.kind == "f" else converted == array
     if not np.all(fits):
         raise RequestRefusal(f"the data of input {name!r} have a number that {datatype} cannot hold")
     return converted
-
-
-def _read_integers(data: Any, array: Array) -> Array:
-    """The data as uint64 if all are in its range, else the array."""
-    exact = np.array(data, dtype=object)
-    if all(type(item) is int and 0 <= item < 1 << 64 for item in exact.flat):
-        return exact.astype(np.uint64)
-    return array
 
 
 def _decode_text_list(name: str, shape: tuple[int, ...], text: bytes) -> Array:

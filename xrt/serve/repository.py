@@ -134,6 +134,10 @@ class Repository:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
         return entry.served
 
+    def describe(self, name: str, version: str | None) -> dict[str, Any]:
+        """The protocol's metadata of a model. Raises RequestRefusal."""
+        return self.find(name, version).describe(self.list_versions(name))
+
     def explain_not_ready(self, name: str, version: str | None) -> str:
         """Explain why a model is not in service; empty if it is. Raises RequestRefusal for an unknown model."""
         return self._find_entry(name, version).why_not_ready

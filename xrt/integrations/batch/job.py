@@ -83,9 +83,10 @@ class JobReport:
 
 def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> ChunkReport:
     """Compute the rows of a chunk and write its part. Repeating it replaces the part by an equal one."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from xrt.integrations.batch.tables import add_columns, from_arrow, to_arrow
+    from xrt.integrations.batch.tables import from_arrow, to_arrow
 
     table = read_chunk(chunk)
     wanted = {one.column for one in model.inputs}
@@ -98,8 +99,10 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
         raise
     result_columns = {value.name: to_arrow(value, results[value.name], list(errors)) for value in model.outputs}
     if job.on_error == "column":
-        result_columns[ERROR] = _list_reasons(errors, table.num_rows)
-    part = add_columns(table, kept, result_columns)
+        result_columns[ERROR] = pa.array([errors.get(row) for row in range(table.num_rows)], pa.string())
+    part = table.select(kept)
+    for name, column in result_columns.items():
+        part = part.append_column(name, column)
     part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
     replace_file(Path(folder, chunk.part), lambda file: pq.write_table(part, file, write_page_checksum=True))
     return ChunkReport(chunk, len(errors), model.module.engines[0])
@@ -119,12 +122,6 @@ def count_part_errors(part: Path, chunk: Chunk) -> int | None:
         return None
     errors = (footer.metadata or {}).get(ERRORS.encode(), b"")
     return int(errors) if footer.num_rows == chunk.stop - chunk.start and errors.isdigit() else None
-
-
-def _list_reasons(errors: Mapping[int, str], count: int) -> Any:
-    import pyarrow as pa
-
-    return pa.array([errors.get(row) for row in range(count)], pa.string())
 
 
 MANIFEST = "_xrt_batch.json"

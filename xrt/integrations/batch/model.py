@@ -49,36 +49,37 @@ class RowGroup:
     """Row numbers, ascending."""
     values: Mapping[str, Array]
 
+    def select(self, rows: Any) -> RowGroup:
+        """Some rows of the group; a slice copies nothing."""
+        return RowGroup(self.indices[rows], {name: array[rows] for name, array in self.values.items()})
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows converted to the model's inputs; invalid rows have a reason in ``errors``."""
-
-    count: int
-    columns: Mapping[str, Column]
-    errors: Mapping[int, str]
-
-    def group(self) -> Iterator[RowGroup]:
-        """Yield the valid rows grouped by shape, in order of first appearance; not copied if all rows are one array."""
-        ragged = {name: column for name, column in self.columns.items() if isinstance(column, list)}
-        if not ragged and not self.errors:
-            if self.count:
-                yield RowGroup(np.arange(self.count), self.columns)  # type: ignore[arg-type]  # no column is a list
+    def split(self, size: int | None) -> Iterator[RowGroup]:
+        """Yield parts of at most ``size`` rows, or the group itself if it is small."""
+        count = len(self.indices)
+        if size is None or count <= size:
+            yield self
             return
-        groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for row in range(self.count):
-            if row not in self.errors:
-                sizes = tuple(np.shape(column[row]) for column in ragged.values())  # type: ignore[arg-type]  # it has a value
-                groups.setdefault(sizes, []).append(row)
-        for members in groups.values():
-            yield RowGroup(np.array(members), {name: _take(column, members) for name, column in self.columns.items()})
+        for start in range(0, count, size):
+            yield self.select(slice(start, start + size))
 
 
-def _take(column: Column, rows: Sequence[int]) -> Array:
-    """Select rows that have values of one shape."""
-    if isinstance(column, list):
-        return np.stack([column[row] for row in rows])  # type: ignore[misc]  # none of them is None
-    return column[rows]
+def group_rows(columns: Mapping[str, Column], errors: Mapping[int, str], count: int) -> Iterator[RowGroup]:
+    """Yield the rows without errors grouped by shape, in order of first appearance; not copied if all rows are one array."""
+    ragged = [column for column in columns.values() if isinstance(column, list)]
+    if not ragged and not errors:
+        if count:
+            yield RowGroup(np.arange(count), columns)  # type: ignore[arg-type]  # no column is a list
+        return
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for row in range(count):
+        if row not in errors:
+            groups.setdefault(tuple(np.shape(column[row]) for column in ragged), []).append(row)  # type: ignore[arg-type]
+    for members in groups.values():
+        values = {
+            name: np.stack([column[row] for row in members]) if isinstance(column, list) else column[members]  # type: ignore[misc]
+            for name, column in columns.items()
+        }
+        yield RowGroup(np.array(members), values)
 
 
 # ---------------------------------------------------------------------- the model's side
@@ -94,14 +95,15 @@ def match_columns(inputs: Sequence[Value], columns: Mapping[str, str] | None = N
     for name in chosen:
         if name not in names:
             raise OptionError(f"columns names {name!r}; the model's inputs are {', '.join(names)}.{did_you_mean(name, names)}")
-    return tuple(_row_input(value, chosen.get(value.name, value.name)) for value in inputs)
-
-
-def _row_input(value: Value, column: str) -> RowInput:
-    type_ = value.type
-    if not isinstance(type_, TensorType) or not type_.shape:
-        raise OptionError(f"input {value} has no axis of rows, so a column cannot fill it; fix it in the model, as a constant")
-    return RowInput(value.name, column, type_.dtype, type_.shape[1:])
+    rows = []
+    for value in inputs:
+        type_ = value.type
+        if not isinstance(type_, TensorType) or not type_.shape:
+            raise OptionError(
+                f"input {value} has no axis of rows, so a column cannot fill it; fix it in the model, as a constant"
+            )
+        rows.append(RowInput(value.name, chosen.get(value.name, value.name), type_.dtype, type_.shape[1:]))
+    return tuple(rows)
 
 
 def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
@@ -117,8 +119,8 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
 # ---------------------------------------------------------------------- the rows' side
 
 
-def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Rows:
-    """Convert columns to model inputs; raises InputError for a missing column."""
+def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tuple[dict[str, Column], dict[int, str]]:
+    """Convert columns to model inputs, and list why rows cannot be converted; raises InputError for a missing column."""
     for one in inputs:
         if one.column not in columns:
             column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
@@ -127,8 +129,7 @@ def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> Row
                 f"Name the column: columns={{{one.name!r}: ...}} (--column {one.name}=COLUMN on the command line)"
             )
     errors: dict[int, str] = {}
-    arrays = {one.name: _convert(one, columns[one.column], errors) for one in inputs}
-    return Rows(len(next(iter(columns.values()))) if columns else 0, arrays, errors)
+    return {one.name: _convert(one, columns[one.column], errors) for one in inputs}, errors
 
 
 def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
@@ -166,16 +167,12 @@ def _as_array(wanted: RowInput, value: Any) -> Array:
 def _fit(wanted: RowInput, array: Array, rows: tuple[int, ...]) -> Array:
     """Reshape and cast an array to the input's type; not copied if it has it already."""
     inner = array.shape[len(rows) :]
-    if not _matches(inner, wanted.shape):
-        fixed_shape = [dim for dim in wanted.shape if isinstance(dim, int)]
+    fixed_shape = [dim for dim in wanted.shape if isinstance(dim, int)]
+    if len(inner) != len(wanted.shape) or any(isinstance(b, int) and a != b for a, b in zip(inner, wanted.shape, strict=True)):
         if len(fixed_shape) < len(wanted.shape) or math.prod(fixed_shape) != math.prod(inner):
             raise InputError(f"input {wanted}; got {array.dtype}{list(inner)}")
         array = array.reshape((*rows, *fixed_shape))  # a row that was stored flat
     return _cast(wanted, array)
-
-
-def _matches(shape: tuple[int, ...], declared: tuple[Dim, ...]) -> bool:
-    return len(shape) == len(declared) and all(not isinstance(b, int) or a == b for a, b in zip(shape, declared, strict=True))
 
 
 def _cast(wanted: RowInput, array: Array) -> Array:
@@ -229,62 +226,30 @@ def _as_objects(items: Sequence[Any]) -> Array:
     return array
 
 
-class ResultRows:
-    """Collects outputs of groups by row."""
+def collect_column(value: Value, parts: Sequence[tuple[Array, Array]], count: int) -> Array:
+    """The results of groups of rows, each with its row numbers, as one array, or as an object array if their shapes differ.
 
-    def __init__(self, outputs: Sequence[Value], count: int) -> None:
-        self._outputs, self._count = outputs, count
-        self._filled: list[tuple[Array, list[Array]]] = []
-
-    def add(self, indices: Array, arrays: list[Array]) -> None:
-        """Store the outputs of these rows."""
-        self._filled.append((indices, arrays))
-
-    def collect(self) -> dict[str, Array]:
-        """One column per output: an array if all rows have the same shape, else an object array of arrays.
-
-        Rows without outputs are NaN if the type has it, else zero or an empty array.
-        """
-        return {value.name: self._column(place, value) for place, value in enumerate(self._outputs)}
-
-    def _column(self, place: int, value: Value) -> Array:
-        parts = [(indices, arrays[place]) for indices, arrays in self._filled]
-        if len(parts) == 1 and len(parts[0][0]) == self._count:
-            return parts[0][1]
-        if not parts:
-            return _empty(value, self._count)
+    Rows without results are NaN if the type has it, else zero or an empty array.
+    """
+    if len(parts) == 1 and len(parts[0][0]) == count:
+        return parts[0][1]
+    if parts:
         shapes = {(array.shape[1:], array.dtype) for _, array in parts}
-        if len(shapes) == 1:
-            ((shape, dtype),) = shapes
-            # Same shapes in all groups: one dense array.
-            column = np.full((self._count, *shape), _missing(dtype), dtype)
-            for indices, array in parts:
-                column[indices] = array
-            return column
-        column = _as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * self._count)
+    elif isinstance(value.type, TensorType) and value.type.shape is not None:
+        shapes = {(tuple(dim if isinstance(dim, int) else 0 for dim in value.type.shape[1:]), value.type.dtype.numpy)}
+    else:
+        shapes = {((), np.dtype(object))}
+    if len(shapes) == 1:
+        ((shape, dtype),) = shapes
+        column = np.full((count, *shape), np.nan if dtype.kind in "fc" else None if dtype.kind == "O" else 0, dtype)
         for indices, array in parts:
-            for row, item in zip(indices, array, strict=True):
-                column[row] = item
+            column[indices] = array
         return column
-
-
-def _empty(value: Value, count: int) -> Array:
-    if not isinstance(value.type, TensorType) or value.type.shape is None:
-        return np.full(count, None, object)
-    dtype = value.type.dtype.numpy
-    return np.full((count, *(dim if isinstance(dim, int) else 0 for dim in value.type.shape[1:])), _missing(dtype), dtype)
-
-
-def _missing(dtype: np.dtype[Any]) -> Any:
-    return np.nan if dtype.kind in "fc" else None if dtype.kind == "O" else 0
-
-
-def add_errors(columns: Mapping[str, Array], errors: Mapping[int, str], count: int) -> dict[str, Array]:
-    """Add the error column."""
-    reasons = np.full(count, None, object)
-    for row, text in errors.items():
-        reasons[row] = text
-    return {**columns, ERROR: reasons}
+    column = _as_objects([np.zeros([0] * (parts[0][1].ndim - 1), parts[0][1].dtype)] * count)
+    for indices, array in parts:
+        for row, item in zip(indices, array, strict=True):
+            column[row] = item
+    return column
 
 
 OnError: TypeAlias = Literal["raise", "column"]
@@ -360,7 +325,8 @@ class RowModel:
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
         kept = {name: columns[name] for name in self.list_kept(list(columns))}
-        return {**kept, **(add_errors(results, errors, count) if self._on_error == "column" else results)}
+        reasons = {ERROR: _as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
+        return {**kept, **results, **reasons}
 
     def list_kept(self, columns: Sequence[str]) -> list[str]:
         """The columns to pass on; raises OptionError for one that is missing or collides with an output."""
@@ -379,23 +345,24 @@ class RowModel:
 
     def predict(self, columns: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, str]]:
         """The outputs as columns, and the reasons of failed rows by row number."""
-        rows = gather_rows(self.inputs, columns)
-        if rows.errors and self._on_error == "raise":
-            row = min(rows.errors)
-            raise InputError(f"row {row}: {rows.errors[row]}; on_error='column' keeps such rows apart")
-        errors = dict(rows.errors)
-        results = ResultRows(self.outputs, rows.count)
-        for group in rows.group():
-            for part in _slice(group, self.batch):
+        rows, errors = gather_rows(self.inputs, columns)
+        if errors and self._on_error == "raise":
+            row = min(errors)
+            raise InputError(f"row {row}: {errors[row]}; on_error='column' keeps such rows apart")
+        count = len(next(iter(columns.values()))) if columns else 0
+        results: list[tuple[Array, list[Array]]] = []
+        for group in group_rows(rows, dict(errors), count):
+            for part in group.split(self.batch):
                 self._run(part, results, errors)
-        return results.collect(), errors
+        places = enumerate(self.outputs)
+        return {v.name: collect_column(v, [(rows, arrays[n]) for rows, arrays in results], count) for n, v in places}, errors
 
-    def _run(self, group: RowGroup, results: ResultRows, errors: dict[int, str]) -> None:
+    def _run(self, group: RowGroup, results: list[tuple[Array, list[Array]]], errors: dict[int, str]) -> None:
         try:
             outputs = self._call(group)
             if not self._has_independent_rows:
                 self._check_independence(group, outputs)
-            results.add(group.indices, outputs)
+            results.append((group.indices, outputs))
         except (InputError, EngineError) as error:
             if self._on_error == "raise":
                 if len(group.indices) == 1:
@@ -404,7 +371,7 @@ class RowModel:
             if len(group.indices) == 1:
                 errors[int(group.indices[0])] = str(error)
                 return
-            for part in _slice(group, (len(group.indices) + 1) // 2):  # halve until the failing rows are isolated
+            for part in group.split((len(group.indices) + 1) // 2):  # halve until the failing rows are isolated
                 self._run(part, results, errors)
 
     def _check_independence(self, group: RowGroup, together: Sequence[Array]) -> None:
@@ -416,9 +383,8 @@ class RowModel:
         if count == 1 or not any((array[1:] != array[:1]).any() for array in group.values.values()):
             return
         for place in (0, count - 1):
-            row = RowGroup(group.indices[[place]], {name: array[[place]] for name, array in group.values.items()})
             try:
-                alone = self._call(row)
+                alone = self._call(group.select([place]))
                 reason = next(filter(None, map(_find_difference, self.outputs, alone, [all_[[place]] for all_ in together])), "")
             except (InputError, EngineError) as error:
                 reason = f"alone it fails: {error}"
@@ -432,11 +398,9 @@ class RowModel:
 
     def _call(self, group: RowGroup) -> list[Array]:
         rows = len(group.indices)
-        # A fixed batch is filled up with copies of the last row.
-        missing = (self._fixed or rows) - rows
         values = [group.values[one.name] for one in self.inputs]
-        if missing:
-            values = [_repeat_last(array, missing) for array in values]
+        if missing := (self._fixed or rows) - rows:  # fill a fixed batch with copies of the last row
+            values = [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in values]
         outputs = split_outputs(self.module.outputs, self.module(*values), rows + missing)
         chosen = [array for value, array in zip(self.module.outputs, outputs, strict=True) if value.name in self._names]
         return [array[:rows] for array in chosen] if missing else chosen
@@ -457,19 +421,3 @@ def _find_difference(value: Value, alone: Array, together: Array) -> str:
     if isinstance(value.type, TensorType):
         return compare(alone, together, tolerance_for(together.dtype, "network"), name=value.name).message
     return compare(alone.tolist(), together.tolist(), name=value.name).message
-
-
-def _slice(group: RowGroup, size: int | None) -> Iterator[RowGroup]:
-    """Split a group into parts of at most ``size`` rows, without copying."""
-    count = len(group.indices)
-    if size is None or count <= size:
-        yield group
-        return
-    for start in range(0, count, size):
-        part = slice(start, start + size)
-        yield RowGroup(group.indices[part], {name: array[part] for name, array in group.values.items()})
-
-
-def _repeat_last(array: Array, more: int) -> Array:
-    """Pad with copies of the last row, for a model with a fixed batch."""
-    return np.concatenate([array, np.repeat(array[-1:], more, axis=0)])

@@ -31,44 +31,23 @@ def from_arrow(column: Any) -> Array:
         return from_arrow(array.storage)
     if pa.types.is_dictionary(array.type):
         return from_arrow(array.dictionary_decode())
-    if _is_list(array.type):
+    types = pa.types
+    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         return _from_lists(array)
-    if array.null_count or not _is_number(array.type):
+    is_number = types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)
+    if array.null_count or not is_number:
         return _as_objects(array.to_pylist())
     return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _is_number(type_: Any) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_))
-
-
-def _is_list(type_: Any) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
 def _from_lists(array: Any) -> Array:
-    if not array.null_count:
-        lengths = _lengths(array)
-        inner = from_arrow(array.flatten())
-        if inner.dtype != object and len(set(lengths.tolist())) <= 1:
+    if not array.null_count and (inner := from_arrow(array.flatten())).dtype != object:
+        size = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
+        lengths = np.full(len(array), size) if size is not None else array.value_lengths().to_numpy(zero_copy_only=False)
+        if len(set(lengths.tolist())) <= 1:
             return inner.reshape(len(array), int(lengths[0]) if len(lengths) else 0, *inner.shape[1:])
-        if inner.dtype != object:
-            return _as_objects(np.split(inner, np.cumsum(lengths)[:-1]))
-    return _as_objects([None if item is None else _from_lists_of_row(item) for item in _rows(array)])
-
-
-def _lengths(array: Any) -> Array:
-    if pa.types.is_fixed_size_list(array.type):
-        return np.full(len(array), array.type.list_size)
-    return array.value_lengths().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _rows(array: Any) -> list[Any]:
-    return [scalar.values if scalar.is_valid else None for scalar in array]
-
-
-def _from_lists_of_row(values: Any) -> Array:
-    return from_arrow(values)
+        return _as_objects(np.split(inner, np.cumsum(lengths)[:-1]))
+    return _as_objects([from_arrow(row.values) if row.is_valid else None for row in array])
 
 
 def _as_objects(items: Sequence[Any]) -> Array:
@@ -142,14 +121,6 @@ def _nest(array: Array, mask: Array, leaves: Any) -> Any:
         offsets = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
         nested = pa.ListArray.from_arrays(offsets, nested, mask=pa.array(mask) if axis == 1 and mask.any() else None)
     return nested
-
-
-def add_columns(table: Any, kept: Sequence[str], columns: Mapping[str, Any]) -> Any:
-    """The kept columns of a table, followed by new ones."""
-    result = table.select(list(kept))
-    for name, column in columns.items():
-        result = result.append_column(name, column)
-    return result
 
 
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "ipc", ".feather": "feather"}

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from xrt.errors import BatchJobError, XRTError
 from xrt.integrations.batch.job import BatchJob, ChunkReport, JobFolder, JobReport, run_chunk
-from xrt.integrations.batch.model import RowModel, stamp_model
+from xrt.integrations.batch.model import stamp_model
 from xrt.integrations.batch.tables import Chunk
-from xrt.integrations.ray.predictor import count_granted_threads, import_ray
+from xrt.integrations.ray.predictor import count_granted_threads, import_ray, load_once
 
 AHEAD = 2
 """Submitted tasks per task that can run."""
@@ -120,23 +119,6 @@ def _take(ray: Any, reference: Any) -> list[ChunkReport]:
 
 
 def _run_in_task(job: BatchJob, folder: str, chunks: Sequence[Chunk]) -> list[ChunkReport]:
-    model = _find_model(_Key(job), count_granted_threads())
+    threads = count_granted_threads()
+    model = load_once(f"{job!r} {stamp_model(job.model)} {threads}", lambda: job.open_model(threads))
     return [run_chunk(job, model, folder, chunk) for chunk in chunks]
-
-
-class _Key:
-    """Cache key of a loaded model: the job and the state of the model's file."""
-
-    def __init__(self, job: BatchJob) -> None:
-        self.job, self._text = job, f"{job!r} {stamp_model(job.model)}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-
-@lru_cache(maxsize=1)
-def _find_model(key: _Key, threads: int | None) -> RowModel:
-    return key.job.open_model(threads)

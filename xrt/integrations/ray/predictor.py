@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.graph.constants import Stamp
 from xrt.integrations.batch.model import OnError, RowModel, choose_batch, open_model, stamp_model
 
 
@@ -96,22 +94,19 @@ def predict(batch: Columns, *, model: str, **options: Any) -> Columns:
     The model is loaded once per process and reused by later tasks until its file changes. Tasks do not depend on a particular
     machine, so a lost machine blocks nothing even if the job uses all CPUs; actors of `Predictor` need a spare CPU to restart.
     """
-    return _find_predictor(model, stamp_model(model), _freeze(options), count_granted_threads())(batch)
+    threads = count_granted_threads()
+    key = f"{model!r} {stamp_model(model)} {options!r} {threads}"
+    return load_once(key, lambda: Predictor(model, **{"threads": threads, **options}))(batch)  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=2)
-def _find_predictor(model: str, stamp: Stamp, options: Any, threads: int | None) -> Predictor:
-    return Predictor(model, **{"threads": threads, **_thaw(options)})
+_LOADED: dict[str, Any] = {}
+"""The models of this process, by what they depend on; the last one loaded is the last item."""
 
 
-def _freeze(options: Any) -> Any:
-    if isinstance(options, Mapping):
-        return ("map", *((name, _freeze(value)) for name, value in options.items()))
-    return ("list", *map(_freeze, options)) if isinstance(options, list | tuple) else options
-
-
-def _thaw(options: Any) -> Any:
-    if not isinstance(options, tuple):
-        return options
-    kind, *items = options
-    return {name: _thaw(value) for name, value in items} if kind == "map" else [_thaw(item) for item in items]
+def load_once(key: str, load: Callable[[], Any]) -> Any:
+    """Load a model, or return the one that was loaded with this key; a process keeps two."""
+    if key not in _LOADED:
+        for old in list(_LOADED)[:-1]:
+            del _LOADED[old]
+        _LOADED[key] = load()
+    return _LOADED[key]
