@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder in sys.path
@@ -53,9 +54,22 @@ def list_errors() -> list[type[Exception]]:
 
 def make_page() -> str:
     """Return the text of the page."""
-    tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n", 1)[1].rpartition("\n\n")[0]
-    names = re.sub(r"(?<=[\w)]) {2,}.*$", "", inspect.cleandoc(f"\n{tree}"), flags=re.MULTILINE)
-    return _TOP.format(tree=names) + "".join(map(_section, list_errors()))
+    tree = "\n\n".join("\n".join([_title(root), *_branches(root)]) for root in (XRTError, XRTWarning))
+    return _TOP.format(tree=tree) + "".join(map(_section, list_errors()))
+
+
+def _title(error: type[Exception]) -> str:
+    bases = [base.__name__ for base in error.__bases__ if base is not Exception and not issubclass(base, XRTError | XRTWarning)]
+    return f"{error.__name__} ({', '.join(bases)})" if bases else error.__name__
+
+
+def _branches(error: type[Exception]) -> Iterator[str]:
+    """Yield the tree below a class."""
+    children = [one for one in list_errors() if error in one.__bases__]
+    for child in children:
+        is_last = child is children[-1]
+        yield f"{'└── ' if is_last else '├── '}{_title(child)}"
+        yield from (f"{'    ' if is_last else '│   '}{line}" for line in _branches(child))
 
 
 def _section(error: type[Exception]) -> str:

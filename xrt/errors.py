@@ -1,34 +1,4 @@
-"""All errors and warnings of XRT.
-
-    XRTError
-    ├── ModelError (ValueError)            the model is invalid
-    ├── InputError (ValueError)            the values passed to a call do not fit the model
-    ├── OptionError (ValueError)           an option is unknown or has an invalid value
-    ├── EngineError                        an engine has a problem
-    │   ├── UnknownEngine (ValueError)     no engine of that name is registered
-    │   ├── EngineUnavailable              registered, but its library is missing or broken
-    │   ├── CompileRefused                 the engine does not support a function
-    │   ├── CompileFailed                  the engine's library failed while compiling
-    │   ├── RunFailed (RuntimeError)       the engine failed while running, or returned wrong results
-    ├── PlanError (ValueError)             no plan satisfies the request
-    ├── CacheError                         an entry of the cache cannot be read
-    ├── BundleError (ValueError)           a bundle cannot be read or written
-    │   └── SelfTestFailed                 its example gives different outputs, or none
-    ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
-    │   └── LockError                      a lockfile does not apply, or cannot be created
-    ├── CalibrationError (ValueError)      calibration data or a calibration table cannot be used
-    ├── BatchJobError (ValueError)         a batch job cannot be started, continued or finished
-    └── DeviceError (ValueError)           the device is unknown or not present
-        └── OutOfDeviceMemory (MemoryError)  it has too little free memory
-
-    XRTWarning (UserWarning)
-    ├── BudgetWarning                      more threads were requested than there are cores
-    ├── CacheWarning                       the cache could not be read or written
-    ├── CalibrationWarning                 ranges were calibrated on too little data
-    ├── FallbackWarning                    a node runs on another engine than the first choice
-    ├── PlacementWarning                   a placement was not measured, or not as requested
-    ├── NativeWarning                      XRT's native kernels are not available; NumPy computes
-    └── SignatureWarning                   a module drops compiled signatures
+"""All errors and warnings of XRT; docs/reference/errors.md shows them as a tree.
 
 A message states the request, the cause and the remedy, with the object and the most similar names.
 """

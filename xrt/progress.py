@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, TypeAlias
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, TypeAlias
 
 from xrt.forking import renew_after_fork
 
@@ -26,15 +26,6 @@ ERASE = "\r\x1b[2K"
 
 Tell: TypeAlias = Callable[[str], None]
 """Reports the current stage in a few words."""
-
-
-class Display(Protocol):
-    """Shows one line, which the next one replaces."""
-
-    def show(self, text: str) -> None: ...
-
-    def close(self, last: str) -> None:
-        """Stop; ``last`` is a summary, for displays that keep their last line."""
 
 
 class TerminalLine:
@@ -75,15 +66,14 @@ class NotebookLine:
 
 
 class ProgressLine:
-    """The progress of one piece of work; call `tick` regularly."""
+    """The progress of one piece of work; call `tick` regularly.
 
-    def __init__(self, display: Display, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._display = display
-        self._title = title
-        self._clock = clock
-        self._began = clock()
-        self._stage = ""
-        self._shown = ""
+    A display has ``show``, which replaces the line, and ``close``, with a summary for displays that keep their last line.
+    """
+
+    def __init__(self, display: Any, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._display, self._title, self._clock = display, title, clock
+        self._began, self._stage, self._shown = clock(), "", ""
 
     def tell(self, stage: str) -> None:
         """Set the stage, which the next tick shows."""
@@ -110,31 +100,19 @@ def _clean(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def find_display() -> Display | None:
+def find_display() -> TerminalLine | NotebookLine | None:
     """A display for progress: the notebook cell or the terminal; None if there is neither, or in a worker process."""
-    try:
-        return _find_display()
-    except Exception:  # noqa: BLE001  # sys.stderr may be any object: without isatty, closed or detached
+    processes = sys.modules.get("multiprocessing")
+    if os.environ.get(SWITCH, "").strip().lower() == "off" or (processes is not None and processes.parent_process() is not None):
         return None
-
-
-def _find_display() -> Display | None:
-    if os.environ.get(SWITCH, "").strip().lower() == "off" or _is_child():
-        return None
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if ipython is not None and getattr(shell, "kernel", None) is not None:
-        return NotebookLine(ipython.display.display)
-    stream = sys.stderr
-    if stream is None or stream.closed or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        return None
-    return TerminalLine(stream)
-
-
-def _is_child() -> bool:
-    """Whether `multiprocessing` started this process, for example as a data loader."""
-    module = sys.modules.get("multiprocessing")
-    return module is not None and module.parent_process() is not None
+    with suppress(Exception):  # sys.stderr may be any object: without isatty, closed or detached
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
+            return NotebookLine(ipython.display.display)
+        stream = sys.stderr
+        if stream is not None and not stream.closed and stream.isatty() and os.environ.get("TERM") != "dumb":
+            return TerminalLine(stream)
+    return None
 
 
 # Held while progress is shown: there is only one line.
@@ -159,48 +137,26 @@ def show_progress(title: str, *, enabled: bool = True) -> Iterator[Tell]:
     """
     display = find_display() if enabled else None
     if display is None or not claim_display():
-        yield _ignore
+        yield lambda stage: None
         return
     line, ended = ProgressLine(display, title), threading.Event()
     ticking = threading.Thread(target=_tick, args=(line, ended), name="xrt-progress", daemon=True)
     try:
-        started = _start(ticking)
-        try:
-            yield line.tell if started else _ignore
-        finally:
-            if started:
-                ended.set()
-                ticking.join()
-                _try(line.close)
+        with suppress(RuntimeError):  # no more threads available, or interpreter shutdown
+            ticking.start()
+        yield line.tell
     finally:
+        ended.set()
+        if ticking.ident is not None:
+            ticking.join()
+            with suppress(Exception):
+                line.close()
         release_display()
 
 
-def _start(thread: threading.Thread) -> bool:
-    """Start a thread; return whether that succeeded."""
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads available, or interpreter shutdown
-        return False
-    return True
-
-
 def _tick(line: ProgressLine, ended: threading.Event) -> None:
-    # Work that ends within the delay shows nothing.
-    if ended.wait(DELAY):
-        return
-    while _try(line.tick) and not ended.wait(PAUSE):
-        pass
-
-
-def _try(show: Callable[[], None]) -> bool:
-    """Call ``show``; return False on errors, so that a closed terminal or notebook stops the display and not the work."""
-    try:
-        show()
-    except Exception:  # noqa: BLE001  # whatever a stream or a kernel raises
-        return False
-    return True
-
-
-def _ignore(stage: str) -> None:
-    """Discard the stage."""
+    delay = DELAY  # work that ends within it shows nothing
+    with suppress(Exception):  # whatever a closed terminal or notebook raises stops the display and not the work
+        while not ended.wait(delay):
+            line.tick()
+            delay = PAUSE

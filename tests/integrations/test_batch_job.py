@@ -22,7 +22,7 @@ from tests.integrations.models import FOUR, LOOKUP, SCALE, TEXT, write_classifie
 from xrt.cli.app import cli
 from xrt.errors import BatchJobError, EngineError, InputError, OptionError
 from xrt.integrations.batch import BatchJob, RowModel, open_model, run_job
-from xrt.integrations.batch.job import JobFolder
+from xrt.integrations.batch.job import claim_folder
 from xrt.integrations.batch.model import choose_batch
 from xrt.integrations.batch.tables import RowFile, list_chunks, list_row_files
 from xrt.ray import Predictor
@@ -119,12 +119,10 @@ def test_a_folder_belongs_to_one_job(tmp_path):
     with pytest.raises(BatchJobError) as caught:
         run_job(BatchJob(model, ("toy",)), [str(rows)], out)
     assert str(caught.value) == f"{out} has parts, and no _xrt_batch.json says of which job; use another folder"
-    other = JobFolder(tmp_path / "other")
-    other.claim(BatchJob(model, ("toy",)), [str(rows)])
-    with pytest.raises(BatchJobError) as caught:
-        run_job(BatchJob(model, ("toy",)), [str(rows)], tmp_path / "other")
+    job, folder = BatchJob(model, ("toy",)), tmp_path / "other"
+    with claim_folder(folder, job, [str(rows)]), pytest.raises(BatchJobError) as caught:
+        run_job(job, [str(rows)], folder)
     assert str(caught.value) == f"{tmp_path / 'other'} is being filled by another process; wait for it, or use another folder"
-    other.close()
 
 
 @pytest.mark.slow

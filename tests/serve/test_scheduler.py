@@ -33,16 +33,12 @@ class Recorder:
     """What a scheduler reports."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)
-    queues: list[tuple[int, int]] = field(default_factory=list)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
         self.batches.append((requests, rows))
 
     def note_wait(self, seconds: float) -> None:
         assert seconds >= 0
-
-    def note_queue(self, queued: int, running: int) -> None:
-        self.queues.append((queued, running))
 
 
 class Gate:
@@ -77,6 +73,7 @@ def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
         first = scheduler.submit(gate, rows(1), "a")
         await gate.wait_for_entry()
         others = [scheduler.submit(gate, rows(n, w), (w,), n) for n, w in ((1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (9, 2))]
+        assert (scheduler.queued, scheduler.running) == (6, 1)
         gate.opened.set()
         for future, values in zip(
             [first, *others], [rows(1), *map(rows, (1, 2)), rows(1, 3), *map(rows, (3, 1, 9))], strict=True
@@ -85,7 +82,7 @@ def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
         await scheduler.drain()
         assert gate.rows == [1, 4, 1, 3, 9]  # 1 + 2 + 1 of one shape, then what has another shape or is too large
         assert seen.batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
-        assert seen.queues[-1] == (0, 0) and max(queued for queued, _ in seen.queues) == 6
+        assert (scheduler.queued, scheduler.running) == (0, 0)
         scheduler.close()
 
     on_loop(test)

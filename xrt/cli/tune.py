@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +64,7 @@ from xrt.runtime.inputs import infer_type
 if TYPE_CHECKING:
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Function
-    from xrt.placement import CandidateResult, TuningResult
+    from xrt.placement import TuningResult
     from xrt.placement.regression_check import RegressionResult
 
 
@@ -165,13 +164,14 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
-    candidates = tuned.race.contenders
-    fastest = next((one.seconds for one in candidates if one.verdict == "won"), None)
-    ratios = ["" if one.seconds is None or not fastest else f"{one.seconds / fastest:.2f}" for one in candidates]
-    rows = [
-        TimedRow(one.title, one.seconds, ratio, VERDICTS[one.verdict], dict(zip(DETAILS, _details(one), strict=True)))
-        for one, ratio in zip(candidates, ratios, strict=True)
-    ]
+    fastest = next((one.seconds for one in tuned.race.contenders if one.verdict == "won"), None)
+    rows = []
+    for one in tuned.race.contenders:
+        ratio = f"{one.seconds / fastest:.2f}" if one.seconds is not None and fastest else ""
+        has_interval = one.ratio is not None and one.ratio_low is not None and one.ratio_high is not None
+        interval = f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if has_interval else ""
+        details = dict(zip(DETAILS, (str(len(one.plan.launches)), interval, one.note), strict=True))
+        rows.append(TimedRow(one.title, one.seconds, ratio, VERDICTS[one.verdict], details))
     show_times("plan", rows, DETAILS, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
     print_lines(f"{head} ({format_count(threads, 'thread')}), in {tuned.spent:.1f} of {tuned.budget:g} s")
@@ -182,12 +182,6 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
         print_lines(*describe_precision(tuned.precision))
         if verbose:
             _show_errors(tuned.precision)
-
-
-def _details(one: CandidateResult) -> tuple[str, str, str]:
-    has_interval = one.ratio is not None and one.ratio_low is not None and one.ratio_high is not None
-    ratio = f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if has_interval else ""
-    return str(len(one.plan.launches)), ratio, one.note
 
 
 def _show_errors(record: PrecisionRecord) -> None:
@@ -204,10 +198,6 @@ def _show_errors(record: PrecisionRecord) -> None:
         for one, is_best in list_pareto_plans(record)
     ]
     show_table(("best", "precision", "plan", "in fp32", "error", "ms"), rows, numbers=("in fp32", "error", "ms"))
-    over = sorted((one for one in record.plans if one.outcome == "over"), key=lambda one: one.error or math.inf)
-    for one in over:
-        error = format_error(one.error if one.high is None else one.high, record.measure)
-        print_lines(f"over the budget, not timed: {one.precision} on {one.plan}, up to {error}")
 
 
 def _show_stored(keywords: Mapping[str, Any], began: float) -> None:
@@ -388,22 +378,27 @@ def _run_check(
     """Measure the plan of a lock; also return the differences from the machine and the inputs that it was locked on."""
     engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
     _check_named(engines, split_specs(named) if named is not None else [])
+    folder, source = path.absolute().parent, lock.model.get("source", "")
+    if not model and not source:
+        raise LockError("the lock does not say where its model is; pass --model")
     with _of_the_lock("model"):
-        declared = _load_model(lock, path, model)
+        nearby = folder / source
+        declared = load_with_options(model or (str(nearby) if nearby.is_file() else source))
+        declared = set_dims(declared, read_locked_dims(lock))
     try:
         function = specialize(declared, read_shapes(lock, declared))
     except InputError:  # another model; later checks report more about it
         function = declared
-    examples = _read_validation(lock, path, declared, validate)
+    examples = _read_validation(lock, folder, declared, validate)
     if not engines:
         raise LockError("the lock has no plan")
-    values, unavailable = _read_values(function, lock, path)
+    values, unavailable = _read_values(function, lock, folder)
     devices = {name.removeprefix(DEVICE_OF): device for name, device in lock.options.items() if name.startswith(DEVICE_OF)}
     options: dict[str, Any] = {
         "precision": lock.options.get("precision", "fp32"),
         "device": lock.options.get("device", "cpu"),
         "devices": {engine: device for engine, device in devices.items() if engine in engines},
-        "threads": _read_number(lock.options.get("threads", "1"), "threads"),
+        "threads": _read_number(lock.options, "threads", "1"),
     }
     with _of_the_lock("options"):
         module = XRTModule(function, engines, strict=True, **options)
@@ -433,57 +428,41 @@ def _of_the_lock(what: str) -> Iterator[None]:
         raise LockError(f"the lock's {what} cannot be used: {reason}; mend it, or write it again with `xrt lock`") from error
 
 
-def _load_model(lock: PlacementFile, path: Path, model: str | None) -> Function:
-    """Load ``model``, or the model that the lock names: a file relative to the lock, or a shipped model."""
-    source = lock.model.get("source", "")
-    nearby = path.absolute().parent / source
-    if not model and not source:
-        raise LockError("the lock does not say where its model is; pass --model")
-    return set_dims(load_with_options(model or (str(nearby) if nearby.is_file() else source)), read_locked_dims(lock))
-
-
-def _read_values(function: Function, lock: PlacementFile, path: Path) -> tuple[dict[str, Any], list[str]]:
+def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the inputs of the lock, and a line for each unavailable one, which a random value replaces."""
-    values = sample_inputs(function, _read_number(lock.model.get("seed", "0"), "seed"))
+    values = sample_inputs(function, _read_number(lock.model, "seed", "0"))
     unavailable = []
-    for name in lock.values.keys() & values.keys():
-        file, was = path.absolute().parent / lock.values[name], lock.inputs.get(name, "")
+    for name in sorted(lock.values.keys() & values.keys()):
+        subject = f"the values of input {name!r}, in {lock.values[name]},"
+        file, was = folder / lock.values[name], lock.inputs.get(name, "")
         try:
-            array = _read_array(file, name)
-            type_ = str(infer_type(array))
+            arrays = read_npz(file) if file.suffix == ".npz" else {name: read_npy(file)}
+            if name not in arrays:
+                raise InputError(f"it has no array {name!r}")
+            type_ = str(infer_type(arrays[name]))
         except (InputError, ModelError) as error:
-            unavailable.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
+            unavailable.append(f"{subject} are not to be had: {error}")
             continue
         if type_ == was:
-            values[name] = array
+            values[name] = arrays[name]
         else:
-            unavailable.append(f"the values of input {name!r}, in {lock.values[name]}, were {was} and are {type_}")
-    return values, sorted(unavailable)
+            unavailable.append(f"{subject} were {was} and are {type_}")
+    return values, unavailable
 
 
-def _read_array(file: Path, name: str) -> Any:
-    if file.suffix != ".npz":
-        return read_npy(file)
-    arrays = read_npz(file)
-    if name not in arrays:
-        raise InputError(f"it has no array {name!r}")
-    return arrays[name]
-
-
-def _read_validation(lock: PlacementFile, path: Path, function: Function, validate: str | None) -> list[Any] | None:
+def _read_validation(lock: PlacementFile, folder: Path, function: Function, validate: str | None) -> list[Any] | None:
     """Read the examples on which the error of the lock was measured; None if it has none, or they are missing."""
-    if lock.precision is None:
-        return None
     source = next((name for name in ("validate", "calibrate") if name in lock.model), None)
-    file = Path(validate) if validate is not None else path.absolute().parent / lock.model[source] if source else None
-    if file is None or not file.exists():
+    file = Path(validate) if validate is not None else folder / lock.model[source] if source else None
+    if lock.precision is None or file is None or not file.exists():
         return None
     batches = read_batches(file, function)
     # Without --validate the error was measured on the last fifth of --calibrate.
     return batches if validate is not None or source == "validate" else batches[-max(1, len(batches) // 5) :]
 
 
-def _read_number(text: str, what: str) -> int:
+def _read_number(facts: Mapping[str, str], name: str, default: str) -> int:
+    text = facts.get(name, default)
     if not text.isdecimal() or len(text) > 9:
-        raise LockError(f"the lock's {what} must be a number; it is {text[:40]!r}")
+        raise LockError(f"the lock's {name} must be a number; it is {text[:40]!r}")
     return int(text)

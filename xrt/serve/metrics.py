@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from xrt.errors import OptionError
@@ -26,6 +26,22 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
 
 
+_HISTOGRAMS = {
+    "request_seconds": ("From request to response", _SECONDS),
+    "queue_seconds": ("In the queue", _SECONDS),
+    "call_seconds": ("In the model", _SECONDS),
+    "batch_requests": ("Requests of a call", _ROWS),
+    "batch_rows": ("Rows of a call", _ROWS),
+}
+_GAUGES = {
+    "queued_requests": "Requests in the queue",
+    "running_calls": "Calls that run",
+    "sessions": "Sessions with state",
+    "model_ready": "1 where the model is in service",
+    "fallback_nodes": "Nodes on another engine than the first choice",
+}
+
+
 class Metrics:
     """The metrics of an application."""
 
@@ -36,24 +52,17 @@ class Metrics:
             raise OptionError(
                 "a server needs the package prometheus_client, which is missing: pip install 'xrt-engine[serve]'"
             ) from error
-        self._prometheus = prometheus
-        self._registry = registry = prometheus.CollectorRegistry()
-        count, gauge, histogram = prometheus.Counter, prometheus.Gauge, prometheus.Histogram
-        self.requests = count("xrt_requests", "Requests for inference", (*_LABELS, "protocol", "status"), registry=registry)
-        self.seconds = histogram("xrt_request_seconds", "From request to response", _LABELS, registry=registry, buckets=_SECONDS)
-        self.waits = histogram("xrt_queue_seconds", "In the queue", _LABELS, registry=registry, buckets=_SECONDS)
-        self.calls = histogram("xrt_call_seconds", "In the model", _LABELS, registry=registry, buckets=_SECONDS)
-        self.joined = histogram("xrt_batch_requests", "Requests of a call", _LABELS, registry=registry, buckets=_ROWS)
-        self.rows = histogram("xrt_batch_rows", "Rows of a call", _LABELS, registry=registry, buckets=_ROWS)
-        self.queued = gauge("xrt_queued_requests", "Requests in the queue", _LABELS, registry=registry)
-        self.running = gauge("xrt_running_calls", "Calls that run", _LABELS, registry=registry)
-        self.sessions = gauge("xrt_sessions", "Sessions with state", _LABELS, registry=registry)
-        self.ready = gauge("xrt_model_ready", "1 where the model is in service", _LABELS, registry=registry)
-        self.fallbacks = gauge("xrt_fallback_nodes", "Nodes on another engine than the first choice", _LABELS, registry=registry)
-
-    def write(self) -> bytes:
+        registry = prometheus.CollectorRegistry()
+        self.write: Callable[[], bytes] = partial(prometheus.generate_latest, registry)
         """All metrics in Prometheus' text format."""
-        return self._prometheus.generate_latest(self._registry)
+        self.requests = prometheus.Counter(
+            "xrt_requests", "Requests for inference", (*_LABELS, "protocol", "status"), registry=registry
+        )
+        self.histograms = {
+            name: prometheus.Histogram(f"xrt_{name}", text, _LABELS, registry=registry, buckets=buckets)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self.gauges = {name: prometheus.Gauge(f"xrt_{name}", text, _LABELS, registry=registry) for name, text in _GAUGES.items()}
 
 
 @dataclass(slots=True)
@@ -114,35 +123,31 @@ class ModelMetrics:
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         labels = (model, version)
-        self._wait, self._call = metrics.waits.labels(*labels).observe, metrics.calls.labels(*labels).observe
-        self._joined, self._rows = metrics.joined.labels(*labels).observe, metrics.rows.labels(*labels).observe
-        self._queued, self._running = metrics.queued.labels(*labels).set, metrics.running.labels(*labels).set
-        self._seconds = metrics.seconds.labels(*labels).observe
-        self.show_sessions: Callable[[Callable[[], float]], None] = metrics.sessions.labels(*labels).set_function
-        self.show_ready: Callable[[Callable[[], float]], None] = metrics.ready.labels(*labels).set_function
-        self.show_fallbacks: Callable[[Callable[[], float]], None] = metrics.fallbacks.labels(*labels).set_function
+        self._histograms = {name: histogram.labels(*labels) for name, histogram in metrics.histograms.items()}
+        self._gauges = {name: gauge.labels(*labels) for name, gauge in metrics.gauges.items()}
         self.statistics = Statistics(model, version)
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
 
+    def show(self, **gauges: Callable[[], float]) -> None:
+        """Compute gauges with these functions."""
+        for name, function in gauges.items():
+            self._gauges[name].set_function(function)
+
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        self._call(seconds)
-        self._joined(requests)
-        self._rows(rows)
+        self._histograms["call_seconds"].observe(seconds)
+        self._histograms["batch_requests"].observe(requests)
+        self._histograms["batch_rows"].observe(rows)
         self.statistics.calls.add(seconds)
         self.statistics.batches.setdefault(rows, Duration()).add(seconds)
 
     def note_wait(self, seconds: float) -> None:
-        self._wait(seconds)
+        self._histograms["queue_seconds"].observe(seconds)
         self.statistics.waits.add(seconds)
-
-    def note_queue(self, queued: int, running: int) -> None:
-        self._queued(queued)
-        self._running(running)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request with its HTTP status."""
         self._count(protocol, status)()
-        self._seconds(seconds)
+        self._histograms["request_seconds"].observe(seconds)
         (self.statistics.answered if status == OK else self.statistics.failed).add(seconds)
         self.statistics.last = time.time()
 

@@ -165,9 +165,6 @@ class CallObserver(Protocol):
     def note_wait(self, seconds: float) -> None:
         """A request has left the queue after this time."""
 
-    def note_queue(self, queued: int, running: int) -> None:
-        """The number of queued requests or running calls has changed."""
-
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
@@ -191,7 +188,9 @@ class Scheduler:
         max_wait: float = 0.0,
     ) -> None:  # fmt: skip
         self._queue: deque[_Waiting] = deque()
-        self._instances, self._running = instances, 0
+        self._instances = instances
+        self.running = 0
+        """Number of running calls."""
         self._max_queue = max_queue
         self._observer = observer
         self._most = max(sizes, default=0)
@@ -235,7 +234,7 @@ class Scheduler:
 
     async def drain(self) -> None:
         """Wait until nothing is queued or running."""
-        while self._queue or self._running:
+        while self._queue or self.running:
             self._idle = self._idle or asyncio.Event()
             self._idle.clear()
             await self._idle.wait()
@@ -247,14 +246,13 @@ class Scheduler:
     # ------------------------------------------------------------------ on the thread of the event loop
 
     def _start_calls(self) -> None:
-        while self._queue and self._running < self._instances:
+        while self._queue and self.running < self._instances:
             if (delay := self._find_delay()) > 0:
                 self._timer = self._timer or asyncio.get_running_loop().call_later(delay, self._end_wait)
                 break
             batch = self._take_batch()
             if batch:
                 self._start(batch)
-        self._observer.note_queue(len(self._queue), self._running)
 
     def _end_wait(self) -> None:
         self._timer = None
@@ -291,7 +289,7 @@ class Scheduler:
         return [one for one in batch if not one.future.cancelled()]
 
     def _start(self, batch: list[_Waiting]) -> None:
-        self._running += 1
+        self.running += 1
         started = time.perf_counter()
         for one in batch:
             self._observer.note_wait(started - one.since)
@@ -306,7 +304,7 @@ class Scheduler:
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_Waiting], started: float, done: Future[list[Values | BaseException]]) -> None:
-        self._running -= 1
+        self.running -= 1
         self._observer.note_batch(len(batch), sum(one.rows for one in batch), time.perf_counter() - started)
         results = done.result()
         for one, result in zip(batch, results, strict=True):
@@ -317,5 +315,5 @@ class Scheduler:
             else:
                 one.future.set_result(result)
         self._start_calls()
-        if self._idle is not None and not self._queue and not self._running:
+        if self._idle is not None and not self._queue and not self.running:
             self._idle.set()

@@ -73,12 +73,19 @@ class ServedModel:
         _check_names(name, self.outputs)
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
         self._is_batch_wanted = is_wanted
-        self.options = self._settle_batches(options)
+        self.options = options = self._settle_batches(options)
         self._free = self._list_instances()
         self.why_not_ready = STARTING
         """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
-        self._scheduler = self._make_scheduler()
+        self._scheduler = Scheduler(
+            options.instances or 1,
+            options.max_queue,
+            self.metrics,
+            sizes=options.sizes,
+            rounds_up=options.rounds_up,
+            max_wait=options.max_wait or 0.0,
+        )
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self._arriving = 0
@@ -86,9 +93,13 @@ class ServedModel:
 
     def show_metrics(self) -> None:
         """Make the gauges report this model."""
-        self.metrics.show_sessions(lambda: float(len(self.sessions)))
-        self.metrics.show_ready(lambda: float(not self.why_not_ready))
-        self.metrics.show_fallbacks(self._count_fallbacks)
+        self.metrics.show(
+            queued_requests=lambda: self._scheduler.queued,
+            running_calls=lambda: self._scheduler.running,
+            sessions=lambda: len(self.sessions),
+            model_ready=lambda: not self.why_not_ready,
+            fallback_nodes=lambda: 0 if self.why_not_ready else len(self.module.plan.reasons),
+        )
 
     def _settle_batches(self, options: ServingOptions) -> ServingOptions:
         """Drop the batch option if the shapes do not allow it; raises OptionError if the operator set it."""
@@ -98,13 +109,6 @@ class ServedModel:
         if self._is_batch_wanted:
             raise OptionError(f"model {self.name!r} cannot join requests to a batch: {reason}; leave batch out")
         return replace(options, batch=None)
-
-    def _make_scheduler(self) -> Scheduler:
-        options = self.options
-        rounds_up, wait = options.rounds_up, options.max_wait or 0.0
-        return Scheduler(
-            options.instances or 1, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=rounds_up, max_wait=wait
-        )
 
     @property
     def has_state(self) -> bool:
@@ -161,9 +165,6 @@ class ServedModel:
         for place in range(self.options.instances or 1):
             free.put(self._modules[place % len(self._modules)])
         return free
-
-    def _count_fallbacks(self) -> float:
-        return 0.0 if self.why_not_ready else float(len(self.module.plan.reasons))
 
     def describe(self, versions: tuple[str, ...]) -> dict[str, Any]:
         """The protocol's metadata of the model."""

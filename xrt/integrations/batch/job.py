@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -130,52 +131,46 @@ FORMAT = 2
 _AFTER_DAMAGE = "remove the folder to run the whole job again, or use another one"
 
 
-class JobFolder:
-    """The results folder of a job, locked by the process that writes it."""
+@contextmanager
+def claim_folder(
+    path: str | os.PathLike[str], job: BatchJob, rows: Sequence[str]
+) -> Iterator[tuple[str, list[Chunk], JobReport]]:
+    """Lock the results folder of a job; yield its absolute path, the chunks without a part and the initial report.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-        self._lock = FileLock(self.path / ".lock")
+    Raises BatchJobError if another process has the lock, or if the folder has results of a job with other arguments.
+    """
+    folder = Path(path).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BatchJobError(f"{folder} is being filled by another process; wait for it, or use another folder") from None
+    try:
+        yield os.fspath(folder), *_find_missing(folder, job, list_row_files(rows))
+    finally:
+        lock.release()
 
-    def claim(self, job: BatchJob, rows: Sequence[str]) -> tuple[list[Chunk], JobReport]:
-        """Lock the folder; return the chunks without a part and the initial report.
 
-        Raises BatchJobError if another process has the lock, or if the folder has results of a job with other arguments.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise BatchJobError(f"{self.path} is being filled by another process; wait for it, or use another folder") from None
-        try:
-            return self._compare(job, list_row_files(rows))
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Release the lock."""
-        self._lock.release()
-
-    def _compare(self, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
-        chunks = list_chunks(files, job.part_rows)
-        wanted = _describe(job, files, chunks)
-        manifest = self.path / MANIFEST
-        parts = {part.name: part for part in self.path.glob("part-*.parquet")}
-        if not parts:  # a job that wrote no parts may be replaced
-            replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
-        # Without the manifest it is unknown whether the parts belong to this job.
-        elif not manifest.exists():
-            raise BatchJobError(f"{self.path} has parts, and no {MANIFEST} says of which job; use another folder")
-        else:
-            _check_equal(self.path, _read_manifest(manifest), wanted)
-        remove_dead_temporaries(self.path)
-        errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
-        # Damaged parts are computed again, like missing ones.
-        missing = [chunk for chunk in chunks if errors.get(chunk) is None]
-        total = sum(file.rows for file in files)
-        present = total - sum(chunk.stop - chunk.start for chunk in missing)
-        return missing, JobReport(rows=total, present=present, written=0, errors=sum(filter(None, errors.values())), parts=0)
+def _find_missing(folder: Path, job: BatchJob, files: Sequence[RowFile]) -> tuple[list[Chunk], JobReport]:
+    chunks = list_chunks(files, job.part_rows)
+    wanted = _describe(job, files, chunks)
+    manifest = folder / MANIFEST
+    parts = {part.name: part for part in folder.glob("part-*.parquet")}
+    if not parts:  # a job that wrote no parts may be replaced
+        replace_file(manifest, lambda file: file.write(json.dumps(wanted, indent=1).encode()))
+    # Without the manifest it is unknown whether the parts belong to this job.
+    elif not manifest.exists():
+        raise BatchJobError(f"{folder} has parts, and no {MANIFEST} says of which job; use another folder")
+    else:
+        _check_equal(folder, _read_manifest(manifest), wanted)
+    remove_dead_temporaries(folder)
+    errors = {chunk: count_part_errors(parts[chunk.part], chunk) for chunk in chunks if chunk.part in parts}
+    # Damaged parts are computed again, like missing ones.
+    missing = [chunk for chunk in chunks if errors.get(chunk) is None]
+    total = sum(file.rows for file in files)
+    present = total - sum(chunk.stop - chunk.start for chunk in missing)
+    return missing, JobReport(rows=total, present=present, written=0, errors=sum(filter(None, errors.values())), parts=0)
 
 
 def _read_manifest(path: Path) -> Mapping[str, Any]:
@@ -226,29 +221,19 @@ def run_job(
 
     Raises BatchJobError for a folder of another job, and InputError or EngineError if a row fails; finished parts remain.
     """
-    place = JobFolder(folder)
-    missing, report = place.claim(job, rows)
-    try:
+    with claim_folder(folder, job, rows) as (path, missing, present):
         if not missing:
-            return report
+            return present
         count = min(workers or available_cores(), len(missing))
         # One module serves all threads, each call with its share of the cores.
         model = job.open_model(max(1, available_cores() // count))
+        report = present
         with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:
-            chunks = iter(missing)
-            running: set[Future[ChunkReport]] = set()
+            running = [pool.submit(run_chunk, job, model, path, chunk) for chunk in missing]
             try:
-                while True:
-                    while len(running) < count and (chunk := next(chunks, None)) is not None:
-                        running.add(pool.submit(run_chunk, job, model, os.fspath(place.path), chunk))
-                    if not running:
-                        return report
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for one in done:
-                        report = report.add(one.result())
-                        progress(report)
+                for done in as_completed(running):
+                    report = report.add(done.result())
+                    progress(report)
             finally:
-                for one in running:
-                    one.cancel()
-    finally:
-        place.close()
+                pool.shutdown(cancel_futures=True)
+        return report

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xrt.errors import BatchJobError, XRTError
-from xrt.integrations.batch.job import BatchJob, ChunkReport, JobFolder, JobReport, run_chunk
+from xrt.integrations.batch.job import BatchJob, ChunkReport, JobReport, claim_folder, run_chunk
 from xrt.integrations.batch.model import stamp_model
 from xrt.integrations.batch.tables import Chunk
 from xrt.integrations.ray.predictor import count_granted_threads, import_ray, load_once
@@ -42,21 +42,17 @@ def run_cluster_job(
     if the cluster cannot be reached or is lost, and otherwise like `xrt.integrations.batch.run_job`.
     """
     ray = import_ray()
-    place = JobFolder(folder)
-    missing, report = place.claim(job, rows)
-    try:
+    with claim_folder(folder, job, rows) as (path, missing, report):
         if not missing:
             return report
         is_local_cluster = not ray.is_initialized()
         if is_local_cluster:
             _connect(ray, address)
         try:
-            return _run(ray, job, missing, os.fspath(place.path), report, workers, num_cpus, progress)
+            return _run(ray, job, missing, path, report, workers, num_cpus, progress)
         finally:
             if is_local_cluster:
                 ray.shutdown()
-    finally:
-        place.close()
 
 
 def _connect(ray: Any, address: str | None) -> None:
