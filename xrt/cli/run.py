@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -63,14 +62,11 @@ from xrt.module.programs import NO_LIMIT
 from xrt.module.tuning import read_serving
 from xrt.placement.engine_list import is_auto
 from xrt.placement.records import read_lock
-from xrt.placement.report import describe_prediction
 from xrt.placement.result import describe_plan, format_count
-from xrt.placement.search import format_seconds
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.formats.program_record import StoredProgram
-    from xrt.placement import CostReport
 
 
 add_verbose = click.option(
@@ -323,26 +319,9 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     if as_json:
         print_json(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {}))
         return
-    print_lines(replace(explanation, account=None).describe(deviations=verbose, left_out=verbose))
-    if explanation.account is not None:
-        show_costs(explanation.account)
+    print_lines(explanation.describe(deviations=verbose, left_out=verbose))
     if with_memory:
         print_lines(f"memory:\n{module.memory()}")
-
-
-def show_costs(report: CostReport) -> None:
-    """Print the costs of regions, and the savings of missing operators."""
-    if report.parts:
-        print_lines(describe_prediction(report))
-        regions = [
-            (x.name, x.engine, x.nodes, format_seconds(x.predicted), x.source, format_seconds(x.measured)) for x in report.parts
-        ]
-        columns = ("region", "engine", "nodes", "predicted", "known", "took")
-        show_table(columns, regions, numbers=("nodes", "predicted", "took"), whole=("region", "known"))
-    if report.unlocks:
-        print_lines("what would unlock the graph, by the prediction:")
-        savings = [(x.operator, x.engine, x.nodes, format_seconds(x.seconds)) for x in report.unlocks]
-        show_table(("operator", "engine", "nodes", "saves"), savings, numbers=("nodes", "saves"))
 
 
 # ---------------------------------------------------------------------- compile

@@ -109,24 +109,22 @@ def show_times(what: str, rows: Sequence[TimedRow], columns: Sequence[str], *, v
     The first table fits 80 columns.
     """
     times = ["" if row.seconds is None else f"{1e3 * row.seconds:.4g}" for row in rows]
+    cells = [(row.name, time, row.ratio, row.verdict) for row, time in zip(rows, times, strict=True)]
+    headings = (what, "ms", "ratio", "verdict")
     if not out.is_terminal:
-        cells = [
-            (row.name, time, row.ratio, row.verdict, *map(row.details.get, columns))
-            for row, time in zip(rows, times, strict=True)
-        ]
-        show_table((what, "ms", "ratio", "verdict", *columns), cells)
+        show_table(
+            (*headings, *columns), [(*cell, *map(row.details.get, columns)) for cell, row in zip(cells, rows, strict=True)]
+        )
         return
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    room = min(24, out.width - min(widths[0], FOLDED) - sum(widths[1:]) - 4 * GAP - EDGES)
     seconds = [row.seconds for row in rows if row.seconds]
     longest = min(max(seconds, default=1.0), LONGEST_BAR * min(seconds, default=1.0))
-    widths = [max(len(what), *(min(len(row.name), FOLDED) for row in rows)), max(2, *map(len, times))]
-    widths += [max(len("ratio"), *(len(row.ratio) for row in rows)), max(len("verdict"), *(len(row.verdict) for row in rows))]
-    room = min(24, out.width - sum(widths) - 4 * GAP - EDGES)
     shown = []
-    for row, time in zip(rows, times, strict=True):
+    for row, (*cell, verdict) in zip(rows, cells, strict=True):
         bar = [_draw_bar(row.seconds, longest, room)] if room >= 4 else []
-        shown.append((row.name, time, row.ratio, *bar, Text(row.verdict, style=STYLES.get(row.verdict, ""))))
-    headings = (what, "ms", "ratio", *([""] if room >= 4 else []), "verdict")
-    show_table(headings, shown, numbers=("ms", "ratio"), whole=("", "verdict"))
+        shown.append((*cell, *bar, Text(verdict, style=STYLES.get(verdict, ""))))
+    show_table((*headings[:3], *[""] * (room >= 4), "verdict"), shown, numbers=("ms", "ratio"), whole=("", "verdict"))
     if verbose:
         details = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
         show_table((what, *verbose), details, numbers=[name for name in verbose if name != "note"])

@@ -87,17 +87,12 @@ def _finite(value: Any) -> Any:
 
 def _lines(account: CostReport) -> Iterator[str]:
     if account.predicted is not None:
-        yield f"{describe_prediction(account)}:"
+        took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
+        yield f"predicted {format_seconds(account.predicted)} for a call{took}:"
     yield from _some([f"  {part}" for part in account.parts], "regions")
     if account.unlocks:
         yield "what would unlock the graph, by the prediction:"
     yield from _some([f"  {describe_missing_support(one)}" for one in account.unlocks], "operators")
-
-
-def describe_prediction(account: CostReport) -> str:
-    """Format the predicted time of a call, and the measured time if known."""
-    took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
-    return f"predicted {format_seconds(account.predicted)} for a call{took}"
 
 
 def describe_missing_support(one: MissingSupport) -> str:
