@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib import metadata
@@ -102,7 +103,12 @@ def doctor_command(as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        _show_report(report)
+        show_table(("what", "value"), list(_flatten(report)))
+        engines = [
+            (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
+            for e in report["engines"]
+        ]
+        show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
     return int(any(engine["state"] == "broken" for engine in report["engines"]))
 
 
@@ -110,17 +116,29 @@ def _examine() -> dict[str, Any]:
     import numpy as np
 
     libraries = (library for name in list_by_rank() for library in find_declaration(name).libraries)
-    versions = {name: version for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]) if (version := _find_version(name))}
+    versions = {}
+    for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    processors = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
+    pages = {word: os.sysconf(name) for word, name in counters.items() if name in os.sysconf_names}
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
     features = [*simd.get("baseline", ()), *simd.get("found", ())]
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "versions": {"xrt": __version__, **versions},
-        "processor": {"name": _find_processor(), "architecture": platform.machine(), "features": features},
+        "processor": {
+            "name": next(processors, platform.processor() or "unknown"),
+            "architecture": platform.machine(),
+            "features": features,
+        },
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
-        "memory": _read_memory(),
+        "memory": {word: os.sysconf("SC_PAGE_SIZE") * count for word, count in pages.items()},
         "cache": _examine_cache(),
         "environment": read_engine_environment(os.environ),
         "engines": [asdict(status) for status in probe_all()],
@@ -141,36 +159,6 @@ def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that may affect XRT or an engine, sorted; others may be secret."""
     prefixes = (*_PREFIXES, *(prefix for one in map(find_declaration, names()) for prefix in one.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
-
-
-def _find_version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _find_processor() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or "unknown")
-
-
-def _read_memory() -> dict[str, int]:
-    """Total and free bytes, if the system reports them."""
-    counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
-    available = {word: name for word, name in counters.items() if name in os.sysconf_names}
-    return {word: os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for word, name in available.items()}
-
-
-def _show_report(report: Mapping[str, Any]) -> None:
-    show_table(("what", "value"), list(_flatten(report)))
-    engines = [
-        (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
-        for e in report["engines"]
-    ]
-    show_table(("engine", "state", "from", "version or cause", "install", "lower precisions"), engines)
 
 
 def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, Any]]:

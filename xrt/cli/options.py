@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -103,7 +104,7 @@ class Target(click.Path):
     """A file or a folder to write, which is tried before any work is done."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if reason := why_not_writable(path) if self.file_okay else why_not_folder(path):
             raise InputError(f"cannot write {'' if self.file_okay else 'to '}{path}: {reason}")
         return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,21 +100,17 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
 
 def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:
     patterns: dict[str, Any] = {"include": params["include"]} if params["include"] else {}
+    needs_7_bits = not params["weights_only"]
+    if needs_7_bits and not params["portable"]:
+        with suppress(XRTError):  # ONNX Runtime is not installed: the file is for unknown processors
+            needs_7_bits = not byte_sums.sums_bytes_exactly(registry.create(_DEFAULT_ORT))
     return QuantizationOptions(
         **patterns,
         exclude=params["exclude"],
         activations=params["activations"],
         per_channel=not params["per_tensor"],
-        reduce_range=not params["weights_only"] and (params["portable"] or not _sums_bytes_exactly()),
+        reduce_range=needs_7_bits,
     )
-
-
-def _sums_bytes_exactly() -> bool:
-    """Whether ONNX Runtime with default options computes correctly with 8-bit weights on this processor."""
-    try:
-        return byte_sums.sums_bytes_exactly(registry.create(_DEFAULT_ORT))
-    except XRTError:  # not installed: the file is for unknown processors
-        return False
 
 
 def _run(function: Function, engines: Sequence[str] | None, batches: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:

@@ -13,7 +13,6 @@ import click
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -140,18 +139,16 @@ def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:
     return Text(f"{bar[: width - 1]}{'»' if can_draw else '>'}" if is_cut else bar or "▏", style="blue")
 
 
-def progress() -> Progress:
-    """A progress bar on standard error, erased at the end; nothing if that is not a terminal."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-
-
 class WorkStatus(Status):
     """A line on standard error with the current work; it suppresses the library's progress line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, console=err)
         self._has_display = False
+
+    def show_count(self, text: str, done: int, total: int) -> None:
+        """Show how much of the work is done."""
+        self.update(f"{text}, {done:,} of {total:,}")
 
     def start(self) -> None:
         self._has_display = self._has_display or claim_display()

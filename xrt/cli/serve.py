@@ -22,7 +22,7 @@ from xrt.cli.options import (
     isolation_keywords,
     isolation_options,
 )
-from xrt.cli.screen import complain, out, print_lines, progress
+from xrt.cli.screen import WorkStatus, complain, out, print_lines
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import InputError, OptionError
@@ -239,12 +239,11 @@ def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any
         from xrt.integrations.ray.cluster_job import run_cluster_job
 
         run = partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
-    with progress() as bar:
-        task = bar.add_task("rows", total=None)
+    with WorkStatus("rows") as status:
 
         def advance(report: JobReport) -> None:
             errors = f", {report.errors} with errors" if report.errors else ""
-            bar.update(task, completed=report.written + report.present, total=report.rows, description=f"rows{errors}")
+            status.show_count(f"rows{errors}", report.written + report.present, report.rows)
 
         report = run(job, rows, target, workers=params["workers"], progress=advance)
     _print_report(report, target, has_default=not params["engine"] and not is_bundle(model))

@@ -11,7 +11,7 @@ import click
 
 from xrt.cli.inputs import open_with_inputs
 from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, input_options, isolation_options, module_options
-from xrt.cli.screen import WorkStatus, complain, err, print_lines, progress, show_table
+from xrt.cli.screen import WorkStatus, complain, err, print_lines, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -58,14 +58,12 @@ def conformance_command(
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
     listed, patterns = split_specs(engines), ",".join(cases)
     title, failed = f"{engines}{', alternating' * params['alternate']}", 0
-    with progress() as bar:
-        task = bar.add_task(title, total=None)
+    with WorkStatus(title) as status:
 
         def advance(done: int, total: int, outcome: Outcome) -> None:
             nonlocal failed
             failed += outcome.word is ResultWord.FAILED
-            text = f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}"
-            bar.update(task, completed=done, total=total, description=text)
+            status.show_count(f"{title}{f', {failed} failed' if failed else ''}: {outcome.group}", done, total)
 
         selected = listed if len(listed) > 1 else listed[0]
         report = conform(selected, patterns, isolate=not in_process, progress=advance, **params)
@@ -131,11 +129,10 @@ def fuzz_command(count: int, seed: int, engines: str, ways: tuple[KindOfWay, ...
     listed = split_specs(engines) if engines else []
     _check_engines(listed)
     fuzzer = Fuzzer(listed, isolate=not in_process, kinds=ways)
-    with progress() as bar:
-        task = bar.add_task("generated graphs", total=count)
+    with WorkStatus("generated graphs") as status:
 
         def advance(done: int, finding: Finding | None) -> None:
-            bar.update(task, completed=done)
+            status.show_count("generated graphs", done, count)
             if finding is not None:
                 _show_finding(fuzzer, finding, keep)
             elif not err.is_terminal and done % _REPORT_EVERY == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -196,7 +196,9 @@ def read_message(request: Any, limit: int) -> InferRequest:
     if len(inputs) != len(request.inputs):
         raise RequestRefusal("the request gives an input more than once")
     outputs = dict.fromkeys((one.name for one in request.outputs), True)
-    return InferRequest(inputs, request.id, _read_parameters(request.parameters), outputs, bool(raw))
+    chosen = {name: value.WhichOneof("parameter_choice") for name, value in request.parameters.items()}
+    parameters = {name: getattr(request.parameters[name], kind) for name, kind in chosen.items() if kind is not None}
+    return InferRequest(inputs, request.id, parameters, outputs, bool(raw))
 
 
 def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
@@ -231,11 +233,6 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
         raise RequestRefusal(f"input {name!r} has a number that {datatype} cannot hold") from None
 
 
-def _read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {name: value.WhichOneof("parameter_choice") for name, value in parameters.items()}
-    return {name: getattr(parameters[name], kind) for name, kind in chosen.items() if kind is not None}
-
-
 def write_message(request: InferRequest, response: InferResponse) -> Any:
     """Build the ModelInferResponse, with raw contents if the request has them or a datatype requires them."""
     answer = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
@@ -250,9 +247,6 @@ def write_message(request: InferRequest, response: InferResponse) -> Any:
         else:
             elements, flat = getattr(tensor.contents, _FIELDS[tensor.datatype]), array.reshape(-1)
             for at in range(0, flat.size, PIECE):
-                elements.extend(_list_elements(flat[at : at + PIECE]))
+                piece = flat[at : at + PIECE]
+                elements.extend([str(item).encode() for item in piece] if flat.dtype == object else piece.tolist())
     return answer
-
-
-def _list_elements(flat: Array) -> list[Any]:
-    return [str(item).encode() for item in flat] if flat.dtype == object else flat.tolist()

@@ -491,23 +491,14 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[int 
         if request.outputs.get(name, request.is_binary):
             tails.append(encode_binary(array))
             described["parameters"] = {"binary_data_size": len(tails[-1])}
+        elif DATATYPES[response.datatypes[name]].has_json:
+            described["data"] = encode_json(array)
         else:
-            described["data"] = _encode_data(name, response.datatypes[name], array)
+            raise RequestRefusal(
+                f"output {name!r} is {described['datatype']}, which JSON cannot hold; ask for it with binary_data"
+            )
         outputs.append(described)
-    head = encode_document(_describe(request, response, outputs))
-    return (len(head) if tails else None), [head, *tails]
-
-
-def _encode_data(name: str, datatype: str, array: Array) -> Any:
-    if not DATATYPES[datatype].has_json:
-        raise RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
-    return encode_json(array)
-
-
-def _describe(request: InferRequest, response: InferResponse, outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
-    if request.id:
-        document["id"] = request.id
-    if response.parameters:
-        document["parameters"] = response.parameters
-    return {**document, "outputs": outputs}
+    document |= ({"id": request.id} if request.id else {}) | ({"parameters": response.parameters} if response.parameters else {})
+    head = encode_document({**document, "outputs": outputs})
+    return (len(head) if tails else None), [head, *tails]

@@ -143,17 +143,13 @@ def join_and_split(
     """Run all requests as one call and split the results; raises ValueError if the outputs have other row counts."""
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
-    joined = tuple(_join([values[place] for values in requests], padding) for place in range(len(requests[0])))
-    results = call(*joined)
+    columns = [list(arrays) for arrays in zip(*requests, strict=True)]
+    last = [[np.repeat(arrays[-1][-1:], padding, axis=0)] if padding else [] for arrays in columns]
+    results = call(*(np.concatenate([*arrays, *more]) for arrays, more in zip(columns, last, strict=True)))
     ends = np.cumsum(rows)
     if any(array.ndim == 0 or array.shape[0] != count + padding for array in results):
         raise ValueError("the outputs do not have the rows of the inputs")
     return [tuple(array[end - size : end] for array in results) for end, size in zip(ends, rows, strict=True)]
-
-
-def _join(arrays: Sequence[Array], padding: int) -> Array:
-    last = arrays[-1][-1:]
-    return np.concatenate([*arrays, *([np.repeat(last, padding, axis=0)] if padding else [])])
 
 
 class CallObserver(Protocol):

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from queue import SimpleQueue
@@ -66,11 +66,18 @@ class ServedModel:
         self.name, self.version, self._modules = name, version, list(modules)
         self._open_again = open_again
         self.module = module = modules[0]
-        self._stateful = _find_state(module)
+        self._stateful: Any = None
+        """The module's declared state, if it has one."""
+        with suppress(InputError):
+            self._stateful = module.stateful_functions.find_declared(module)
         self.inputs = self._stateful.others if self._stateful else module.inputs
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
-        _check_names(name, self.outputs)
+        names = [value.name for value in self.outputs]
+        if twice := next((one for one in names if names.count(one) > 1), None):
+            raise OptionError(
+                f"output {twice!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
+            )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
         self._is_batch_wanted = is_wanted
         self.options = options = self._settle_batches(options)
@@ -120,13 +127,12 @@ class ServedModel:
     async def prepare(self) -> None:
         """Compile, run the self-test and put the model in service; `why_not_ready` has the reason if that fails."""
         try:
-            reason = await asyncio.to_thread(self._test)
+            self.why_not_ready = await asyncio.to_thread(self._test)
         except Exception as error:  # noqa: BLE001  # other models stay in service
             _log.exception("model %s, version %s, cannot be prepared", self.name, self.version)
-            reason = f"it cannot be prepared: {error}"
-        self.why_not_ready = reason
-        if reason:
-            _log.error("model %s, version %s, is not in service: %s", self.name, self.version, reason)
+            self.why_not_ready = f"it cannot be prepared: {error}"
+        if self.why_not_ready:
+            _log.error("model %s, version %s, is not in service: %s", self.name, self.version, self.why_not_ready)
 
     def _test(self) -> str:
         """Explain why the model must not be in service; empty if all tests pass."""
@@ -173,7 +179,9 @@ class ServedModel:
 
     def list_tensors(self, values: tuple[Value, ...]) -> list[dict[str, Any]]:
         """The protocol's description of inputs or outputs; dynamic extents are -1."""
-        return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": list(_list_extents(v))} for v in values]
+        shapes = [value.type.shape if isinstance(value.type, TensorType) else None for value in values]
+        extents = [[-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape] for shape in shapes]
+        return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": e} for v, e in zip(values, extents, strict=True)]
 
     # ------------------------------------------------------------------ requests
 
@@ -259,17 +267,14 @@ class ServedModel:
         try:
             values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
-                self._check_datatype(value, array)
+                declared = self._datatypes[value.name]
+                if array.dtype != DATATYPES[declared].dtype.numpy:
+                    actual = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
+                    raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {actual}")
             inputs.check(self.inputs, values)
         except InputError as error:
             raise RequestRefusal(str(error)) from None
         return tuple(values)
-
-    def _check_datatype(self, value: Value, array: Array) -> None:
-        declared = self._datatypes[value.name]
-        if array.dtype != DATATYPES[declared].dtype.numpy:
-            datatype = next((name for dtype, name in NAMES.items() if dtype.numpy == array.dtype), str(array.dtype))
-            raise RequestRefusal(f"input {value.name!r} of model {self.name!r} is {declared}; the request has {datatype}")
 
     def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         if self._stateful:
@@ -291,8 +296,7 @@ class ServedModel:
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
         """Run a step of a session; without one, the first step of a temporary state."""
-        results = (self.module.new_session() if session is None else session)(*values)
-        return () if results is None else results if isinstance(results, tuple) else (results,)
+        return _call_module(self.module.new_session() if session is None else session, *values)
 
     def _explain(self, error: Exception) -> RequestRefusal:
         if isinstance(error, RequestRefusal):
@@ -318,25 +322,9 @@ class ServedModel:
                 module.close()
 
 
-def _call_module(module: XRTModule, *values: Array) -> tuple[Array, ...]:
+def _call_module(module: Callable[..., Any], *values: Array) -> tuple[Array, ...]:
     results = module(*values)
-    return tuple(map(to_host, results)) if isinstance(results, tuple) else (to_host(results),)
-
-
-def _find_state(module: XRTModule) -> Any:
-    """The module's declared state; None if it has none."""
-    try:
-        return module.stateful_functions.find_declared(module)
-    except InputError:
-        return None
-
-
-def _check_names(model: str, outputs: tuple[Value, ...]) -> None:
-    names = [value.name for value in outputs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise OptionError(
-            f"output {twice!r} of model {model!r} is given twice, and the protocol has each once; name one otherwise"
-        )
+    return () if results is None else tuple(map(to_host, results if isinstance(results, tuple) else (results,)))
 
 
 def _name_datatype(model: str, value: Value) -> str:
@@ -350,11 +338,6 @@ def _name_datatype(model: str, value: Value) -> str:
             f"it has: {', '.join(DATATYPES)}{_NO_MAPS if 'map(' in str(value.type) else ''}"
         )
     return datatype
-
-
-def _list_extents(value: Value) -> tuple[int, ...]:
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return (-1,) if shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,16 +204,13 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
     chunks = []
     most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
     for number, file in enumerate(files):
-        size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(_count_bytes(file), 1)))
+        groups = getattr(_open(file.path), "row_groups", None)
+        # The uncompressed size of the rows, where the format stores it.
+        count = sum(group.total_byte_size for group in groups) if groups else file.bytes
+        size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(count, 1)))
         starts = range(0, file.rows, size)
         chunks += [Chunk(number, file.path, start, min(start + size, file.rows)) for start in starts]
     return chunks
-
-
-def _count_bytes(file: RowFile) -> int:
-    """Uncompressed size of a file's rows if the format stores it, else the file size."""
-    groups = getattr(_open(file.path), "row_groups", None)
-    return sum(group.total_byte_size for group in groups) if groups else file.bytes
 
 
 def read_chunk(chunk: Chunk) -> Any:
