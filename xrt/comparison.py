@@ -208,7 +208,11 @@ def compare(
     accepts.
     """
     if expected is None or actual is None:
-        return _compare_absent(actual, expected, name)
+        if actual is expected:
+            return Comparison()
+        is_absent = actual is None
+        text = f"is absent; a {_kind(expected)} was expected" if is_absent else f"is a {_kind(actual)}; it must be absent"
+        return Comparison(f"{name} {text}")
     if isinstance(expected, dict):
         return _compare_mappings(actual, expected, tolerance, name)
     if isinstance(expected, list | tuple):
@@ -245,14 +249,6 @@ def _worst_of(parts: Sequence[Comparison]) -> Comparison:
     return replace(worst, message=message, relative=max(part.relative for part in parts))
 
 
-def _compare_absent(actual: Any, expected: Any, name: str) -> Comparison:
-    if actual is expected:
-        return Comparison()
-    if actual is None:
-        return Comparison(f"{name} is absent; a {_kind(expected)} was expected")
-    return Comparison(f"{name} is a {_kind(actual)}; it must be absent")
-
-
 def _kind(value: Any) -> str:
     return "list" if isinstance(value, list | tuple) else type(value).__name__
 
@@ -273,13 +269,12 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
         return Comparison(f"{name} has the keys {list(actual)}; {list(expected)} were expected")
     # ONNX operators compute maps of float32, but Python floats do not show it.
     tolerance = tolerance or tolerance_for("float32")
-    return _worst_of([_compare_scalars(actual[k], expected[k], tolerance, f"{name}[{k!r}]") for k in expected])
-
-
-def _compare_scalars(actual: Any, expected: Any, tolerance: Tolerance, name: str) -> Comparison:
-    """Compare two values of a map; strings become object arrays, so that their length does not matter."""
-    mine, theirs = (np.asarray(value, dtype=object if isinstance(value, str) else None) for value in (actual, expected))
-    return compare(mine, theirs, tolerance, name=name)
+    parts = []
+    for key in expected:
+        # Strings become object arrays, so that their length does not matter.
+        pair = (np.asarray(one[key], dtype=object if isinstance(one[key], str) else None) for one in (actual, expected))
+        parts.append(compare(*pair, tolerance, name=f"{name}[{key!r}]"))
+    return _worst_of(parts)
 
 
 def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None, ties: Ambiguity | None, name: str) -> Comparison:
@@ -307,7 +302,7 @@ def _compare_text(actual: Array, expected: Array, name: str) -> Comparison:
     differ = np.asarray(actual.astype(object) != expected.astype(object), dtype=bool)
     if not differ.any():
         return Comparison()
-    at = _first(differ)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differ)), differ.shape))
     count = _count(differ)
     return Comparison(f"{name} differs in {count}; {name}{_index(at)} is {str(actual[at])!r}, {str(expected[at])!r} was expected")
 
@@ -377,10 +372,6 @@ def _verdict(actual: Array, expected: Array, gap: Array, relative: Array, wrong:
         f"(absolute difference {absolute:.3g}, relative {worst_relative:.3g}; {rule})"
     )
     return Comparison(message, absolute, worst_relative, where)
-
-
-def _first(mask: Array) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
 
 
 def _count(mask: Array) -> str:

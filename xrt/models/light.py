@@ -35,11 +35,8 @@ UNIT = ActivationStatistics(0.0, 1.0)
 def propagate_statistics(node: Node, statistics: Mapping[str, ActivationStatistics]) -> ActivationStatistics:
     """Moments of a node's outputs from those of its inputs; operators without a rule keep them."""
     inputs = [statistics[name] for name in node.uses if name in statistics]
-    return _RULES.get(node.op_type, _unchanged)(node, inputs) if inputs else UNIT
-
-
-def _unchanged(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
-    return inputs[0]
+    rule = _RULES.get(node.op_type)
+    return UNIT if not inputs else inputs[0] if rule is None else rule(node, inputs)
 
 
 def _unit(node: Node, inputs: Sequence[ActivationStatistics]) -> ActivationStatistics:
@@ -137,17 +134,12 @@ def _weights(function: Function) -> dict[str, _Weight]:
         if constant.dtype is DType.FLOAT32 and constant.array.size > 1
     }
     for node in function.nodes:
-        if _is_fill(node, function):
+        is_fill = node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants
+        if is_fill and ((fill := node.attr("value")) is None or fill.dtype is DType.FLOAT32):
             weights[node.outputs[0]] = _Weight(node.outputs[0], tuple(map(int, function.constants[node.inputs[0]].array)))
         elif node.op_type in ("Unsqueeze", "Reshape", "Identity") and node.inputs[0] in weights:
             weights[node.outputs[0]] = weights[node.inputs[0]]
     return weights
-
-
-def _is_fill(node: Node, function: Function) -> bool:
-    value = node.attr("value")
-    is_float = value is None or value.dtype is DType.FLOAT32
-    return node.op_type == "ConstantOfShape" and node.inputs[0] in function.constants and is_float
 
 
 # ---------------------------------------------------------------------- one maker for each role

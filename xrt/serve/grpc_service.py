@@ -26,7 +26,7 @@ from xrt.serve.protocol import (
     InferResponse,
     RequestRefusal,
     check_no_files,
-    check_shape,
+    check_tensor,
     decode_binary,
     encode_binary,
     make_refusal,
@@ -203,9 +203,7 @@ def read_message(request: Any, limit: int) -> InferRequest:
 
 def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
     name, datatype = tensor.name, tensor.datatype
-    if datatype not in DATATYPES:
-        raise RequestRefusal(f"input {name!r} has datatype {datatype[:200]!r}; there is: {', '.join(DATATYPES)}")
-    shape = check_shape(name, tensor.shape, limit)
+    shape = check_tensor(name, datatype, tensor.shape, limit)
     if raw is not None:
         if tensor.HasField("contents"):
             raise RequestRefusal(f"input {name!r} has both contents and raw contents")

@@ -36,6 +36,7 @@ _GRPC = {
     FAILED: "INTERNAL",
     BUSY: "UNAVAILABLE",
 }
+_MAX_SHOWN = 200
 _LONGEST = 2000
 """Maximum length of a message, which may repeat names that the client sent."""
 
@@ -89,8 +90,13 @@ NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
 """The protocol's datatype of each element type that has one."""
 
 
-def check_shape(name: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """Check a shape; raises RequestRefusal for negative extents or more than ``limit`` elements, counting extents of 0 as 1."""
+def check_tensor(name: str, datatype: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
+    """The shape of an input. Raises RequestRefusal for an unknown datatype, negative extents or more than ``limit`` elements.
+
+    Extents of 0 count as 1.
+    """
+    if datatype not in DATATYPES:
+        raise RequestRefusal(f"input {name!r} has datatype {datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}")
     if len(shape) > MAX_RANK:
         raise RequestRefusal(f"input {name!r} has {len(shape)} axes; at most {MAX_RANK} are served")
     if any(extent < 0 for extent in shape):
@@ -290,7 +296,6 @@ def encode_binary(array: Array) -> bytes | memoryview:
 
 BINARY = b"inference-header-content-length"
 """The header with the size of the JSON before the binary tensors."""
-_MAX_SHOWN = 200
 
 
 class _Input(msgspec.Struct):
@@ -363,11 +368,15 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
     whole = memoryview(body)
     document, parse = _decode(whole[:length])
-    rest = _Tail(whole[length:])
-    inputs = {one.name: _read_input(one, rest, limit, parse) for one in document.inputs}
+    rest, inputs = whole[length:], {}
+    for one in document.inputs:
+        size = one.parameters.get("binary_data_size", 0)
+        inputs[one.name] = _read_input(one, rest, limit, parse)
+        rest = rest[size:]
     if len(inputs) != len(document.inputs):
         raise RequestRefusal("the request gives an input more than once")
-    rest.check_end()
+    if rest:
+        raise RequestRefusal(f"{len(rest)} bytes follow the last tensor of the request")
     default = _flag(document.parameters, "binary_data_output", "the request", False)
     outputs = {one.name: _flag(one.parameters, "binary_data", f"output {one.name!r}", default) for one in document.outputs}
     return InferRequest(inputs, document.id, document.parameters, outputs, default)
@@ -422,31 +431,9 @@ def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -
     return flag
 
 
-class _Tail:
-    """The binary tensors after the JSON, in order."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, name: str, size: Any) -> memoryview:
-        left = len(self._data) - self._at
-        if type(size) is not int or not 0 <= size <= left:
-            raise RequestRefusal(f"binary_data_size of input {name!r} is {str(size)[:_MAX_SHOWN]}, and {left} bytes are left")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def check_end(self) -> None:
-        if self._at != len(self._data):
-            raise RequestRefusal(f"{len(self._data) - self._at} bytes follow the last tensor of the request")
-
-
-def _read_input(tensor: _Input, rest: _Tail, limit: int, parse: Callable[[bytes], Any]) -> Array:
-    if tensor.datatype not in DATATYPES:
-        raise RequestRefusal(
-            f"input {tensor.name!r} has datatype {tensor.datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}"
-        )
-    shape = check_shape(tensor.name, tensor.shape, limit)
+def _read_input(tensor: _Input, rest: memoryview, limit: int, parse: Callable[[bytes], Any]) -> Array:
+    """Read a tensor from its JSON data, or from the beginning of the binary tensors."""
+    shape = check_tensor(tensor.name, tensor.datatype, tensor.shape, limit)
     size, data = tensor.parameters.get("binary_data_size"), bytes(tensor.data)
     if size is None:
         if not data:
@@ -454,7 +441,10 @@ def _read_input(tensor: _Input, rest: _Tail, limit: int, parse: Callable[[bytes]
         return decode_json(tensor.name, tensor.datatype, shape, data, parse)
     if data:
         raise RequestRefusal(f"input {tensor.name!r} has both data and the parameter binary_data_size")
-    return decode_binary(tensor.name, tensor.datatype, shape, rest.take(tensor.name, size))
+    if type(size) is not int or not 0 <= size <= len(rest):
+        shown = str(size)[:_MAX_SHOWN]
+        raise RequestRefusal(f"binary_data_size of input {tensor.name!r} is {shown}, and {len(rest)} bytes are left")
+    return decode_binary(tensor.name, tensor.datatype, shape, rest[:size])
 
 
 class ControlRequest(msgspec.Struct):

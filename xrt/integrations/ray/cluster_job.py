@@ -47,19 +47,15 @@ def run_cluster_job(
             return report
         is_local_cluster = not ray.is_initialized()
         if is_local_cluster:
-            _connect(ray, address)
+            try:
+                ray.init(address=address, log_to_driver=False, configure_logging=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise BatchJobError(f"there is no cluster of Ray at {address!r}: {error}; start one: ray start --head") from error
         try:
             return _run(ray, job, missing, path, report, workers, num_cpus, progress)
         finally:
             if is_local_cluster:
                 ray.shutdown()
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise BatchJobError(f"there is no cluster of Ray at {address!r}: {error}; start one: ray start --head") from error
 
 
 def _run(

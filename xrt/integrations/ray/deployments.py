@@ -12,8 +12,6 @@ from typing import Any
 from xrt.errors import OptionError
 from xrt.integrations.ray.predictor import count_granted_threads, import_ray
 
-USUAL_QUEUE = 128
-"""Default queue length of a replica, as in `xrt.serve`."""
 WAITING = 2
 """Requests queued in each proxy per ongoing request of a replica, before Ray answers 503."""
 
@@ -54,8 +52,8 @@ def deployment(
     if sessions:
         of_app.setdefault("explicit_sessions", True)
     of_app.setdefault("model_control", False)  # a control request would reach only one replica
-    ServingOptions.make(of_app)  # report invalid options before a replica starts
-    ongoing = max_ongoing_requests or of_app.get("max_queue", USUAL_QUEUE)
+    serving = ServingOptions.make(of_app)  # report invalid options before a replica starts
+    ongoing = max_ongoing_requests or serving.max_queue
     queued = WAITING * ongoing if max_queued_requests is None else max_queued_requests
     if sessions:
         from ray.serve.config import RequestRouterConfig
@@ -101,6 +99,7 @@ class ModelReplica:
 
     async def __init__(self, model: Any, engine: Any, options: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
         from ray import serve
+        from ray.serve._private.constants import SERVE_SESSION_ID
 
         from xrt.serve import app
 
@@ -110,7 +109,7 @@ class ModelReplica:
             engine=engine,
             threads=max(1, granted // instances),
             replica=serve.get_replica_context().replica_id.unique_id,
-            session_header=_find_session_header(),
+            session_header=str(SERVE_SESSION_ID),
             **{**options, "instances": instances},
         )
         await self._application.start()
@@ -155,9 +154,3 @@ class ModelReplica:
     async def count_threads(self) -> dict[str, int]:
         """The thread budget of each model's module."""
         return {served.name: served.module.threads for served in self._application.models}
-
-
-def _find_session_header() -> str:
-    from ray.serve._private.constants import SERVE_SESSION_ID
-
-    return str(SERVE_SESSION_ID)
