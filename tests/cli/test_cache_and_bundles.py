@@ -127,6 +127,8 @@ def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys
         "run": "ort: 1 region on",
     }
     assert said[command] in out
+    if command == "explain":
+        assert call(capsys, command, path, "-v")[0] == 0
     if command not in ("inspect",):
         code, _, err = call(capsys, command, path, "--pin", "Relu=toy")
         assert (code, err) == (2, f"error: {path} is a bundle, which settles --pin; leave that out, or compile the model again\n")

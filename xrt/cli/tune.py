@@ -100,7 +100,8 @@ GATE = 5.0
 @click.option(
     "--instances",
     type=NUMBERS,
-    help="With throughput: numbers of concurrent calls to measure, which share the threads [default: 1,2,4,... up to all]",
+    help="With throughput: numbers of concurrent calls to measure, which share the threads "
+    "[default: 1,2,4,... up to the threads]",
 )
 @click.option(
     "--batch-dim",
