@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import click
 from rich import box
@@ -149,6 +149,10 @@ class WorkStatus(Status):
     def show_count(self, text: str, done: int, total: int) -> None:
         """Show how much of the work is done."""
         self.update(f"{text}, {done:,} of {total:,}")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def start(self) -> None:
         self._has_display = self._has_display or claim_display()
