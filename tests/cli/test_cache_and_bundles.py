@@ -43,7 +43,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 @pytest.mark.usefixtures("small_is_kept")
 def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "cache", "list")[1].splitlines()[-1] == f"0 entries, 0 B, in {directory}"
+    assert call(capsys, "cache", "list")[1].splitlines()[-1] == f"0 entries, 0 bytes, in {directory}"
     assert call(capsys, "run", model, "-e", "ort")[0] == 0
     code, out, _ = call(capsys, "cache", "list", "--json")
     (entry,) = json.loads(out)["entries"]

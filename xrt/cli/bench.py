@@ -23,11 +23,12 @@ from xrt.cli.options import (
     parse_dims,
     write_page,
 )
-from xrt.cli.screen import TimedRow, WorkStatus, human_bytes, out, print_json, print_lines, show_times
+from xrt.cli.screen import TimedRow, WorkStatus, out, print_json, print_lines, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import probe_all
 from xrt.graph import FrozenDict
+from xrt.html.views import size as format_bytes
 from xrt.module import validate_budget
 from xrt.runtime import default_budget
 
@@ -142,7 +143,7 @@ def _details(row: ReportRow) -> dict[str, str]:
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
         f"{start.compile_seconds:.2f}",
-        human_bytes(start.peak_bytes),
+        format_bytes(start.peak_bytes),
         str(len(start.regions)),
         "" if difference is None else f"{difference:.1e}",
     )

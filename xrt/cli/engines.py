@@ -22,12 +22,13 @@ from xrt.cache import Records, Store, find_cache_directory, open_disk_tier
 from xrt.cache.entries import ENTRIES, CacheListing, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
 from xrt.cli.options import SIZE, add_json, module_keywords, module_options
-from xrt.cli.screen import EDGES, GAP, WorkStatus, human_bytes, out, print_json, print_lines, show_table
+from xrt.cli.screen import EDGES, GAP, WorkStatus, out, print_json, print_lines, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
 from xrt.errors import CacheError
+from xrt.html.views import size as format_bytes
 from xrt.module import XRTModule
 from xrt.module.stored_plans import PLANS
 from xrt.runtime import available_cores, default_budget
@@ -168,7 +169,7 @@ def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, A
         if isinstance(value, dict):
             yield from _flatten(value, label)
         elif name in ("total", "free", "bytes", "limit"):
-            yield label, human_bytes(value)
+            yield label, format_bytes(value)
         elif name != "engines":
             yield label, " ".join(value) if isinstance(value, list) else value
 
@@ -209,7 +210,7 @@ def list_command(store: Store, as_json: bool) -> None:
         room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
         rows = [(*row[:4], _shorten(row[4], room)) for row in rows]
     show_table(headings, rows, numbers=("size",))
-    print_lines(f"{len(entries)} entries, {human_bytes(sum(entry.size for entry in entries))}, in {store.directory}")
+    print_lines(f"{len(entries)} entries, {format_bytes(sum(entry.size for entry in entries))}, in {store.directory}")
     _print_unused(store)
 
 
@@ -224,7 +225,7 @@ def _print_unused(store: Store) -> bool:
 def _describe_entry(entry: CacheListing) -> tuple[str, ...]:
     used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
     note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
-    return entry.key[:12], entry.engine, human_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
+    return entry.key[:12], entry.engine, format_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
 
 
 def _shorten(text: str, length: int) -> str:
@@ -259,7 +260,7 @@ def gc_command(store: Store, size: int | None, failures: bool) -> None:
     old = Records(store, PLANS).sweep()
     print_lines(
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
-        f"{human_bytes(limit)}, {left} unfinished writes, and the plans of {old} changed files"
+        f"{format_bytes(limit)}, {left} unfinished writes, and the plans of {old} changed files"
     )
 
 
@@ -276,7 +277,7 @@ def clear_command(store: Store) -> None:
     """Remove everything."""
     sizes = [item.size for item in store.entries.items()]
     store.clear()
-    print_lines(f"removed {len(sizes)} entries, {human_bytes(sum(sizes))}, from {store.directory}")
+    print_lines(f"removed {len(sizes)} entries, {format_bytes(sum(sizes))}, from {store.directory}")
 
 
 @cache_command.command("explain-miss")

@@ -15,13 +15,13 @@ import click
 
 from xrt.bench.targets import DIGITS, name_batch
 from xrt.cache import parse_size
-from xrt.cli.screen import human_bytes
 from xrt.engines import ExecutionOptions, parse_spec, split_specs
 from xrt.engines.contract.spec import list_options
 from xrt.errors import InputError, OptionError
 from xrt.formats.output import replace_file, why_not_folder, why_not_writable
 from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
+from xrt.html.views import size as format_bytes
 from xrt.module import Isolation, ModuleOptions
 from xrt.module.programs import DEFAULT_ENGINES
 from xrt.partition import ClusteringOptions
@@ -182,7 +182,7 @@ def derive(
         type_, spelling = _KINDS[kind]
         text = (text.partition(":")[0] if kind == "examples" else text) + spelling
         attributes = {"type": type_, **attributes}
-        format_default = {"time": lambda: f"{value:g}s", "size": lambda: human_bytes(value)}.get(kind)
+        format_default = {"time": lambda: f"{value:g}s", "size": lambda: format_bytes(value)}.get(kind)
         shown = shown or (format_default() if format_default and value else "")
     elif field.type == "bool":
         attributes = {"is_flag": True, **attributes}

@@ -13,13 +13,14 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.cli.inputs import load_with_sizes, read_batches
 from xrt.cli.options import TARGET, add_dims, add_engines
-from xrt.cli.screen import WorkStatus, human_bytes, print_lines
+from xrt.cli.screen import WorkStatus, print_lines
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.errors import InputError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.formats.calibration_table import CalibrationTable
 from xrt.graph import Function
+from xrt.html.views import size as format_bytes
 from xrt.module import XRTModule
 from xrt.module.specialization import optimize
 from xrt.passes.quantize import QuantizationOptions, quantize, quantize_weights, why_not_quantized
@@ -95,7 +96,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
         print_lines(f"largest relative error of an output: {error:.3%}, {where}")
     if not is_weight_only:
         print_lines(_TARGETS[options.reduce_range])
-    print_lines(f"{target}: {human_bytes(target.stat().st_size)}")
+    print_lines(f"{target}: {format_bytes(target.stat().st_size)}")
 
 
 def _make_options(params: Mapping[str, Any]) -> QuantizationOptions:

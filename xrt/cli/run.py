@@ -42,7 +42,7 @@ from xrt.cli.options import (
     parse_choices,
     write_page,
 )
-from xrt.cli.screen import WorkStatus, human_bytes, print_json, print_lines, show_table
+from xrt.cli.screen import WorkStatus, print_json, print_lines, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
@@ -52,6 +52,7 @@ from xrt.formats.output import replace_file
 from xrt.formats.placement_file import ServingConfiguration
 from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify
+from xrt.html.views import size as format_bytes
 from xrt.measure.timing import seconds_per_call, time_call
 from xrt.models import sample_inputs
 from xrt.module import ModuleOptions, XRTModule
@@ -227,7 +228,7 @@ def _read_model(function: Function) -> dict[str, Any]:
 
 def _show_model(facts: Mapping[str, Any]) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
-    weights = f"{facts['parameters']:,} elements, {human_bytes(facts['constant_bytes'])}"
+    weights = f"{facts['parameters']:,} elements, {format_bytes(facts['constant_bytes'])}"
     print_lines(f"{facts['name']}: {facts['nodes']} nodes, opset {opsets}", f"{facts['constants']} constants, {weights}")
     _show_signature(facts)
     show_table(("operator", "nodes"), list(facts["operators"].items()), numbers=("nodes",))
@@ -271,7 +272,7 @@ def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
 
 
 def _show_bundle(facts: Mapping[str, Any]) -> None:
-    total, weights = human_bytes(sum(facts["bytes"].values())), human_bytes(facts["bytes"]["weights"])
+    total, weights = format_bytes(sum(facts["bytes"].values())), format_bytes(facts["bytes"]["weights"])
     print_lines(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}")
     _show_signature(facts)
     show_table(("engine", "version"), list(facts["engines"].items()))
@@ -360,27 +361,18 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
     examples = [sample_inputs(set_dims(function, one)) for one in sizes]
     began = perf_counter()
     with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module:
-        is_open = _compile(module, examples)
+        try:
+            module.compile()  # once for all sizes, where the engines can
+            is_open = True
+        except InputError:
+            for values in examples:
+                module.compile(**values)
+            is_open = False
+        module(**examples[0])  # no bundle is written of a model that fails
         module.save(path)
         explanation = module.explain().describe(deviations=verbose, left_out=verbose)
     print_lines(explanation, *_describe_sizes(function, fixed, sizes, is_open=is_open))
-    print_lines(f"{path}: {human_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s")
-
-
-def _compile(module: XRTModule, examples: Sequence[Mapping[str, Any]]) -> bool:
-    """Compile once for all sizes and return True if the engines can, else compile for each example.
-
-    The model runs on the first example, so that no bundle is written of a model that fails.
-    """
-    try:
-        module.compile()
-        is_open = True
-    except InputError:
-        for values in examples:
-            module.compile(**values)
-        is_open = False
-    module(**examples[0])
-    return is_open
+    print_lines(f"{path}: {format_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s")
 
 
 def _describe_sizes(

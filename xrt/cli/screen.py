@@ -185,16 +185,3 @@ def warnings_as_lines() -> Iterator[None]:
         warnings.simplefilter("default")
         warnings.showwarning = show
         yield
-
-
-def human_bytes(count: float) -> str:
-    """Format a number of bytes in decimal units.
-
-    >>> human_bytes(1_500_000)
-    '1.5 MB'
-    """
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -43,7 +43,7 @@ from xrt.cli.options import (
     parse_dims,
     write_page,
 )
-from xrt.cli.screen import TimedRow, WorkStatus, complain, human_bytes, print_json, print_lines, show_table, show_times
+from xrt.cli.screen import TimedRow, WorkStatus, complain, print_json, print_lines, show_table, show_times
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, did_you_mean
@@ -242,7 +242,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})
     else:
-        cells = [list_cells(one, human_bytes) for one in result.candidates]
+        cells = [list_cells(one) for one in result.candidates]
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
         points = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
         print_lines(result.headline, points, *result.notes)

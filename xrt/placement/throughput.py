@@ -223,15 +223,11 @@ def render_throughput_page(found: ThroughputResult, model: str) -> str:
 
 
 def _describe_page(found: ThroughputResult) -> dict[str, Any]:
-    from xrt.html.views import size
-
-    head, rows = (
-        found.headline,
-        [
-            (f"batch {one.batch}, {one.split}", {"text": one.verdict, "verdict": KINDS[one.verdict]}, *list_cells(one, size)[1:])
-            for one in found.candidates
-        ],
-    )
+    head = found.headline
+    rows = [
+        (f"batch {one.batch}, {one.split}", {"text": one.verdict, "verdict": KINDS[one.verdict]}, *list_cells(one)[1:])
+        for one in found.candidates
+    ]
     return {
         "summary": f"{head[:1].upper()}{head[1:]}.",
         "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
@@ -240,12 +236,14 @@ def _describe_page(found: ThroughputResult) -> dict[str, Any]:
     }
 
 
-def list_cells(one: ServingCandidate, format_bytes: Callable[[int], str]) -> tuple[str, ...]:
+def list_cells(one: ServingCandidate) -> tuple[str, ...]:
     """Format a row of the table."""
+    from xrt.html.views import size
+
     figures = ("", "", "")
     if one.rate is not None and one.p50 is not None and one.p99 is not None:
         figures = format_rate(one.rate), format_latency(one.p50), format_latency(one.p99)
-    memory = "" if one.memory is None else format_bytes(one.memory)
+    memory = "" if one.memory is None else size(one.memory)
     numbers = (str(number) for number in (one.batch, one.instances, one.threads, one.concurrency))
     return (one.verdict, *numbers, one.plan, *figures, memory, one.note)
 

@@ -194,15 +194,11 @@ def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) 
 def _check_equal(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name in now:
         if was.get(name) != now[name]:
+            old, new = (text if len(text := json.dumps(one.get(name))) <= 200 else f"{text[:197]}..." for one in (was, now))
             raise BatchJobError(
-                f"{folder} has results of another job: {name} was {_short(was.get(name))} and is {_short(now[name])}; "
+                f"{folder} has results of another job: {name} was {old} and is {new}; "
                 "continue it with the same arguments and files, or use another folder"
             )
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 JobProgress: TypeAlias = Callable[[JobReport], object]
