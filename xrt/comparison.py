@@ -272,8 +272,8 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
     parts = []
     for key in expected:
         # Strings become object arrays, so that their length does not matter.
-        pair = (np.asarray(one[key], dtype=object if isinstance(one[key], str) else None) for one in (actual, expected))
-        parts.append(compare(*pair, tolerance, name=f"{name}[{key!r}]"))
+        mine, theirs = (np.asarray(one[key], dtype=object if isinstance(one[key], str) else None) for one in (actual, expected))
+        parts.append(compare(mine, theirs, tolerance, name=f"{name}[{key!r}]"))
     return _worst_of(parts)
 
 
