@@ -353,15 +353,6 @@ def test_a_wrong_engine(
 
 
 @pytest.mark.sample(3)
-@pytest.mark.full
-def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
-    long_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert left("bisect", long_path, "-e", "ort", "--output", str(tmp_path / "no" / "case")) == 2
-    assert capsys.readouterr().err == f"error: cannot write {tmp_path}/no/case: there is no folder {tmp_path}/no\n"
-
-
-@pytest.mark.sample(3)
 def test_the_default_engine_is_compared(long_path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert left("verify", long_path) == 0
     assert capsys.readouterr().out == "xrt_ort_0 (ort, 20 nodes): agrees\nthe whole: agrees\n"
