@@ -237,7 +237,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
         threads = module.threads
         with WorkStatus("tuning for throughput") as status:
             result = tune_throughput(
-                module, named=values, seed=params["seed"], budget=budget, progress=False, tell=status.update, use=lock, **limits
+                module, kwargs=values, seed=params["seed"], budget=budget, progress=False, tell=status.update, use=lock, **limits
             )
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})

@@ -140,20 +140,20 @@ def load(
     settings = parse_options({"check": check, "isolate": isolate, "threads": threads})
     _check_kind(path)
     file = BundleFile(path)
-    specs = [one["spec"] for one in file.record.facts["engines"]]
+    specs = [entry["spec"] for entry in file.record.facts["engines"]]
     check_isolated(settings.isolate.engines, specs)
     listed = [engine] if isinstance(engine, str | GraphCompiler) else engine
-    named = [one.spec if isinstance(one, GraphCompiler) else one for one in listed]
-    for spec in named:
+    listed_specs = [entry.spec if isinstance(entry, GraphCompiler) else entry for entry in listed]
+    for spec in listed_specs:
         if spec not in specs:
             raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     try:
-        missing = _list_missing(file, specs, named)
+        missing = _list_missing(file, specs, listed_specs)
         if missing and strict:
             raise BundleError(f"cannot load {os.fspath(path)!r} strictly: {'; '.join(missing.values())}")
         tier = BundleTier(file, open_cache(cache).disk, strict)
         gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-        isolation = replace(settings.isolate, engines=tuple(one for one in settings.isolate.engines if one not in gone))
+        isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in gone))
         module = _make_module(tier, [spec for spec in specs if spec not in missing], gone, threads, check, isolation)
         for reason in missing.values():
             again = f"its regions are planned again for {', '.join(module.engines)}"
@@ -179,15 +179,12 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
             raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
-def _list_missing(file: BundleFile, specs: Sequence[str], named: Sequence[str]) -> dict[str, str]:
-    """The engines that are unavailable on this machine, each with the reason.
-
-    Raises BundleError for an engine that the caller must name explicitly and did not.
-    """
+def _list_missing(file: BundleFile, specs: Sequence[str], listed_specs: Sequence[str]) -> dict[str, str]:
+    """The unavailable engines with reasons; raises BundleError for an engine that the caller must name explicitly and did not."""
     missing = {}
     for spec in specs:
         try:
-            if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
+            if spec not in listed_specs and (reason := registry.why_not_chosen(spec, "bundle")):
                 hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
                 raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
             registry.create(spec)
@@ -209,7 +206,7 @@ def _make_module(
         raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
     budgets = (threads, find_granted_threads(), execution.threads)
     execution = replace(execution, threads=next((budget for budget in budgets if budget is not None), None))
-    options: dict[str, Any] = {one.name: getattr(part, one.name) for part in (clustering, execution) for one in fields(part)}
+    options: dict[str, Any] = {item.name: getattr(part, item.name) for part in (clustering, execution) for item in fields(part)}
     options |= {"strict": facts["strict"], "fold_constants": facts["fold_constants"], "shapes": shapes}
     cache = CompileCache(disk=tier, max_bytes=max(MOST_CACHED, 2 * count * LEAST_BYTES))
     source, listed = _make_source(file), [*specs] or REFERENCE
@@ -318,20 +315,20 @@ def save(
     module: XRTModule,
     path: str | os.PathLike[str],
     examples: Sequence[Any],
-    named: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
     example: Mapping[str, Any] | Sequence[Any] | bool,
 ) -> None:
     """Write a bundle: see `XRTModule.save`."""
     programs = module.programs
     programs.check_open()
-    if examples or named or not any(build.compiled for build in programs.specializations):
-        module.compile(*examples, **named)
+    if examples or kwargs or not any(build.compiled for build in programs.specializations):
+        module.compile(*examples, **kwargs)
     if not isinstance(example, bool):
-        examples, named = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-        module.compile(*examples, **named)
+        examples, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+        module.compile(*examples, **kwargs)
     stored = None
     if example is not False:
-        stored = _make_module_example(module, examples, named, is_required=not isinstance(example, bool))
+        stored = _make_module_example(module, examples, kwargs, is_required=not isinstance(example, bool))
     _write(module, path, stored)
 
 
@@ -359,7 +356,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
         programs.append(program._replace(fetch=tuple(fetch), function=function, plan=name, compiled=forms))
     # The lower-precision engines that plans use come behind the listed ones.
     versions = {engine.spec: engine.version() for engine in engines.engines if engine.spec != engines.implicit}
-    for engine in (one for build in builds.values() for one in build.engines.lowered):
+    for engine in (lower for build in builds.values() for lower in build.engines.lowered):
         versions.setdefault(engine.spec, engine.version())
     facts = {
         "writer": __version__,
@@ -370,7 +367,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
         "strict": settings.strict,
         "fold_constants": settings.fold_constants,
         "model": "" if source.is_traced else "model",
-        "shapes": dump_shapes(module.sizes.saved),
+        "shapes": dump_shapes(module.sizes.saved_shapes),
         "serving": spell_serving(find_serving_record(module)),
     }
     record = ProgramRecord(source.inputs, source.outputs, tuple(programs), facts=facts)
@@ -418,20 +415,20 @@ class SelfTestReport:
 
 
 def _make_module_example(
-    module: XRTModule, examples: Sequence[Any], named: Mapping[str, Any], *, is_required: bool
+    module: XRTModule, examples: Sequence[Any], kwargs: Mapping[str, Any], *, is_required: bool
 ) -> Example | None:
     """Compute the bundle's example from these inputs, else reuse that of the module's bundle, else draw random inputs.
 
     None if nothing is compiled, or if the example fails and is not required.
     """
-    if not (examples or named) and module.bundle is not None:
+    if not (examples or kwargs) and module.bundle is not None:
         return read_example(module.bundle)
     compiled, count = module.programs.specializations.to_dict().items(), len(module.source.inputs)
     builds = [build for (_, fetch), build in compiled if build.compiled and not fetch]
     values = None
-    if examples or named:
-        values = to_host(module.check_inputs(examples, named, pads=False)[:count])
-        builds = [module.specialize(module.check_inputs(examples, named))]
+    if examples or kwargs:
+        values = to_host(module.check_inputs(examples, kwargs, pads=False)[:count])
+        builds = [module.specialize(module.check_inputs(examples, kwargs))]
     if not builds:
         return None
     function = builds[-1].full_function()

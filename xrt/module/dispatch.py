@@ -44,8 +44,8 @@ def reject_inputs(_: object) -> object:
 class FastPath:
     """The prepared call of one signature; returns `NO_MATCH` for inputs of another one."""
 
-    positional: FastCall = reject_inputs
-    named: Callable[[Mapping[str, Any]], Any] = reject_inputs
+    call: FastCall = reject_inputs
+    call_by_name: Callable[[Mapping[str, Any]], Any] = reject_inputs
     fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
     build: Specialization | None = None
     """The specialization that the call runs; None if nothing is prepared."""
@@ -68,9 +68,9 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
     is_one = len(expected) == 1 and not texts
-    positional = _from_one(run, finish, *expected[0], rescue) if is_one else _from_many(run, finish, fits, rescue)
-    named = make_named_call([value.name for value in build.function.inputs], positional)
-    return FastPath(positional, named, fits, build, program)
+    call = _from_one(run, finish, *expected[0], rescue) if is_one else _from_many(run, finish, fits, rescue)
+    call_by_name = make_named_call([value.name for value in build.function.inputs], call)
+    return FastPath(call, call_by_name, fits, build, program)
 
 
 def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
@@ -121,19 +121,19 @@ def unpack_outputs(function: Function) -> Finish:
     return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
-def make_named_call(names: Sequence[str], positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
+def make_named_call(names: Sequence[str], call_positional: FastCall) -> Callable[[Mapping[str, Any]], Any]:
     """Make the call with inputs by name."""
-    pick = itemgetter(*names) if len(names) > 1 else lambda named: tuple(named[name] for name in names)
+    pick = itemgetter(*names) if len(names) > 1 else lambda kwargs: tuple(kwargs[name] for name in names)
     count = len(names)
 
-    def call(named: Mapping[str, Any]) -> Any:
-        if len(named) != count:
+    def call(kwargs: Mapping[str, Any]) -> Any:
+        if len(kwargs) != count:
             return NO_MATCH
         try:
-            inputs = pick(named)
+            inputs = pick(kwargs)
         except KeyError:
             return NO_MATCH
-        return positional(inputs)
+        return call_positional(inputs)
 
     return call
 
@@ -150,9 +150,9 @@ def make_signature_key(values: Sequence[Any]) -> object:
 class Dispatcher:
     """The prepared calls of a module, and the specialization of its last call."""
 
-    positional: FastCall
+    call: FastCall
     """The prepared call for positional arguments; stored here because each attribute lookup adds to a call's time."""
-    named: Callable[[Mapping[str, Any]], Any]
+    call_by_name: Callable[[Mapping[str, Any]], Any]
 
     def __init__(self, specializations: SpecializationCache) -> None:
         self._specializations = specializations
@@ -162,7 +162,7 @@ class Dispatcher:
         self._use(NOTHING)
 
     def _use(self, path: FastPath) -> None:
-        self.path, self.positional, self.named = path, path.positional, path.named
+        self.path, self.call, self.call_by_name = path, path.call, path.call_by_name
 
     def select(self, build: Specialization) -> None:
         """Make this the specialization of the last call."""
@@ -180,7 +180,7 @@ class Dispatcher:
         self._use(path)
         if self._is_closed:  # by another thread in the meantime
             self._use(NOTHING)
-        return path.positional(args)
+        return path.call(args)
 
     def prepare(
         self,

@@ -37,13 +37,13 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     context = CompileContext(settings.execution, check_device(device), validate_budget(settings.execution))
     engines, left_out = _create_engines(engine, context, settings, cache)
     if settings.choice.is_quantized and settings.max_error is None:
-        engines = [one.lower_precision("int8") or one for one in engines]
-    specs = [one.spec for one in engines]
+        engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
+    specs = [candidate.spec for candidate in engines]
     if (twice := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
-    if not any(parse_device_kind(device) in one.devices or one.spec in devices for one in engines):
-        able = "; ".join(f"{one.spec} runs on {', '.join(one.devices)}" for one in engines)
+    if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
+        able = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
@@ -53,7 +53,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
         left_out = (*left_out, note)
     engines = _isolate(engines, settings, DeviceMap(context.device, devices))
     implicit: str | None = None
-    if not settings.strict and all(one.name != IMPLICIT for one in engines):
+    if not settings.strict and all(candidate.name != IMPLICIT for candidate in engines):
         from xrt.engines.contract.proxy import ImplicitEngine
 
         reference, own_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
@@ -61,7 +61,7 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
             engines, implicit = [*engines, reference], reference.spec
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
-        fixed = next(one.spec for one in engines if not one.supports_dynamic_shapes)
+        fixed = next(candidate.spec for candidate in engines if not candidate.supports_dynamic_shapes)
         raise OptionError(f"shapes='one': engine {fixed!r} compiles for fixed sizes; leave it, or the option, out")
     return engine_list
 
@@ -73,18 +73,18 @@ def _create_engines(
     listed = list(engine) if isinstance(engine, list | tuple) else [engine]
     if not listed:
         raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
-    for one in listed:
-        if not isinstance(one, str | GraphCompiler):
-            raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(one).__name__} {one!r}")
+    for entry in listed:
+        if not isinstance(entry, str | GraphCompiler):
+            raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(entry).__name__} {entry!r}")
     if not is_auto(engine):
         if settings.lock is not None:
             raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
-        return [registry.create(one) for one in listed], ()
+        return [registry.create(entry) for entry in listed], ()
 
     from xrt.placement import CostStore
     from xrt.placement.engine_list import list_available_engines
 
-    if settings.lock and (engines := settings.lock.engines([one for one in listed if one != AUTO])):
+    if settings.lock and (engines := settings.lock.engines([entry for entry in listed if entry != AUTO])):
         return engines, ()
     store = None if cache is None else CostStore.for_cache(cache)
     return list_available_engines(listed, context, store, strict=settings.strict, devices=settings.devices)
@@ -157,10 +157,10 @@ def parse_devices(
 
 def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:
     """Raise OptionError for a name or spec to isolate that is not in the list of engines."""
-    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    engine_names = [name for spec in specs for name in (spec.partition("{")[0], spec)]
     for name in names:
-        if name not in (*known, ALL):
-            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+        if name not in (*engine_names, ALL):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, engine_names)}")
 
 
 def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: DeviceMap) -> list[GraphCompiler]:
@@ -178,11 +178,11 @@ def _isolate(engines: Sequence[GraphCompiler], settings: ModuleOptions, homes: D
 
     limits, names = WorkerLimits(isolation.time_limit, isolation.memory_limit), {*isolation.engines}
     isolated: list[GraphCompiler] = []
-    for one in engines:
-        if not names & {one.name, one.spec, ALL}:
-            isolated.append(one)
+    for original in engines:
+        if not names & {original.name, original.spec, ALL}:
+            isolated.append(original)
             continue
-        engine, device = IsolatedEngine(load_engine(one), limits, runs=isolation.run), homes.of(one.spec)
+        engine, device = IsolatedEngine(load_engine(original), limits, runs=isolation.run), homes.of(original.spec)
         isolated.append(engine)
         if device != "cpu" and engine.runs:
             raise OptionError(

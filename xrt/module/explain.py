@@ -114,8 +114,8 @@ class Explanation:
             if others:
                 names = list_some([region.name for region in others])
                 yield f"{names}  on {first.engine}: the same operators as {first.name}"
-        for (engine, remark), named in shared.items():
-            yield f"on {engine}, {len(named)} regions: {remark} ({list_some(named)})"
+        for (engine, remark), region_names in shared.items():
+            yield f"on {engine}, {len(region_names)} regions: {remark} ({list_some(region_names)})"
         if not self.regions:
             yield "no regions: the outputs are inputs or constants"
         if self.copies:
@@ -126,12 +126,12 @@ class Explanation:
         yield from (f"updates {update}" for update in self.updates)
         if self.reasons:
             yield f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):"
-            for one in group_reasons(reason for reason in self.reasons if not is_of_engine(reason)):
-                first_reason, engine = one.reasons[0], ", ".join(one.engines)
+            for reason_group in group_reasons(reason for reason in self.reasons if not is_of_engine(reason)):
+                first_reason, engine = reason_group.reasons[0], ", ".join(reason_group.engines)
                 alone = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
-                yield f"  {one.summary} ({one.nodes})" if len(one.reasons) > 1 else f"  {alone}"
-            for one in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
-                yield f"  {one.summary}"
+                yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {alone}"
+            for reason_group in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
+                yield f"  {reason_group.summary}"
         for pin in self.idle_pins:
             yield f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them"
         yield from self.placement
@@ -147,7 +147,7 @@ def _collect_shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, 
     for region in regions:
         for remark in region.remarks:
             names.setdefault((region.engine, remark), []).append(region.name)
-    return {key: named for key, named in names.items() if len(named) >= GROUPED}
+    return {key: region_names for key, region_names in names.items() if len(region_names) >= GROUPED}
 
 
 def _describe_region(region: RegionReport, shared: Container[tuple[str, str]]) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _report_region(launch: Launch, engine: GraphCompiler | None, notes: Sequence
         operators=tuple(Counter(node.op for node in function.nodes).most_common()),
         inputs=tuple(map(str, function.inputs)),
         outputs=tuple(map(str, function.outputs)),
-        weights=sum({id(one.array): one.nbytes for one in function.constants.values()}.values()),
+        weights=sum({id(constant.array): constant.nbytes for constant in function.constants.values()}.values()),
         remarks=(*remarks, *notes),
         device=launch.device,
     )
@@ -226,23 +226,23 @@ def render_explanation_page(explanation: Explanation, model: str) -> str:
     return render_page("explanation.html", f"Where the nodes of {model} are", is_page=True, **_describe_page(explanation))
 
 
-def _describe_page(found: Explanation) -> dict[str, Any]:
+def _describe_page(report: Explanation) -> dict[str, Any]:
     from xrt.html.views import format_count, size
     from xrt.partition.plan import describe_plan
     from xrt.placement.report import describe_costs, describe_errors
 
     facts = {
-        "engines": ", ".join(f"{spec} (fallback)" if spec == found.implicit else spec for spec in found.engines),
-        "threads": f"{format_count(found.threads, 'thread')} for all together",
-        "device": found.device if found.device != "cpu" else None,
-        "copies": f"{len(found.copies)} between devices, {size(found.bytes_copied)}" if found.copies else None,
-        "graph": found.graph or None,
-        "checks": found.checks or None,
-        "idle pins": ", ".join(found.idle_pins) or None,
+        "engines": ", ".join(f"{spec} (fallback)" if spec == report.implicit else spec for spec in report.engines),
+        "threads": f"{format_count(report.threads, 'thread')} for all together",
+        "device": report.device if report.device != "cpu" else None,
+        "copies": f"{len(report.copies)} between devices, {size(report.bytes_copied)}" if report.copies else None,
+        "graph": report.graph or None,
+        "checks": report.checks or None,
+        "idle pins": ", ".join(report.idle_pins) or None,
     }
-    remarks = [(region.name, region.engine, remark) for region in found.regions for remark in region.remarks]
-    tables = describe_plan(found.plan, found.reasons) | describe_costs(found.account) | describe_errors(found.precision)
-    return {"found": found, "facts": facts, "remarks": remarks, **tables}
+    remarks = [(region.name, region.engine, remark) for region in report.regions for remark in region.remarks]
+    tables = describe_plan(report.plan, report.reasons) | describe_costs(report.account) | describe_errors(report.precision)
+    return {"found": report, "facts": facts, "remarks": remarks, **tables}
 
 
 # ---------------------------------------------------------------------- memory

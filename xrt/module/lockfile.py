@@ -59,18 +59,18 @@ class LockedPlacement:
         """Specs of the engines used in the plan, without duplicates."""
         return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
-    def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
+    def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
         """Create only the plan's engines; None if one is unavailable, is not in ``named``, or must be named and is not.
 
         An engine whose options may name files or code must be named: a file must not choose the code that runs.
         """
-        known = {one.spec if isinstance(one, GraphCompiler) else str(one): one for one in named}
-        if known and not known.keys() >= set(self.specs):
+        by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
+        if by_spec and not by_spec.keys() >= set(self.specs):
             return None
         try:
-            if not known and any(registry.why_not_chosen(spec, "lock") for spec in self.specs):
+            if not by_spec and any(registry.why_not_chosen(spec, "lock") for spec in self.specs):
                 return None
-            return [registry.create(known.get(spec, spec)) for spec in self.specs]
+            return [registry.create(by_spec.get(spec, spec)) for spec in self.specs]
         except (EngineError, OptionError):
             return None
 
@@ -92,8 +92,8 @@ class LockedPlacement:
         if model is not None:
             declared = model.get_declared()
             axes, shapes = list(list_open_axes(declared.inputs)), read_shapes(self.lock, declared)
-            named = ((name, shapes.get(declared.inputs[place].name, ()), axis) for place, axis, name in axes)
-            locked = FrozenDict({name: shape[axis] for name, shape, axis in named if axis < len(shape)})
+            dims = ((name, shapes.get(declared.inputs[place].name, ()), axis) for place, axis, name in axes)
+            locked = FrozenDict({name: shape[axis] for name, shape, axis in dims if axis < len(shape)})
             is_same = self.lock.model.get(SYMBOLIC) == declared.fingerprint
             # A lock of another model, or of fixed sizes, holds at these sizes only.
             if is_same and locked.keys() == {name for _, _, name in axes} and locked != sizes:
@@ -102,9 +102,9 @@ class LockedPlacement:
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
-                found = read_result(self.lock, request)
+                result = read_result(self.lock, request)
                 about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-                return SizedPlacement(at, replace(found, notes=(about, *found.notes)))
+                return SizedPlacement(at, replace(result, notes=(about, *result.notes)))
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
@@ -121,20 +121,20 @@ class LockedPlacement:
             return
         if budget.name != record.measure:
             yield f"its error was measured as {record.measure!r} and the budget is of {budget.name!r}"
-        elif (known := max(record.error, record.high or 0.0)) > budget.limit:
-            allowed, was = (format_error(one, record.measure) for one in (budget.limit, known))
+        elif (error := max(record.error, record.high or 0.0)) > budget.limit:
+            allowed, was = (format_error(value, record.measure) for value in (budget.limit, error))
             yield f"its error was measured to be up to {was}, and {allowed} is allowed"
 
 
-def load_lock(asked: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
+def load_lock(lock: Any, budget: ErrorBudget | None = None) -> LockedPlacement | None:
     """Load a module's ``lock`` argument: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
-    if asked is None or isinstance(asked, LockedPlacement):
-        return asked
-    if isinstance(asked, PlacementFile):
-        return LockedPlacement(asked, "that was given", budget)
-    if isinstance(asked, str | os.PathLike):
-        return LockedPlacement(read_lock(asked), repr(os.fspath(asked)), budget)
-    raise OptionError(f"lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got {asked!r}")
+    if lock is None or isinstance(lock, LockedPlacement):
+        return lock
+    if isinstance(lock, PlacementFile):
+        return LockedPlacement(lock, "that was given", budget)
+    if isinstance(lock, str | os.PathLike):
+        return LockedPlacement(read_lock(lock), repr(os.fspath(lock)), budget)
+    raise OptionError(f"lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got {lock!r}")
 
 
 # ---------------------------------------------------------------------- locks and gates of a module
@@ -197,7 +197,7 @@ def _make_setup(
 ) -> RegressionSetup:
     settings, engines = module.programs.settings, module.programs.engines
     request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
-    known = {engine.spec for engine in request.engines}
-    request = replace(request, engines=(*(one for one in lowered if one.spec not in known), *request.engines))
+    specs = {engine.spec for engine in request.engines}
+    request = replace(request, engines=(*(engine for engine in lowered if engine.spec not in specs), *request.engines))
     reference = partial(evaluate, threads=engines.context.threads)
     return RegressionSetup(request, module.programs.cache, [to_host(value) for value in values], reference, seconds)

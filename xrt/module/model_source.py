@@ -143,7 +143,7 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
     """
     if not source.inputs or source.key([None] * len(source.inputs), False) is None:
         return
-    rigid = [one.spec for one in engines.engines if not one.supports_dynamic_shapes]
+    rigid = [engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes]
     if source.is_traced:
         why = "the graph is traced for its inputs"
     elif rigid and not engines.is_auto:
@@ -153,7 +153,7 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
     raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
 
-class Shaped:
+class ShapePlaceholder:
     """A placeholder with a shape, to specialize a model without values."""
 
     def __init__(self, shape: Any) -> None:
@@ -212,9 +212,9 @@ class TracedModel:
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
         function = self.graph.trace(*self.key(values, dynamic))
         if len(function.inputs) > len(values):
-            kept = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
+            state_names = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
             raise InputError(
-                f"the graph {function.name!r} keeps state ({kept}); call a session: s = m.new_session(), then s(...)"
+                f"the graph {function.name!r} keeps state ({state_names}); call a session: s = m.new_session(), then s(...)"
             )
         return _check(function)
 

@@ -54,9 +54,9 @@ def shorten_tracebacks(cls: C) -> C:
 
     def shorten(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def call(*args: Any, **named: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return method(*args, **named)
+                return method(*args, **kwargs)
             except XRTError as error:
                 if os.environ.get("XRT_TRACEBACK") == "full":
                     raise
@@ -157,9 +157,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """The Plan of the last signature; before the first call, that of the model with its declared types."""
         return self.specialization.plan
 
-    def plan_for(self, *args: Any, **named: Any) -> Plan:
+    def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """Plan for these inputs without compiling; return the Plan."""
-        return self.specialize(self.check_inputs(args, named)).plan
+        return self.specialize(self.check_inputs(args, kwargs)).plan
 
     def explain(self) -> Explanation:
         """Explain the last signature's plan: regions, their inputs and outputs, and each node's engine. Prints as text."""
@@ -189,15 +189,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     # ------------------------------------------------------------------ compile and call
 
-    def compile(self, *examples: Any, **named: Any) -> Plan:
+    def compile(self, *examples: Any, **kwargs: Any) -> Plan:
         """Compile without running: for inputs like these, or without examples for the declared types.
 
         Raises InputError without examples if the declared types are insufficient: an `xrt.Graph`, or symbolic extents
         with an engine that needs static shapes.
         """
-        if not examples and not named:
+        if not examples and not kwargs:
             check_declared(self.source, self.programs.engines, partial(self.sizes.find_reason, None, self.programs))
-        build = self.specialize(self.check_inputs(examples, named) if examples or named else None)
+        build = self.specialize(self.check_inputs(examples, kwargs) if examples or kwargs else None)
         self.programs.compile(build)
         return build.plan
 
@@ -207,7 +207,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         fetch: Sequence[str] | None = None,
         out: Any = None,
         options: RunOptions | None = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> Any:
         """Run the model on arrays given by position or by input name.
 
@@ -215,17 +215,17 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         buffer (or None) per output, written to and returned; for a single output it may be passed without a list.
         """
         if fetch is None and out is None and options is None:
-            if not named:
-                result = self.dispatcher.positional(args)
+            if not kwargs:
+                result = self.dispatcher.call(args)
             elif not args:
-                result = self.dispatcher.named(named)
+                result = self.dispatcher.call_by_name(kwargs)
             else:
                 result = NO_MATCH
             if result is not NO_MATCH:
                 return result
-        return self.run_call(args, named, fetch, out, options)
+        return self.run_call(args, kwargs, fetch, out, options)
 
-    def bind(self, *args: Any, out: Any = None, **named: Any) -> IOBinding:
+    def bind(self, *args: Any, out: Any = None, **kwargs: Any) -> IOBinding:
         """Bind the arrays of a serving loop: after ``b = m.bind(x)``, ``b()`` runs on the current values of ``x``.
 
         Inputs are read in place, so arrays must be C-contiguous. Inputs other than arrays are stored as they are. ``out`` has one
@@ -234,26 +234,26 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         from xrt.module.dispatch import bind_io, check_bindable
 
-        values = self.check_inputs(args, named, pads=False)
-        arguments = inputs.bind(self.source.inputs, args, named)
+        values = self.check_inputs(args, kwargs, pads=False)
+        arguments = inputs.bind(self.source.inputs, args, kwargs)
         check_bindable(self.source.inputs, arguments, values[: len(arguments)])
         build = self.specialize(values)
         bound = bind_io(self.programs.compile(build), build.function, values, out)
         bound.inputs = bound.inputs[: len(arguments)]  # without the size inputs of a padded model
         return bound
 
-    def run_call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+    def run_call(self, args: tuple[Any, ...], kwargs: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run a call that no prepared call covers: a new signature, fetches, buffers or options."""
         is_plain = fetch is None and out is None and options is None
-        if is_plain and not named and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
+        if is_plain and not kwargs and (result := self.dispatcher.call_prepared(args)) is not NO_MATCH:
             return result
         path, device = self.dispatcher.path, self.programs.engines.context.device
-        if fetch is None and not named and path.build is not None and path.fits(args):
+        if fetch is None and not kwargs and path.build is not None and path.fits(args):
             build, program = path.build, path.program
             call = Call.of(args, options, out, build.function, device)
         else:
             pads = fetch is None and out is None and getattr(options, "out", None) is None
-            values = self.check_inputs(args, named, pads=pads)
+            values = self.check_inputs(args, kwargs, pads=pads)
             build, program = self.specialize(values, list_value_names(fetch)), None
             call = self.checks.instrument(Call.of(values, options, out, build.function, device), build)
         if program is None:
@@ -271,11 +271,11 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
         return {name: by_name[name] for name in list_value_names(fetch)}
 
-    def check_inputs(self, args: Sequence[Any], named: Any, *, pads: bool = True) -> list[Any]:
+    def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
         """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""
         self.programs.check_open()
         declared, device = self.source.inputs, self.programs.engines.context.device
-        bound = inputs.bind(declared, args, named)
+        bound = inputs.bind(declared, args, kwargs)
         values = [inputs.normalize(value, argument, device) for value, argument in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return self.sizes.pad(values, self.programs, pads=pads)
@@ -320,7 +320,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         max_error: float | ErrorBudget | None = None,
         calibrate: Iterable[Any] | None = None,
         validate: Iterable[Any] | None = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> Any:
         """Search again for the best placement for these inputs, or for random ones, within ``budget`` seconds.
 
@@ -339,7 +339,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
         throughput = {"p99": p99, "batches": batches, "instances": instances, "batch_dim": batch_dim, "seed": seed}
         lowered = (max_error, calibrate, validate)
-        return tune(self, args, named, objective, budget, progress, lowered, throughput)
+        return tune(self, args, kwargs, objective, budget, progress, lowered, throughput)
 
     # ------------------------------------------------------------------ sessions
 
@@ -353,7 +353,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
     # ------------------------------------------------------------------ verification
 
-    def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **named: Any) -> Verification:
+    def verify(self, *args: Any, inner: bool = True, progress: Progress | None = None, **kwargs: Any) -> Verification:
         """Compare every region with the reference engine on these inputs; with ``inner`` also every value inside.
 
         Prints as text; true if nothing differs. ``progress`` is called with the number of regions done and their total. Raises
@@ -361,9 +361,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         from xrt.module.verification import verify  # slow to import
 
-        return verify(self, args, named, inner=inner, progress=progress)
+        return verify(self, args, kwargs, inner=inner, progress=progress)
 
-    def bisect(self, *args: Any, progress: Progress | None = None, **named: Any) -> FailingSubgraph | None:
+    def bisect(self, *args: Any, progress: Progress | None = None, **kwargs: Any) -> FailingSubgraph | None:
         """Find the smallest part of a region that differs from the reference engine on these inputs; None if none does.
 
         ``progress`` is called with the number of parts tried and the node count of the smallest so far. `save_case` of
@@ -371,7 +371,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         from xrt.module.verification import bisect
 
-        return bisect(self, args, named, progress=progress)
+        return bisect(self, args, kwargs, progress=progress)
 
     def calibrate(self, batches: Iterable[Any], method: str = "minmax", **parameters: Any) -> CalibrationTable:
         """Record the ranges of the values that quantization may need, over batches of inputs.
@@ -393,7 +393,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         path: str | os.PathLike[str],
         *examples: Any,
         example: Mapping[str, Any] | Sequence[Any] | bool = True,
-        **named: Any,
+        **kwargs: Any,
     ) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
 
@@ -408,7 +408,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         """
         from xrt.module.bundle import save
 
-        save(self, path, examples, named, example)
+        save(self, path, examples, kwargs, example)
 
     def run_self_test(self) -> SelfTestReport | None:
         """Check the bundle that the module was loaded from, run its example, and compare with the saved outputs.
@@ -517,12 +517,12 @@ def _why_not_written(part: Any) -> str | None:
     """
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:
-        named = member if isinstance(member, FunctionType | type) else type(member)
-        attribute: Any = sys.modules.get(named.__module__)
-        for name in named.__qualname__.split("."):
+        definition = member if isinstance(member, FunctionType | type) else type(member)
+        attribute: Any = sys.modules.get(definition.__module__)
+        for name in definition.__qualname__.split("."):
             attribute = getattr(attribute, name, None)
-        if attribute is not named and named is not type(None):
-            return f"{named.__module__}.{named.__qualname__} is not found by that name"
+        if attribute is not definition and definition is not type(None):
+            return f"{definition.__module__}.{definition.__qualname__} is not found by that name"
     try:
         copy.deepcopy(part)
     except Exception as error:  # noqa: BLE001  # a member's __reduce__ may raise anything

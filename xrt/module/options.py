@@ -133,8 +133,8 @@ OWNERS: tuple[type, ...] = (ClusteringOptions, ExecutionOptions, ModuleOptions)
 
 def list_keywords() -> dict[str, tuple[dataclasses.Field[Any], type]]:
     """The keywords of `XRTModule`: name to (field, class that declares it)."""
-    fields = ((one, owner) for owner in OWNERS for one in dataclasses.fields(owner))
-    return {one.name: (one, owner) for one, owner in fields if one.name not in ("choice", "clustering", "execution")}
+    fields = ((field, owner) for owner in OWNERS for field in dataclasses.fields(owner))
+    return {field.name: (field, owner) for field, owner in fields if field.name not in ("choice", "clustering", "execution")}
 
 
 _KEYWORDS = list_keywords()
@@ -149,9 +149,9 @@ def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
         return _DEFAULT
     for name in options:
         if name not in _KEYWORDS:
-            known = sorted(_KEYWORDS)
-            nearest = did_you_mean(name, ("engine", "device", "cache", *known))
-            raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(known)}")
+            names = sorted(_KEYWORDS)
+            nearest = did_you_mean(name, ("engine", "device", "cache", *names))
+            raise OptionError(f"XRTModule has no option {name!r}.{nearest} It has: {', '.join(names)}")
     values, choice = _read_precision_options(options)
     clustering, execution, module = (
         {name: value for name, value in values.items() if _KEYWORDS[name][1] is owner} for owner in OWNERS
@@ -240,15 +240,15 @@ def _parse_precision(value: Any) -> PrecisionChoice:
     from xrt.graph import NodePattern
 
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) for one in texts):
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"precision is a name, a constraint such as 'Softmax=fp32', or a list of these; got {value!r}")
     names: list[Any] = []
-    patterns, known = [], get_args(Precision)
+    patterns, precisions = [], get_args(Precision)
     for text in texts:
         before, equals, name = text.rpartition("=")
         name = name.strip()
-        if name not in known:
-            raise OptionError(f"precision must be one of {', '.join(known)}; got {name!r}.{did_you_mean(name, known)}")
+        if name not in precisions:
+            raise OptionError(f"precision must be one of {', '.join(precisions)}; got {name!r}.{did_you_mean(name, precisions)}")
         if not equals:
             names.append(name)
         elif name != "fp32":
@@ -357,13 +357,13 @@ def add_keywords(cls: C) -> C:
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class, not of a subclass
     first = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD and p.name != "self"]
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=get_accepted_type(one))
-        for name, (one, _) in _KEYWORDS.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=get_accepted_type(field))
+        for name, (field, _) in _KEYWORDS.items()
     ]
     cls.__signature__ = signature.replace(parameters=[*first, *more], return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]  # read by inspect
     return cls
 
 
-def get_accepted_type(one: dataclasses.Field[Any]) -> str:
+def get_accepted_type(field: dataclasses.Field[Any]) -> str:
     """The type of the values that an option accepts, as text."""
-    return str(one.metadata.get("accepts") or one.type)
+    return str(field.metadata.get("accepts") or field.type)

@@ -74,10 +74,10 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     if engine is None:
         raise OptionError("a constraint on precision is for an engine that computes in it; name one: engine='openvino'")
     (name, *_), listed = settings.choice.names, engine if isinstance(engine, list | tuple) else [engine]
-    engines = [registry.create(one) for one in listed]
-    variants = [one.lower_precision(name) for one in engines]
+    engines = [registry.create(candidate) for candidate in listed]
+    variants = [candidate.lower_precision(name) for candidate in engines]
     if not any(variants):
-        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(one.spec for one in engines)}")
+        raise OptionError(f"no engine of the list computes in {name} here: {', '.join(candidate.spec for candidate in engines)}")
     pairs = zip(variants, engines, strict=True)
     pins = tuple(
         Pin(pattern.patterns, lower.spec, "name" if pattern.by_name else "operator", forbid=True)
@@ -86,7 +86,7 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
         if lower is not None
     )
     clustering = replace(settings.clustering, pins=(*settings.clustering.pins, *pins))
-    return [one for pair in pairs for one in pair if one is not None], replace(settings, clustering=clustering)
+    return [candidate for pair in pairs for candidate in pair if candidate is not None], replace(settings, clustering=clustering)
 
 
 def quantize_as_asked(
@@ -100,7 +100,7 @@ def quantize_as_asked(
     """
     prepared = prepare_for_quantization(function)
     choice, names = settings.choice, list_quantizable_nodes(prepared)
-    exact = {at for at, name in names if any(one.matches(prepared.node(name)) for one in choice.exact_nodes)}
+    exact = {at for at, name in names if any(pattern.matches(prepared.node(name)) for pattern in choice.exact_nodes)}
     if len(exact) == len(names):
         why = "no product or convolution has constant weights of float32"
         if names:

@@ -25,7 +25,7 @@ from xrt.errors import (
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict
 from xrt.module.engines import make_engine_list
-from xrt.module.model_source import Shaped, make_source
+from xrt.module.model_source import ShapePlaceholder, make_source
 from xrt.module.options import make_module_lowering
 from xrt.module.sizes import SizePolicy
 from xrt.module.specialization import Specialization, add_outputs, optimize
@@ -216,7 +216,7 @@ class Programs:
         shapes = [list(getattr(value.type, "shape", None) or ()) for value in served.inputs]
         for place, axis, name in self.sizes.open_axes:
             shapes[place][axis] = sizes[name]
-        function = served.function([Shaped(tuple(shape)) for shape in shapes], dynamic=False)
+        function = served.function([ShapePlaceholder(tuple(shape)) for shape in shapes], dynamic=False)
         return optimize(function, fold=self.settings.fold_constants, engines=self.engines)
 
     def adopt_decision(self, build: Specialization) -> None:
@@ -226,9 +226,9 @@ class Programs:
         self.placer.record(build.sizes, build.tuned)
         with self.planning:
             self.sizes.reset()
-            for one in self.specializations:
-                if one is not build and one.key[0] not in self.sizes.exact:
-                    self.specializations.remove(one)
+            for specialization in self.specializations:
+                if specialization is not build and specialization.key[0] not in self.sizes.exact:
+                    self.specializations.remove(specialization)
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
@@ -240,16 +240,15 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
     by_choice = {reason.node for reason in plan.reasons if reason.updating_engine}
     launches = (launch for launch in plan.launches if launch.engine == implicit)
     nodes = [node for launch in launches for node in launch.nodes if node not in by_choice]
-    reported = {node for one in refused for node in one.nodes}
+    reported = {node for refusal in refused for node in refusal.nodes}
     first = next((node for node in nodes if node not in reported), None)
     if first is None:
         return ""
     why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")
-    run, it, named = ("nodes run", "them", ", such as") if len(nodes) != 1 else ("node runs", "it", ":")
+    run, it, intro = ("nodes run", "them", ", such as") if len(nodes) != 1 else ("node runs", "it", ":")
     return (
-        f"{len(nodes)} {run} on the reference engine {implicit!r}, as no engine of the list supports {it}{named} {first!r}{why}. "
-        f"m.explain() lists {it}; "
-        f"name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+        f"{len(nodes)} {run} on the reference engine {implicit!r}, as no engine of the list supports {it}{intro} {first!r}{why}. "
+        f"m.explain() lists {it}; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
     )
 
 
@@ -331,17 +330,16 @@ class SpecializationCache:
         return entry if entry is not None and entry.build is build else None
 
     def count(self, build: Specialization, program: Program) -> bool:
-        """Count the memory and threads of a compiled program, and evict the least recently used others beyond the limits.
-
-        Return whether the program was not counted before.
-        """
+        """Count a program's memory and threads and evict the least recently used others; False if it was counted before."""
         with self._lock:
             if (entry := self._find(build)) is None:
                 return True
             if entry.program is program:
                 return False
             entry.program = program
-            entry.usage = {id(one): (count_bytes(one), one.idle_threads) for one in program.executables}
+            entry.usage = {
+                id(executable): (count_bytes(executable), executable.idle_threads) for executable in program.executables
+            }
         self._shrink(build)
         return True
 
@@ -437,7 +435,7 @@ def open_model(
 
     def open_on(engines: EngineList) -> tuple[StoredPlans | None, ModelSource]:
         stored = find_stored_plans(model, cache, settings, engines)
-        source = (stored and stored.source) or next((one for _, one in opened.values()), None) or make_source(model)
+        source = (stored and stored.source) or next((earlier for _, earlier in opened.values()), None) or make_source(model)
         opened[engines.specs[0]] = stored, source
         return stored, source
 

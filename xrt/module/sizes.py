@@ -115,7 +115,7 @@ class PaddedModel:
             return FrozenDict(sizes)
         for name in self._padded.dims:
             size, buckets = sizes[name], self.buckets[name]
-            padded[name] = next((one for one in buckets if one >= size > 0), size) if buckets else round_up(size)
+            padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size) if buckets else round_up(size)
         for name in self._padded.dims:
             # A size that is too large for the model's tables, with the others, is cut down to the largest that is allowed.
             low = padded[name] if allows(sizes, padded) else sizes[name]
@@ -154,14 +154,14 @@ class PaddedModel:
         sizes = PaddedValues((), (), values.sizes, values.padded)  # holds no arrays
         fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.unpadded))
 
-        def positional(args: tuple[Any, ...]) -> Any:
-            result = path.positional(tuple(self._fill(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
+        def call(args: tuple[Any, ...]) -> Any:
+            result = path.call(tuple(self._fill(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
             if result is NO_MATCH:
                 return result
             return tuple(self.cut(result, sizes)) if isinstance(result, tuple) else self.cut([result], sizes)[0]
 
-        named = make_named_call([value.name for value in self._inputs], positional)
-        return values.unpadded, FastPath(positional, named, build=path.build, program=path.program)
+        call_by_name = make_named_call([value.name for value in self._inputs], call)
+        return values.unpadded, FastPath(call, call_by_name, build=path.build, program=path.program)
 
     def describe(self) -> Iterator[str]:
         """Describe the padded dims for `explain`."""
@@ -270,7 +270,7 @@ class SizePolicy:
         if self.shapes == "each":
             return "shapes='each'"
         if not engines.can_be_dynamic:
-            fixed = next(one.spec for one in engines.engines if not one.supports_dynamic_shapes)
+            fixed = next(engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes)
             return f"engine {fixed!r} needs every extent fixed"
         if engines.is_auto and planner.placer.placed is None and self.shapes != "one":
             return "engine='auto' measures at the sizes of a call"
@@ -287,10 +287,10 @@ class SizePolicy:
         return self._why_each
 
     def _find_reason(self, values: Any, planner: Programs) -> str:
-        """Explain why one program does not serve all sizes.
+        """Explain why one program does not serve all sizes; empty if it does.
 
-        It does if no engine has a reason against it for its region, and the reference engine, behind others, gets no node that
-        others support at the sizes of ``values``. Without values (None) it must get no node at all.
+        Each engine must accept its region with dynamic shapes, and the reference engine must get no node that another engine
+        supports at the sizes of ``values`` (None: no node at all).
         """
         if self.shapes == "one":
             return ""
@@ -387,7 +387,7 @@ class SizePolicy:
     # ------------------------------------------------------------------ programs of a bundle
 
     @property
-    def saved(self) -> Shapes:
+    def saved_shapes(self) -> Shapes:
         """The option ``shapes`` for a bundle: buckets if calls were padded."""
         return Buckets(self.padding.buckets) if self.padding is not None else self.shapes
 

@@ -42,10 +42,10 @@ def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
     """Add values to the outputs of a function; raises InputError for a name that it does not define."""
     if not fetch:
         return function
-    known = set(function.value_names())
+    names = set(function.value_names())
     for name in fetch:
-        if name not in known:
-            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, known)}")
+        if name not in names:
+            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, names)}")
     outputs = {value.name for value in function.outputs}
     return function.replace(outputs=function.outputs + tuple(function.value(name) for name in fetch if name not in outputs))
 
@@ -152,7 +152,7 @@ class FailedCall:
         """The nodes to exclude from the engine: those of all regions that share the failed executable."""
         launches, executables = self.program.plan.launches, self.program.executables
         number = [launch.name for launch in launches].index(self.error.region)
-        alike = [launch for launch, one in zip(launches, executables, strict=True) if one is executables[number]]
+        alike = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
         return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
 
     def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
@@ -166,15 +166,17 @@ class FailedCall:
 
 def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     """Make the partitioner's exclusions: node, engine and reason."""
-    failures = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
-    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in failures for node in one.nodes)
+    failures = (
+        (refusal, "failed at run" if isinstance(refusal.error, RunFailed) else "refused at compile") for refusal in refused
+    )
+    return tuple((node, refusal.launch.engine, f"{how}: {refusal.reason}") for refusal, how in failures for node in refusal.nodes)
 
 
 def warn_refusals(refused: Iterable[Refusal]) -> None:
     """Issue a warning with one line per refusal."""
-    for one in refused:
-        more = f" and {len(one.nodes) - 1} more" if len(one.nodes) > 1 else ""
-        warn(f"{one.reason}; node {one.nodes[0]!r}{more} placed on another engine", FallbackWarning)
+    for refusal in refused:
+        more = f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else ""
+        warn(f"{refusal.reason}; node {refusal.nodes[0]!r}{more} placed on another engine", FallbackWarning)
 
 
 # ---------------------------------------------------------------------- signatures
@@ -347,8 +349,8 @@ class Specialization:
         settings, engines = self._settings, self.engines
         with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as tell:
             report = settings.progress if callable(settings.progress) else lambda done, n: tell(f"{done} of {n} regions")
-            terms: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
-            return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **terms)
+            options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
+            return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""

@@ -72,8 +72,8 @@ def _pair_by_name(function: Function) -> Iterator[State]:
     before = {_PAST.sub("", v.name, count=1): v.name for v in function.inputs if _PAST.match(v.name)}
     after = {_PRESENT.sub("", v.name, count=1): v.name for v in function.outputs if _PRESENT.match(v.name)}
     if not before:
-        named = ", ".join(value.name for value in function.inputs)
-        raise ModelError(f"no input of {function.name!r} is named past* ({named}); give the pairs: xrt.stateful(model, {{...}})")
+        names = ", ".join(value.name for value in function.inputs)
+        raise ModelError(f"no input of {function.name!r} is named past* ({names}); give the pairs: xrt.stateful(model, {{...}})")
     for key, name in before.items():
         if key not in after:
             have = ", ".join(after.values()) or "none"
@@ -209,7 +209,7 @@ class StatefulFunctions:
                 self._by_types[None] = StatefulFunction(module, module.source.get_declared_function())
             return self._by_types[None]
 
-    def find(self, module: XRTModule, args: Sequence[Any], named: Mapping[str, Any]) -> StatefulFunction:
+    def find(self, module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StatefulFunction:
         """The Function with state for the inputs of a call."""
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
@@ -217,7 +217,7 @@ class StatefulFunctions:
         if not isinstance(source, TracedModel):
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
         module.programs.check_open()
-        bound = zip(source.inputs, inputs.bind(source.inputs, args, named), strict=True)
+        bound = zip(source.inputs, inputs.bind(source.inputs, args, kwargs), strict=True)
         types = tuple(inputs.infer_type(inputs.normalize(value, argument)) for value, argument in bound)
         with self._lock:
             if types not in self._by_types:
@@ -230,7 +230,7 @@ class StatefulFunctions:
 
 
 @contextmanager
-def _interrupted_afterwards() -> Iterator[None]:
+def _delay_interrupt() -> Iterator[None]:
     """Delay the first Ctrl-C to the end of the block, so that it loses no state. A second one interrupts the block."""
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler):
@@ -284,7 +284,7 @@ class Session:
 
     # ------------------------------------------------------------------ calls
 
-    def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
+    def __call__(self, *args: Any, options: RunOptions | None = None, **kwargs: Any) -> Any:
         """Make one step: read the state, compute, keep the next state.
 
         ``options`` are as in a call of the module, without buffers. Raises the errors of such a call, and InputError if another
@@ -294,9 +294,9 @@ class Session:
         if options is not None and options.out is not None:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
         with self._turn("called"):
-            self._check_kept("call session.reset(), session.restore(path), or set the state")
-            self._stateful = of = self._module.stateful_functions.find(self._module, args, named)
-            call_inputs = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, named), strict=True))
+            self._check_not_lost("call session.reset(), session.restore(path), or set the state")
+            self._stateful = of = self._module.stateful_functions.find(self._module, args, kwargs)
+            call_inputs = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, kwargs), strict=True))
             return self._step(of, call_inputs, options)
 
     def _step(self, of: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
@@ -307,7 +307,7 @@ class Session:
             of.module.compile(*values)
             self._compiled = of
 
-        with _interrupted_afterwards() if of.fixed else nullcontext():
+        with _delay_interrupt() if of.fixed else nullcontext():
             # Any exception may leave some arrays written and others not. Until the next state is complete, all states that are
             # updated in place count as lost.
             self._lost, self._generation = of.fixed, get_generation()
@@ -321,19 +321,19 @@ class Session:
         returned = tuple(results[place] for place in of.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
-    def _turn(self, what: str) -> threading.Lock:
+    def _turn(self, action: str) -> threading.Lock:
         """The lock to hold during one use; raises InputError if the session is in use.
 
         Acquire it by a ``with`` statement, which releases it even after an interrupt.
         """
         if self._busy.locked():
             raise InputError(
-                f"the session is {what} while a call of it is under way; a session makes one call at a time: "
+                f"the session is {action} while a call of it is under way; a session makes one call at a time: "
                 "give each thread a session, by m.new_session() or session.fork()"
             )
         return self._busy
 
-    def _check_kept(self, advice: str) -> None:
+    def _check_not_lost(self, advice: str) -> None:
         if self._lost:
             names = ", ".join(map(repr, sorted(self._lost)))
             call = "a call that failed or was interrupted"
@@ -353,7 +353,7 @@ class Session:
         """Lend the state's arrays for reading, without a copy; calls raise InputError until the block ends."""
         with self._turn("read"):
             of = self._require_stateful()
-            self._check_kept("there is nothing to read")
+            self._check_not_lost("there is nothing to read")
             yield {name: self._make(of, name) for name in of.states}
 
     @property
@@ -381,7 +381,7 @@ class Session:
 
         with self._turn("saved"):
             of = self._require_stateful()
-            self._check_kept("there is nothing to save")
+            self._check_not_lost("there is nothing to save")
             write_session(path, of.function.fingerprint, {name: self._make(of, name) for name in of.states})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
@@ -421,7 +421,7 @@ class SessionState(MutableMapping[str, Any]):
         with session._turn("read"):
             of = session._require_stateful()
             if name in session._lost:
-                session._check_kept("there is nothing to read")
+                session._check_not_lost("there is nothing to read")
             return session._make(of, name).copy()
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -45,7 +45,7 @@ from xrt.graph.constants import Stamp, find_file_offset
 from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.types import TensorType
-from xrt.module.model_source import DeferredModel, ModelSource, Shaped, StaticModel, load_unchanged
+from xrt.module.model_source import DeferredModel, ModelSource, ShapePlaceholder, StaticModel, load_unchanged
 from xrt.module.specialization import SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
 
@@ -65,7 +65,9 @@ _log = logging.getLogger(__name__)
 
 def list_large_constants(function: Function) -> dict[str, Constant]:
     """The constants, by name, that a compiled form may reference."""
-    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
+    return {
+        name: constant for name, constant in function.constants.items() if constant.nbytes >= SMALL and constant.dtype.bits >= 8
+    }
 
 
 def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[StoredWeight]]) -> StoredProgram:
@@ -94,10 +96,10 @@ def store_program(plan: Plan, list_weights: Callable[[Function], Iterable[Stored
 def _is_deferrable(plan: Plan) -> bool:
     """Whether the plan runs without its nodes: inputs and outputs are host tensors of known rank, without aliases."""
     functions = [plan.function, *(launch.function for launch in plan.launches)]
-    types = [value.type for one in functions for value in (*one.inputs, *one.outputs)]
+    types = [value.type for function in functions for value in (*function.inputs, *function.outputs)]
     is_simple = plan.launches and not plan.function.constants and not any(launch.device for launch in plan.launches)
     has_ranks = all(isinstance(type_, TensorType) and type_.shape is not None for type_ in types)
-    return bool(is_simple) and has_ranks and not any(one.aliases for one in functions)
+    return bool(is_simple) and has_ranks and not any(function.aliases for function in functions)
 
 
 # ---------------------------------------------------------------------- restore
@@ -133,7 +135,7 @@ def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext
             name=launch.function,
             fingerprint=launch.fingerprint,
             computed=launch.computed,
-            weights={bytes.fromhex(one.digest): partial(origin.read_weight, one) for one in launch.weights},
+            weights={bytes.fromhex(weight.digest): partial(origin.read_weight, weight) for weight in launch.weights},
             read=lambda: complete().plan.launches[number].function,
         )
         return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
@@ -282,7 +284,7 @@ class StoredPlans:
         if program.key is None:
             original = model.get_declared_function()
         else:
-            original = model.function([Shaped(shape) for shape in program.key], dynamic=False)
+            original = model.function([ShapePlaceholder(shape) for shape in program.key], dynamic=False)
         simple = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
         return Specialization(simple, *context, original=original)
 
@@ -342,7 +344,9 @@ class StoredPlans:
         if identify_file(self._path) != self._stamp or not isinstance(source, StaticModel):
             return ()
         mapped = {
-            place[0].stamp for one in source.get_declared_function().constants.values() if (place := find_file_offset(one.array))
+            place[0].stamp
+            for constant in source.get_declared_function().constants.values()
+            if (place := find_file_offset(constant.array))
         }
         files = [(os.fspath(self._path), self._stamp)]
         for location in source.locations:

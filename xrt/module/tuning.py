@@ -52,7 +52,7 @@ THROUGHPUT_BUDGET = 60.0
 def tune(
     module: XRTModule,
     args: Sequence[Any],
-    named: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
     objective: Objective,
     budget: float | None,
     progress: ProgressCallback | bool | None,
@@ -68,14 +68,14 @@ def tune(
         raise OptionError(f"objective must be 'latency' or 'throughput'; got {objective!r}")
     programs = module.programs
     lower = programs.lowering
-    if any(one is not None for one in lowered):
+    if any(option is not None for option in lowered):
         lower = make_module_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
-        return tune_throughput(module, args, named, budget=budget, progress=shows, lower=lower, **throughput)
+        return tune_throughput(module, args, kwargs, budget=budget, progress=shows, lower=lower, **throughput)
     if throughput:
         raise OptionError(f"{next(iter(throughput))}= is of objective='throughput'; pass that too, or leave it out")
-    values = module.check_inputs(args, named) if args or named else None
+    values = module.check_inputs(args, kwargs) if args or kwargs else None
     placer = partial(programs.placer.tune, values=values, budget=budget, progress=progress, retune=True, lower=lower)
     build = module.specialize(values, place=placer)
     programs.adopt_decision(build)
@@ -145,7 +145,7 @@ def read_serving(file: BundleFile) -> ServingConfiguration | None:
 def tune_throughput(
     module: XRTModule,
     args: Sequence[Any] = (),
-    named: Mapping[str, Any] = MappingProxyType({}),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
     *,
     p99: float | None = None,
     batches: Sequence[int] | None = None,
@@ -173,7 +173,7 @@ def tune_throughput(
     seconds = THROUGHPUT_BUDGET if budget is None else budget
     check_budget(seconds)
     bound = parse_bound(p99)
-    values = module.check_inputs(args, named, pads=False)[: len(module.inputs)] if args or named else None
+    values = module.check_inputs(args, kwargs, pads=False)[: len(module.inputs)] if args or kwargs else None
     splits = list_splits(module.threads, instances if not isinstance(instances, int) else (instances,))
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
@@ -192,8 +192,8 @@ def tune_throughput(
             return tuned
         module.serving_record = record
         bench.hand_over(record.threads)
-        for one in dict.fromkeys((module, bench.find_module(record.threads))):
-            store_serving(one, record, lower)
+        for target in dict.fromkeys((module, bench.find_module(record.threads))):
+            store_serving(target, record, lower)
         if use is not None:
             use(*bench.find_example(chosen.threads, chosen.batch))
     return tuned
@@ -226,7 +226,7 @@ def count_modules(module: XRTModule, calls: int) -> int:
     if module.threads > 1:
         return calls
     programs = (build.compiled for build in module.programs.specializations)
-    bounds = (one.concurrent_runs for program in programs if program is not None for one in program.executables)
+    bounds = (executable.concurrent_runs for program in programs if program is not None for executable in program.executables)
     return -(-calls // min((bound for bound in bounds if bound is not None), default=calls))
 
 
@@ -280,15 +280,15 @@ class RequestPool:
     def split(self, results: Any, count: int) -> list[Any]:
         """Split the results of a call of ``count`` requests by request."""
         outputs = results if isinstance(results, tuple) else (results,)
-        return [[one[row : row + 1] for one in outputs] for row in range(count)] if self.dim else [outputs]
+        return [[output[row : row + 1] for output in outputs] for row in range(count)] if self.dim else [outputs]
 
     def check_independent(self, module: XRTModule, count: int) -> str:
         """Explain why requests cannot be batched; empty if each has the same results in a batch as alone."""
         several = module(*self.join(0, count))
         names = [value.name for value in module.outputs]
-        for name, one in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
-            if one.ndim == 0 or one.shape[0] != count:
-                return f"output {name!r} has the shape {list(one.shape)} for {count} requests"
+        for name, output in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
+            if output.ndim == 0 or output.shape[0] != count:
+                return f"output {name!r} has the shape {list(output.shape)} for {count} requests"
         for number, joined in enumerate(self.split(several, count)):
             (alone,) = self.split(module(*self.join(number, 1)), 1)
             if not (comparison := compare_all(joined, alone, names=names)):
@@ -310,7 +310,7 @@ class ModuleBench:
     ) -> None:
         """``budget`` is in seconds, for all plan searches; ``lower`` searches for plans within an error budget."""
         self.dim, self._pool, self._module, self._lower, self._largest = pool.dim, pool, module, lower, sizes[-1]
-        searches = dict.fromkeys((one.threads, size) for size in (sizes[-1], sizes[0]) for one in splits)
+        searches = dict.fromkeys((split.threads, size) for size in (sizes[-1], sizes[0]) for split in splits)
         self._searches = list(searches)[: max(1, int(budget / LEAST_SEARCH))]
         """(threads, batch size) pairs at which plans are searched, the largest size first."""
         self._seconds = budget / len(self._searches)
@@ -433,6 +433,6 @@ class ModuleBench:
     def close(self) -> None:
         """Release the instances."""
         for several in self._modules.values():
-            for one in several:
-                one.close()
+            for module in several:
+                module.close()
         self._modules.clear()

@@ -58,10 +58,7 @@ class OutputChecks:
         return replace(call, inspection=OutputInspector(inspect, needs_inputs=True)).keep_inputs(build.function)
 
     def record(self, call: Call, build: Specialization) -> bool:
-        """Count a checked call with correct outputs.
-
-        True if this is the first comparison of a plan that its search had no time to compare.
-        """
+        """Count a checked call with correct outputs; True if it is the first comparison of its plan, as the search made none."""
         if call.inspection is None or not call.inspection.needs_inputs or (self.check is None and self.is_too_slow):
             return False
         is_first, build.checked = not build.checked, True
@@ -99,11 +96,11 @@ class OutputChecks:
 
         function, engine = launch.function.replace(aliases=()), engines.on_host(launch)
         precision = "fp32" if engine is None else find_precision(engine, engines.context)
-        judged = judge_outputs(function, inputs, results, expected, self._run_reference, precision)
-        if judged.verdict is not Verdict.DISAGREES:
+        judgement = judge_outputs(function, inputs, results, expected, self._run_reference, precision)
+        if judgement.verdict is not Verdict.DISAGREES:
             return None
         cause = engine and name_likely_cause(engine.implementation, function, [*inputs, *results, *expected])
-        return f"engine {launch.engine!r} computed {launch.name} wrongly: {judged.message}{f'; {cause}' if cause else ''}"
+        return f"engine {launch.engine!r} computed {launch.name} wrongly: {judgement.message}{f'; {cause}' if cause else ''}"
 
     def _evaluate(self, launch: Launch, inputs: Sequence[Any]) -> list[Any] | None:
         """Compute the region on the reference; None if the reference cannot run it or is the region's engine.
@@ -154,9 +151,9 @@ def _why_not_comparable(function: Function) -> str:
 
 def _find_strange_nan(launch: Launch, results: Sequence[Any], expected: Sequence[Any]) -> str | None:
     """Describe an output with a NaN where the reference has a number; if types or shapes differ, no NaN at all."""
-    for value, mine, theirs in zip(launch.function.outputs, results, expected, strict=True):
-        are_alike = isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape
-        if _has_nan(mine) and ((np.isnan(mine) & ~np.isnan(theirs)).any() if are_alike else not _has_nan(theirs)):
+    for value, result, reference in zip(launch.function.outputs, results, expected, strict=True):
+        are_alike = isinstance(result, np.ndarray) and isinstance(reference, np.ndarray) and result.shape == reference.shape
+        if _has_nan(result) and ((np.isnan(result) & ~np.isnan(reference)).any() if are_alike else not _has_nan(reference)):
             return (
                 f"engine {launch.engine!r} computed NaN for output {value.name!r} of {launch.name}, where the reference has none"
             )
@@ -177,7 +174,7 @@ def _types(values: Sequence[Any]) -> list[Any]:
 
 
 def verify(
-    module: XRTModule, args: Sequence[Any], named: Mapping[str, Any], *, inner: bool, progress: Progress | None
+    module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, inner: bool, progress: Progress | None
 ) -> Verification:
     """Compare every region with the reference engine: see `XRTModule.verify`."""
     from xrt.placement.reference import evaluate
@@ -185,23 +182,23 @@ def verify(
     from xrt.verify import verify as verify_plan
     from xrt.verify.regions import ignore_progress
 
-    values = module.check_inputs(args, named)
+    values = module.check_inputs(args, kwargs)
     if module.specialize(values).function.aliases:  # the model updates its inputs
-        args, named = copy_values(module.check_inputs(args, named, pads=False)[: len(module.source.inputs)]), {}
-    module(*args, **named)
+        args, kwargs = copy_values(module.check_inputs(args, kwargs, pads=False)[: len(module.source.inputs)]), {}
+    module(*args, **kwargs)
     build, report = module.specialize(values), progress or ignore_progress
     function, engines, context = build.full_function(), build.engines.by_spec, build.engines.context
     return verify_plan(function, build.plan, engines, to_host(values), evaluate, context, inner=inner, progress=report)
 
 
 def bisect(
-    module: XRTModule, args: Sequence[Any], named: Mapping[str, Any], *, progress: Progress | None
+    module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: Progress | None
 ) -> FailingSubgraph | None:
     """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
     from xrt.placement.reference import evaluate
     from xrt.verify import bisect_plan
     from xrt.verify.regions import ignore_progress
 
-    values = module.check_inputs(args, named)
+    values = module.check_inputs(args, kwargs)
     build, report = module.specialize(values), progress or ignore_progress
     return bisect_plan(build.plan, build.engines.by_spec, to_host(values), evaluate, build.engines.context, progress=report)
