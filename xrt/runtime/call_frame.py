@@ -62,13 +62,13 @@ def make_frame(slots: ValueTable, layout: MemoryPlan, caller_arrays: Mapping[int
     table = list(initial)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
-    makers = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
+    makers = {**dict.fromkeys(layout.aimed, _prepare_aimed), **dict.fromkeys(layout.bound, _prepare_bound)}
     # A bound call has its in-place updates in `caller_arrays` already.
     inplace = {} if caller_arrays else slots.inplace
     actions = []
     for number, (step, frees) in enumerate(zip(slots.steps, slots.last_uses(), strict=True)):
         try:
-            actions.append(makers.get(number, _plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
+            actions.append(makers.get(number, _prepare_plain)(step, LaunchArrays(table, read, fixed, frees, inplace)))
         except Exception as error:  # noqa: BLE001  # a failing bind counts as a failed run
             raise to_run_failed(step.launch, error)  # noqa: B904
     return CallFrame(table, tuple(actions), entering, tuple(initial))
@@ -93,11 +93,11 @@ class LaunchArrays:
         return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
-def _bound(step: Step, arrays: LaunchArrays) -> Action:
+def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
     return step.executable.bind([arrays.read[slot] for slot in step.reads], [arrays.fixed[slot] for slot in step.writes])
 
 
-def _aimed(step: Step, arrays: LaunchArrays) -> Action:
+def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots and outputs at fixed addresses."""
     call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
     slots, freed = arrays.slots, arrays.freed
@@ -110,7 +110,7 @@ def _aimed(step: Step, arrays: LaunchArrays) -> Action:
     return launch
 
 
-def _plain(step: Step, arrays: LaunchArrays) -> Action:
+def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots. Results at fixed places are computed there, or copied."""
     executable, slots, freed, reads, writes = step.executable, arrays.slots, arrays.freed, step.reads, step.writes
     places = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
@@ -165,7 +165,7 @@ def _make_options(
             out[index] = options.out[place]
     for index, array in updates.items():
         out[index] = array
-    return RunOptions(out if any(one is not None for one in out) else None, options.stream, options.block, options.profile)
+    return RunOptions(out if any(buffer is not None for buffer in out) else None, options.stream, options.block, options.profile)
 
 
 def make_count_error(step: Step, count: int) -> RunFailed:

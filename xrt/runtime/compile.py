@@ -64,9 +64,8 @@ def compile_plan(
     ``engines`` maps the engine specs in the plan to engines. Up to ``context.threads`` launches compile in parallel, except
     those of engines that compile one at a time. Equal signatures are compiled once and cached. ``progress`` is called from the
     compiling threads, never concurrently. ``streams`` are the module's streams for a plan on devices, and ``graph`` requests
-    recording of its calls. With ``narrow``, a refused region is compiled in parts to
-    find the nodes to blame, which the cache stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its
-    memory runs out.
+    recording of its calls. With ``narrow``, a refused region is compiled in parts to find the nodes to blame, which the cache
+    stores. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out.
     """
     regions = list_regions(plan, engines, context)
     outcomes = _Compilation(regions, context.threads, cache, progress, narrow).outcomes()
@@ -202,7 +201,7 @@ class _Compilation:
     narrows: bool
     blamed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the nodes to blame, by signature."""
-    found: dict[int, Lease | Refusal] = field(default_factory=dict)
+    results: dict[int, Lease | Refusal] = field(default_factory=dict)
     """Outcomes by region number."""
     is_abandoned: bool = False
     """Whether an error or interrupt has ended the compile, while threads may still compile."""
@@ -221,11 +220,11 @@ class _Compilation:
         except BaseException:
             with self.lock:
                 self.is_abandoned = True
-            for outcome in self.found.values():
+            for outcome in self.results.values():
                 if isinstance(outcome, Lease):
                     outcome.release()
             raise
-        return [self.found[number] for number in range(len(self.regions))]
+        return [self.results[number] for number in range(len(self.regions))]
 
     def _run_parallel(self, work: Callable[[T], object], items: Sequence[T]) -> None:
         """Run `work` for all items in the threads of the budget; raise an error of one of them.
@@ -277,9 +276,9 @@ class _Compilation:
                 outcome = Refusal(region.launch, culprits or region.launch.nodes, error)
             with self.lock:
                 if not self.is_abandoned:
-                    self.found[number] = outcome
+                    self.results[number] = outcome
                     if self.progress is not None:
-                        self.progress(len(self.found), len(self.regions))
+                        self.progress(len(self.results), len(self.regions))
                     continue
             # The caller has been interrupted, and nobody else would release this lease.
             if isinstance(outcome, Lease):
@@ -362,6 +361,6 @@ def describe_patterns(function: Function) -> list[object]:
         producers = (function.producer(name) for name in node.uses)
         users = (use.node for name in node.outputs if name for use in function.users(name))
         after = sorted(keys.get(neighbor.name, "") for neighbor in users)
-        return keys[node.name], tuple(keys[one.name] if one is not None else "" for one in producers), tuple(after)
+        return keys[node.name], tuple(keys[producer.name] if producer is not None else "" for producer in producers), tuple(after)
 
     return [describe(node) for node in function.nodes]

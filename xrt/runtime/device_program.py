@@ -200,8 +200,8 @@ class CapturedCall:
         try:
             program.begin(DEFAULT, call.streams)
             # With caller-owned buffers, inputs on the device are read in place.
-            is_kept = [self._buffers is not None and program.is_at_home(value) for value in inputs]
-            self._inputs = [x if kept else self._allocate(x, stream) for x, kept in zip(inputs, is_kept, strict=True)]
+            is_fixed = [self._buffers is not None and program.is_at_home(value) for value in inputs]
+            self._inputs = [x if fixed else self._allocate(x, stream) for x, fixed in zip(inputs, is_fixed, strict=True)]
             self._fill(inputs, call)
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
@@ -281,15 +281,15 @@ class MultiDeviceProgram(Program):
         super().__init__(plan, leases, NOWHERE)
         self.steps = plan_steps(plan, self._slots)
         self.outputs: tuple[Place, ...] = tuple((slot, plan.device) for slot in self._slots.outputs)
-        read = [(slot, one.device) for one in self.steps for slot in one.step.reads]
-        self._wanted = tuple(place for place in dict.fromkeys((*read, *self.outputs)) if place[0] in self._slots.inputs)
-        used = {plan.device, *(one.device for one in self.steps)} - {HOST}
+        read = [(slot, entry.device) for entry in self.steps for slot in entry.step.reads]
+        self._input_places = tuple(place for place in dict.fromkeys((*read, *self.outputs)) if place[0] in self._slots.inputs)
+        used = {plan.device, *(entry.device for entry in self.steps)} - {HOST}
         self._devices: Mapping[str, Device] = {name: device(name) for name in sorted(used)}
-        self._own = streams
+        self._module_streams = streams
         self._counter = TransferCounter()
         self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
         self._graphed = CapturedCall(self) if graph else None
-        self._settle = weakref.finalize(self, _settled, self._under_way, streams, tuple(self._devices.values()))
+        self._settle = weakref.finalize(self, _wait_for_work, self._under_way, streams, tuple(self._devices.values()))
 
     @property
     def fast_call(self) -> None:
@@ -315,7 +315,7 @@ class MultiDeviceProgram(Program):
         for _, target in self._slots.aliases:
             if isinstance(inputs[target], np.ndarray):
                 check_updated(self._slots.names[target], inputs[target])
-        self._let_go()
+        self._release_finished()
         self._counter.add(calls=1)
         plain = options.out is None and not options.profile and inspection is None and options.stream is None
         if self._graphed is not None and plain:
@@ -351,7 +351,7 @@ class MultiDeviceProgram(Program):
         return DeviceCall(self._devices, self._streams(options), self._counter, self._recorder if options.profile else None)
 
     def _streams(self, options: RunOptions) -> dict[str, Stream]:
-        streams = {name: self._own.on(name) for name in self._devices}
+        streams = {name: self._module_streams.on(name) for name in self._devices}
         if options.stream is not None:
             streams[self.plan.device] = self.home().get_stream(options.stream)
         return streams
@@ -366,7 +366,7 @@ class MultiDeviceProgram(Program):
     def _enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
         """Copy each input once to each device that reads it, and constants that are outputs."""
         home, names = self.plan.device, self._slots.names
-        for place in self._wanted:
+        for place in self._input_places:
             slot, target = place
             value, name = inputs[slot], names[slot]
             there = home if self.is_at_home(value) else HOST
@@ -460,15 +460,15 @@ class MultiDeviceProgram(Program):
 
     def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
         """Copy each output that may share memory with other values; a base marks a view."""
-        taken = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
+        used_ids = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
         updates = dict(self._slots.aliases)
         for index in sorted(self._suspects):
             result = results[index]
             if index in updates and result is inputs[updates[index]]:
                 continue
-            if id(result) in taken or getattr(result, "base", None) is not None:
+            if id(result) in used_ids or getattr(result, "base", None) is not None:
                 results[index] = copy_values(result)
-            taken.add(id(results[index]))
+            used_ids.add(id(results[index]))
 
     def _update(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
@@ -506,11 +506,11 @@ class MultiDeviceProgram(Program):
         """Keep sources and targets of copies alive until they are done."""
         for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
-            if references or call.streams[name] is not self._own.on(name):
+            if references or call.streams[name] is not self._module_streams.on(name):
                 where = self._devices[name]
                 self._under_way.append((where, where.event(call.streams[name]), references))
 
-    def _let_go(self) -> None:
+    def _release_finished(self) -> None:
         """Release objects of finished copies of earlier calls."""
         under_way = self._under_way
         while under_way:
@@ -528,7 +528,7 @@ class MultiDeviceProgram(Program):
         """The call to time, on uploaded inputs; it waits for its results."""
         args, options = list(inputs), RunOptions(block=True)
         if self.plan.device != HOST:
-            with self.home().activate(self._own.on(self.plan.device)):
+            with self.home().activate(self._module_streams.on(self.plan.device)):
                 args = upload(inputs, self.home())
         return lambda: self.run(args, options)
 
@@ -545,7 +545,7 @@ class MultiDeviceProgram(Program):
         graphed = CapturedCall(self, buffers) if self._graphed is not None else None
 
         def call() -> None:
-            self._let_go()
+            self._release_finished()
             self._counter.add(calls=1)
             if graphed is not None and graphed.run(inputs) is not None:
                 self.end(DEFAULT, self._streams(DEFAULT))
@@ -558,7 +558,7 @@ class MultiDeviceProgram(Program):
         """An uninitialized array on the plan's device; raises OutOfDeviceMemory."""
         if self.plan.device == HOST:
             return super().buffer(shape, dtype)
-        return self.allocate(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
+        return self.allocate(shape, dtype, self._module_streams.on(self.plan.device), "a buffer of a bound call")
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
         """An uninitialized array on the plan's device for work on `stream`; raises OutOfDeviceMemory."""
@@ -583,11 +583,11 @@ class MultiDeviceProgram(Program):
         """Do nothing: the finalizer waits for the device, then releases the executables."""
 
 
-def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
+def _wait_for_work(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
     """Wait for pending work that uses memory about to be released: copies and executables."""
     while under_way:
         where, event, _ = under_way.popleft()
         where.wait_for(event)
     for where in devices:
-        if (stream := streams.made(where.name)) is not None:
+        if (stream := streams.get(where.name)) is not None:
             where.wait([stream])

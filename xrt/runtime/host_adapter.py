@@ -53,7 +53,7 @@ def make_timed_call(
     if function is not None and (updates := _list_updates(function)):
         return _make_updating_call(executable, inputs, like, len(function.outputs), updates)
     if like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
-        return executable.bind([_laid(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
+        return executable.bind([_to_c_order(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
     call = executable.fast_call()
     return lambda: call(*inputs)
 
@@ -67,7 +67,7 @@ def _list_updates(function: Function) -> list[tuple[int, int]]:
 def _make_updating_call(
     executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None, count: int, updates: Sequence[tuple[int, int]]
 ) -> Callable[[], object]:
-    arguments = [_laid(value) for value in inputs]
+    arguments = [_to_c_order(value) for value in inputs]
     for place, _ in updates:
         # Timing must not change the caller's arrays.
         arguments[place] = np.array(arguments[place], order="C")
@@ -94,7 +94,7 @@ def _may_be_bound(value: Any) -> bool:
     return isinstance(value, np.ndarray) and is_known(TensorType(DType.of(value), value.shape))
 
 
-def _laid(value: Any) -> Any:
+def _to_c_order(value: Any) -> Any:
     """Make arrays C-contiguous for a bound call."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 

@@ -18,18 +18,18 @@ Dims = dict[str, tuple[int, str]]
 """Size of each symbolic dimension, and the input where it was first seen."""
 
 
-def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def bind(inputs: Sequence[Value], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Order the arguments by input; raises InputError for missing, unknown or duplicate inputs."""
     names = [value.name for value in inputs]
     # One dict is a feed by name, as for ONNX Runtime's ``run``, unless it may be the value of a map input.
-    feed = args[0] if len(args) == 1 and not named and type(args[0]) is dict else {}
+    feed = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
     if feed and all(isinstance(name, str) for name in feed) and not (inputs and isinstance(inputs[0].type, MapType)):
-        args, named = [], feed
+        args, kwargs = [], feed
     takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
     if len(args) > len(names):
         raise InputError(f"{takes}; got {len(args)} positional values")
     by_name = dict(zip(names, args, strict=False))
-    for name, value in named.items():
+    for name, value in kwargs.items():
         if name not in names:
             raise InputError(f"the model has no input {name[:200]!r}.{did_you_mean(name[:200], names)} {takes.capitalize()}")
         if name in by_name:
@@ -222,31 +222,31 @@ def check_buffers(
     seen = [(f"input {declared.name!r}", value) for declared, value in zip(inputs, values, strict=False)]
     checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
-        what = f"out[{index}] for output {value.name!r}"
-        array = None if buffer is None else _find_on_device(buffer, what, home)
+        label = f"out[{index}] for output {value.name!r}"
+        array = None if buffer is None else _find_on_device(buffer, label, home)
         if array is not None:
             overlapping = next((name for name, other in seen if _shares(buffer, other)), None)
             reason = _why_not(array, value.type)
             if reason is None and overlapping is not None:
                 reason = f"overlaps {overlapping}; give a buffer of its own"
             if reason is not None:
-                raise InputError(f"{what} {reason}")
+                raise InputError(f"{label} {reason}")
         seen.append((f"out[{index}]", buffer))
         checked.append(array)
     return tuple(checked)
 
 
-def _find_on_device(buffer: Any, what: str, home: str) -> Any:
+def _find_on_device(buffer: Any, label: str, home: str) -> Any:
     """The buffer as an array of the module's device; raises DeviceError for one on another device."""
     if home == "cpu":
         if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not on_host(buffer):
-            raise DeviceError(f"{what} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
+            raise DeviceError(f"{label} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
         return buffer
     there = device(home)
     if there.owns(buffer):
         return buffer
     if not hasattr(buffer, "__dlpack__") or on_host(buffer):
-        raise DeviceError(f"{what} does not lie on {there.name}, where the module runs; give an array of that device")
+        raise DeviceError(f"{label} does not lie on {there.name}, where the module runs; give an array of that device")
     return there.adopt(buffer)
 
 

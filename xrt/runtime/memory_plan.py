@@ -62,13 +62,13 @@ def find_updates(table: ValueTable) -> tuple[Update, ...]:
     """
     updates: list[Update] = []
     pairs: dict[int, frozenset[tuple[int, int]]] = {}
-    taken: set[int] = set()
+    seen: set[int] = set()
     for place, target in table.aliases:
         source = table.outputs[place]
         step = table.writer.get(source)
-        reason = "another input is updated with it too" if source in taken else _why_copied(table, source, target, step, pairs)
+        reason = "another input is updated with it too" if source in seen else _why_copied(table, source, target, step, pairs)
         # An output can be computed in place of one input only.
-        taken.add(source)
+        seen.add(source)
         updates.append(Update(table.names[target], table.names[source], source, target, step, reason))
     return tuple(updates)
 
@@ -256,8 +256,8 @@ class _Decisions:
         self.copied.update(slot for slot in inner if self._is_small(slot))
         if not can_bind:  # an engine with binding is slower at writing to given buffers
             thresholds = dict(zip(step.writes, step.executable.output_buffer_threshold(), strict=False))
-            known = [(slot, thresholds.get(slot)) for slot in inner if slot in self.types]
-            self.stored.update(slot for slot, least in known if least is not None and self._nbytes(slot) >= least)
+            pairs = [(slot, thresholds.get(slot)) for slot in inner if slot in self.types]
+            self.stored.update(slot for slot, least in pairs if least is not None and self._nbytes(slot) >= least)
 
     def _may_fix(self, slot: int) -> bool:
         """Whether a bound launch may write the slot. Results returned to the caller must be fresh copies, so only small ones."""

@@ -78,7 +78,7 @@ class Program:
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
         positions, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
-        return _rearranged(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
+        return _permute_call(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
         """Run on checked inputs in plan order; return the outputs in plan order.
@@ -145,7 +145,7 @@ class Program:
             number = actions.index(action)
             failed = to_run_failed(self.plan.launches[number], error)
             if isinstance(failed, XRTError):  # these inputs may be updated in part
-                begun = (one for one in self._slots.steps[: number + 1] if one.executable.updates_inputs)
+                begun = (step for step in self._slots.steps[: number + 1] if step.executable.updates_inputs)
                 names = [update.input for update in self.updates if not update.reason and (update.step or 0) <= number]
                 names += [before for step in begun for before, _ in step.launch.function.aliases]
                 input_names = {value.name for value in self.plan.function.inputs}
@@ -157,7 +157,7 @@ class Program:
     ) -> Action:
         step = self._slots.steps[number]
 
-        def observed() -> None:
+        def observe() -> None:
             arguments = [slots[slot] for slot in step.reads]
             if inspection is not None and inspection.needs_inputs:
                 arguments = copy_inputs(step, arguments)
@@ -170,7 +170,7 @@ class Program:
                 if wrong is not None:
                     raise RunFailed(wrong, step.launch.name)
 
-        return observed
+        return observe
 
     def _finish(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
         results = [slots[slot] for slot in self._slots.outputs]
@@ -187,8 +187,8 @@ class Program:
         for index, buffer in enumerate(options.out or ()):
             if buffer is not None and (result := results[index]) is not buffer:
                 if buffer.shape != result.shape or buffer.dtype != result.dtype:
-                    given, due = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
-                    raise InputError(f"out[{index}] is {given}, but the output is {due}")
+                    actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
+                    raise InputError(f"out[{index}] is {actual}, but the output is {expected}")
                 np.copyto(buffer, result)
                 results[index] = buffer
         return results
@@ -196,14 +196,14 @@ class Program:
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
         """Copy each output that may share memory with an input, a constant or another output."""
         updates = dict(self._slots.aliases)
-        taken = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
+        used_ids = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index in range(len(results)):
             result = results[index]
             updated = index in updates and result is inputs[updates[index]]
             owns_data = isinstance(result, np.ndarray) and result.flags.owndata
-            if index in self._suspects and not updated and (id(result) in taken or not owns_data):
+            if index in self._suspects and not updated and (id(result) in used_ids or not owns_data):
                 result = results[index] = copy_values(result)
-            taken.add(id(result))
+            used_ids.add(id(result))
 
     # ------------------------------------------------------------------ bound calls
 
@@ -289,7 +289,7 @@ def _release(leases: Sequence[Lease]) -> None:
         lease.release()
 
 
-def _rearranged(
+def _permute_call(
     call: Callable[..., Sequence[Any]], positions: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
 ) -> Callable[..., Sequence[Any]]:
     """Permute the inputs and outputs of the program to those of its only region.

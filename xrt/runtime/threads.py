@@ -74,12 +74,12 @@ def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _OWN_GRO
         # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _each(groups, path, _quota_2)
+            yield from _list_limits(groups, path, _quota_2)
         elif "cpu" in controllers.split(","):
-            yield from _each(groups / controllers, path, _quota_1)
+            yield from _list_limits(groups / controllers, path, _quota_1)
 
 
-def _each(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
+def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
     """Yield the limits of a group and its ancestors; invisible groups are skipped."""
     inner = PurePosixPath(path.lstrip("/"))
     for group in (inner, *inner.parents):

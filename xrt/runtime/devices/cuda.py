@@ -27,7 +27,7 @@ class CudaDevice(Device):
         """Open the device; raises DeviceError if CuPy, the driver or the device is missing."""
         self.name = f"cuda:{index}"
         self.index = index
-        self._cupy = _loaded(self.name)
+        self._cupy = _load_cupy(self.name)
         count = _count(self._cupy, self.name)
         if index >= count:
             raise DeviceError(f"device {self.name!r} was asked for, and there are {count} CUDA devices; give a number below that")
@@ -101,7 +101,7 @@ class CudaDevice(Device):
             return int(match[1].replace(",", "")) if match else 0
         return 0 if "cudaErrorMemoryAllocation" in str(error) or "out of memory" in str(error).lower() else None
 
-    def _pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    def _allocate_pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An array over pinned memory from the pool."""
         count = int(np.prod(shape, dtype=np.int64))
         memory = self._cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
@@ -112,7 +112,7 @@ class CudaDevice(Device):
     def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
         with self.activate(stream):
             # Staging in pinned memory makes the copy asynchronous, and the caller may reuse `host` at once.
-            pinned = self._pinned(host.shape, host.dtype)
+            pinned = self._allocate_pinned(host.shape, host.dtype)
             np.copyto(pinned, host)
             array = self._cupy.empty(host.shape, host.dtype)
             array.set(pinned, stream=stream)
@@ -121,7 +121,7 @@ class CudaDevice(Device):
     def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
         with self.activate(stream):
             source = self._cupy.ascontiguousarray(array)
-            pinned = self._pinned(source.shape, source.dtype)
+            pinned = self._allocate_pinned(source.shape, source.dtype)
             source.get(stream=stream, out=pinned, blocking=False)
         return PendingCopy(pinned, source)
 
@@ -263,7 +263,7 @@ def _module() -> Any:
     return cupy
 
 
-def _loaded(name: str) -> Any:
+def _load_cupy(name: str) -> Any:
     try:
         return _module()
     except ImportError as error:

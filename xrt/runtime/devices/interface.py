@@ -151,8 +151,8 @@ class TransferStats:
 
     def __str__(self) -> str:
         parts = [
-            f"{count} {what} ({nbytes:,} bytes)"
-            for count, nbytes, what in (
+            f"{count} {direction} ({nbytes:,} bytes)"
+            for count, nbytes, direction in (
                 (self.copies_in, self.bytes_in, "to a device"),
                 (self.copies_out, self.bytes_out, "to the host"),
                 (self.copies_across, self.bytes_across, "between devices"),

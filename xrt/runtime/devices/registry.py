@@ -114,17 +114,17 @@ class Streams:
     """One stream per device, created on first use and shared by all programs of a module."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Stream] = {}
+        self._by_device: dict[str, Stream] = {}
         self._lock = renew_after_fork(threading.Lock())
 
-    def made(self, name: str) -> Stream | None:
+    def get(self, name: str) -> Stream | None:
         """The stream of a device, or None if not created yet."""
-        return self._made.get(name)
+        return self._by_device.get(name)
 
     def on(self, name: str) -> Stream:
         """The stream of a device."""
-        stream = self._made.get(name)
+        stream = self._by_device.get(name)
         if stream is None:
             with self._lock:
-                stream = self._made.setdefault(name, device(name).new_stream())
+                stream = self._by_device.setdefault(name, device(name).new_stream())
         return stream
