@@ -41,16 +41,10 @@ class Tolerance:
     """Relative to the expected element."""
     atol: float = 0.0
     peak: float = 0.0
-    """Relative to the largest finite element of the expected tensor.
-
-    The error of a sum depends on the size of its terms, so an element that is small by cancellation has the error of its large
-    neighbors.
-    """
+    """Relative to the largest finite element of the expected tensor: an element that is small by cancellation has the error of
+    its large neighbors, because the error of a sum depends on the size of its terms."""
     bits: bool = False
-    """Distinguish ``-0.0`` from ``0.0``. NaNs are equal regardless of payload.
-
-    The payload depends on how a loop was vectorized, and ONNX operators cannot observe it.
-    """
+    """Distinguish ``-0.0`` from ``0.0``. NaNs are equal regardless of payload, which depends on how a loop was vectorized."""
 
     def compute_bound(self, expected: Array) -> Array:
         """The largest allowed difference per element; zero where the expected element is infinite or NaN."""
@@ -127,7 +121,7 @@ class StepAmbiguity:
     @classmethod
     def from_rounding(cls, read: Array, at: Literal["halves", "integers"], tolerance: Tolerance | None = None) -> StepAmbiguity:
         """Ties of Round (edges at the halves), or of Floor, Ceil and casts (edges at the integers)."""
-        wide, tolerance = _wide(read), tolerance or tolerance_for(read.dtype)
+        wide, tolerance = _widen(read), tolerance or tolerance_for(read.dtype)
         shifted = wide - 0.5 if at == "halves" else wide
         return cls(np.abs(shifted - np.rint(shifted)) <= tolerance.compute_bound(wide))
 
@@ -135,14 +129,14 @@ class StepAmbiguity:
     def from_threshold(cls, left: Array, right: Array, tolerance: Tolerance | None = None) -> StepAmbiguity:
         """Ties of ``left < right`` and similar: where both sides are equal within tolerance."""
         tolerance = tolerance or tolerance_for(left.dtype)
-        wide_left, wide_right = np.broadcast_arrays(_wide(left), _wide(right))
+        wide_left, wide_right = np.broadcast_arrays(_widen(left), _widen(right))
         slack = tolerance.compute_bound(wide_left) + tolerance.compute_bound(wide_right)
         return cls(np.abs(wide_left - wide_right) <= slack)
 
     def admits(self, actual: Array, expected: Array) -> Array:
         if self.near.shape != expected.shape:
             raise InputError(f"the evidence of ties has shape {self.near.shape}, the result {expected.shape}; both must be equal")
-        gap = np.abs(_wide(actual) - _wide(expected)) if _is_float(expected.dtype) else _gap(actual, expected)
+        gap = np.abs(_widen(actual) - _widen(expected)) if _is_float(expected.dtype) else _gap(actual, expected)
         return np.logical_and(self.near, gap <= self.step)
 
 
@@ -157,17 +151,19 @@ class IndexAmbiguity:
 
     def admits(self, actual: Array, expected: Array) -> Array:
         """As `Ambiguity.admits`; repeated indices and indices out of range are not ties."""
-        values = _wide(self.values)
+        values = _widen(self.values)
         tolerance = self.tolerance or tolerance_for(self.values.dtype)
-        kept = actual.ndim == values.ndim
-        mine, theirs = (a.astype(np.int64) if kept else np.expand_dims(a.astype(np.int64), self.axis) for a in (actual, expected))
-        inside = (mine >= 0) & (mine < values.shape[self.axis])
-        chosen = np.take_along_axis(values, np.where(inside, mine, 0), self.axis)
-        best = np.take_along_axis(values, theirs, self.axis)
+        has_axis = actual.ndim == values.ndim
+        indices, expected_indices = (
+            a.astype(np.int64) if has_axis else np.expand_dims(a.astype(np.int64), self.axis) for a in (actual, expected)
+        )
+        inside = (indices >= 0) & (indices < values.shape[self.axis])
+        chosen = np.take_along_axis(values, np.where(inside, indices, 0), self.axis)
+        best = np.take_along_axis(values, expected_indices, self.axis)
         slack = tolerance.compute_bound(values)
-        good = inside & (np.abs(chosen - best) <= np.take_along_axis(slack, theirs, self.axis))
-        good = np.logical_and(good, ~_repeats(mine, self.axis))
-        admitted: Array = good if kept else np.squeeze(good, self.axis)
+        good = inside & (np.abs(chosen - best) <= np.take_along_axis(slack, expected_indices, self.axis))
+        good = np.logical_and(good, ~_repeats(indices, self.axis))
+        admitted: Array = good if has_axis else np.squeeze(good, self.axis)
         return admitted
 
 
@@ -272,8 +268,10 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
     parts = []
     for key in expected:
         # Strings become object arrays, so that their length does not matter.
-        mine, theirs = (np.asarray(one[key], dtype=object if isinstance(one[key], str) else None) for one in (actual, expected))
-        parts.append(compare(mine, theirs, tolerance, name=f"{name}[{key!r}]"))
+        result, reference = (
+            np.asarray(values[key], dtype=object if isinstance(values[key], str) else None) for values in (actual, expected)
+        )
+        parts.append(compare(result, reference, tolerance, name=f"{name}[{key!r}]"))
     return _worst_of(parts)
 
 
@@ -320,37 +318,37 @@ def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name:
 
 def _gap(actual: Array, expected: Array) -> Array:
     """``|actual - expected|`` of integers or booleans as float64, without overflow."""
-    mine, theirs = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
-    larger, smaller = np.maximum(mine, theirs), np.minimum(mine, theirs)
+    left, right = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
+    larger, smaller = np.maximum(left, right), np.minimum(left, right)
     with np.errstate(over="ignore"):  # int64 may wrap, but the difference is correct as uint64
         gap: Array = (larger.astype(np.uint64) - smaller.astype(np.uint64)).astype(np.float64)
     return gap
 
 
 def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: Ambiguity | None, name: str) -> Comparison:
-    mine, theirs = _wide(actual), _wide(expected)
-    same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
+    wide_actual, wide_expected = _widen(actual), _widen(expected)
+    same = (wide_actual == wide_expected) | (np.isnan(wide_actual) & np.isnan(wide_expected))
     if tolerance.bits:
-        same &= (np.signbit(mine) == np.signbit(theirs)) | np.isnan(mine)
+        same &= (np.signbit(wide_actual) == np.signbit(wide_expected)) | np.isnan(wide_actual)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        gap = np.abs(mine - theirs)
-        gap = np.where(same, 0.0, np.where(np.isfinite(theirs) & np.isfinite(mine), gap, np.inf))
-        relative = np.where(same | (theirs == 0), 0.0, gap / np.abs(theirs))
+        gap = np.abs(wide_actual - wide_expected)
+        gap = np.where(same, 0.0, np.where(np.isfinite(wide_expected) & np.isfinite(wide_actual), gap, np.inf))
+        relative = np.where(same | (wide_expected == 0), 0.0, gap / np.abs(wide_expected))
     relative = np.where(np.isnan(relative), np.inf, relative)
-    wrong = ~same & ((gap > tolerance.compute_bound(theirs)) | np.isinf(gap) | tolerance.bits)
+    wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap) | tolerance.bits)
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
-    return _verdict(actual, expected, gap, relative, wrong, name, f"beyond {_shown(tolerance)}")
+    return _verdict(actual, expected, gap, relative, wrong, name, f"beyond {_format_tolerance(tolerance)}")
 
 
-def _wide(array: Array) -> Array:
+def _widen(array: Array) -> Array:
     """Convert to float64; complex arrays get a last axis with real and imaginary parts."""
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
     return array.astype(np.float64)
 
 
-def _shown(tolerance: Tolerance) -> str:
+def _format_tolerance(tolerance: Tolerance) -> str:
     if tolerance.bits:
         return "equality of bits"
     parts = [f"{field} {getattr(tolerance, field):.3g}" for field in ("rtol", "atol", "peak") if getattr(tolerance, field)]

@@ -82,8 +82,8 @@ def bisect(
             return None
         except Exception as error:  # noqa: BLE001  # any other error counts as a difference
             return f"{type(error).__name__}: {error}"
-        judged = judge_outputs(part, arguments, results, expected, reference, precision)
-        return judged.message if judged.verdict is Verdict.DISAGREES else None
+        judgement = judge_outputs(part, arguments, results, expected, reference, precision)
+        return judgement.message if judgement.verdict is Verdict.DISAGREES else None
 
     return bisect_difference(engine.spec, function, inputs, reference, differ, progress=progress)
 
@@ -111,7 +111,7 @@ def bisect_difference(
         search.opens = True  # an error inside may not reach the outputs
         if search.difference(everything) is None:
             return None
-    return search.culprit(search.with_one_output(search.part(search.reduced(plain.nodes))))
+    return search.culprit(search.with_one_output(search.part(search.minimize(plain.nodes))))
 
 
 def bisect_plan(
@@ -134,8 +134,8 @@ def bisect_plan(
         arguments = [values[name] for name in launch.inputs]
         where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
         engine = engines[launch.engine]
-        if (found := bisect(launch.function, engine, arguments, reference, where, progress=progress)) is not None:
-            return found
+        if (failure := bisect(launch.function, engine, arguments, reference, where, progress=progress)) is not None:
+            return failure
         # This region is correct: the next one gets the reference's results.
         results = reference(launch.function.replace(aliases=()), copy_values(list(arguments)))
         values.update(zip(launch.outputs, results, strict=True))
@@ -177,7 +177,7 @@ class _Search:
         expected = [self.values[value.name] for value in part.outputs]
         return self.differ(part, arguments, expected)
 
-    def reduced(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def minimize(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Minimize the nodes so that removing any one makes the difference disappear."""
         pieces = 2
         while len(nodes) > 1:

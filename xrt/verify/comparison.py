@@ -93,34 +93,36 @@ def _widen_value(value: Any) -> Any:
     return value.astype(np.float64) if is_narrow else value
 
 
-def _is_near(mine: Any, theirs: Any, exact: Any, tolerance: Tolerance) -> bool:
-    if theirs is None:  # an optional without a value
-        return mine is None
-    if isinstance(theirs, list):
-        same = isinstance(mine, list) and isinstance(exact, list) and len(mine) == len(theirs) == len(exact)
-        return same and all(_is_near(a, b, c, tolerance) for a, b, c in zip(mine, theirs, exact, strict=True))
-    if isinstance(theirs, dict):
-        same = isinstance(mine, dict) and isinstance(exact, dict) and mine.keys() == theirs.keys() == exact.keys()
-        return same and all(_is_near(np.asarray(mine[k]), np.asarray(theirs[k]), np.asarray(exact[k]), tolerance) for k in theirs)
-    if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+def _is_near(actual: Any, expected: Any, exact: Any, tolerance: Tolerance) -> bool:
+    if expected is None:  # an optional without a value
+        return actual is None
+    if isinstance(expected, list):
+        same = isinstance(actual, list) and isinstance(exact, list) and len(actual) == len(expected) == len(exact)
+        return same and all(_is_near(a, b, c, tolerance) for a, b, c in zip(actual, expected, exact, strict=True))
+    if isinstance(expected, dict):
+        same = isinstance(actual, dict) and isinstance(exact, dict) and actual.keys() == expected.keys() == exact.keys()
+        return same and all(
+            _is_near(np.asarray(actual[k]), np.asarray(expected[k]), np.asarray(exact[k]), tolerance) for k in expected
+        )
+    if not isinstance(actual, np.ndarray) or actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
-    if theirs.dtype.kind in "OUST":
-        return bool(np.array_equal(mine, theirs))
-    if theirs.shape != exact.shape:
+    if expected.dtype.kind in "OUST":
+        return bool(np.array_equal(actual, expected))
+    if expected.shape != exact.shape:
         return False
-    return _is_array_near(mine.astype(np.float64), theirs.astype(np.float64), exact.astype(np.float64), tolerance)
+    return _is_array_near(actual.astype(np.float64), expected.astype(np.float64), exact.astype(np.float64), tolerance)
 
 
-def _is_array_near(mine: Array, theirs: Array, exact: Array, tolerance: Tolerance) -> bool:
+def _is_array_near(actual: Array, expected: Array, exact: Array, tolerance: Tolerance) -> bool:
     with np.errstate(invalid="ignore"):
-        error, reference_error = np.abs(mine - exact), np.abs(theirs - exact)
+        error, reference_error = np.abs(actual - exact), np.abs(expected - exact)
     is_number = np.isfinite(error) & np.isfinite(reference_error)
     # Infinities and NaN have no distance; they must match.
-    is_same = (mine == theirs) | (mine == exact) | (np.isnan(mine) & (np.isnan(theirs) | np.isnan(exact)))
+    is_same = (actual == expected) | (actual == exact) | (np.isnan(actual) & (np.isnan(expected) | np.isnan(exact)))
     reference_error = np.where(is_number, reference_error, 0.0)
     # Per row, so that one row with cancellation does not loosen the bound of others. Not for short rows, whose reference may be
     # exact by chance.
-    is_row = mine.ndim > 1 and mine.shape[-1] >= ROW
+    is_row = actual.ndim > 1 and actual.shape[-1] >= ROW
     allowed = TIMES * (reference_error.max(-1, keepdims=True) if is_row else reference_error.max(initial=0.0))
     return bool((is_same | (is_number & (error <= np.maximum(allowed, tolerance.compute_bound(exact))))).all())
 
@@ -140,8 +142,8 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
         return [None] * len(function.outputs)
     read = list(dict.fromkeys(name for node in stepping.values() for name in node.uses))
     values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
-    found = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _steps(node, name, values)}
-    return [found.get(value.name) for value in function.outputs]
+    ambiguities = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _steps(node, name, values)}
+    return [ambiguities.get(value.name) for value in function.outputs]
 
 
 def _steps(node: Node, output: str, values: Mapping[str, Array]) -> bool:
@@ -211,10 +213,7 @@ def is_lowered(precision: str) -> bool:
 
 
 def find_precision(engine: GraphCompiler, context: CompileContext) -> Precision:
-    """The precision in which the engine computes float32, from its spec or the options that it supports.
-
-    May query the library.
-    """
+    """The precision in which the engine computes float32, from its spec or its options; may query the library."""
     for precision in _BY_SPEC:
         lower = engine.lower_precision(precision)
         if lower is not None and lower.spec == engine.spec:
@@ -227,12 +226,12 @@ def compare_at_precision(function: Function, results: Sequence[Any], expected: S
     """Compare results of a lower precision: the first error, or if there is none, the loss of accuracy."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected", ""
-    found = [
-        compare(mine, theirs, _find_tolerance(theirs, _LOWERED[precision]), name=value.name)
-        for value, mine, theirs in zip(function.outputs, results, expected, strict=True)
+    comparisons = [
+        compare(result, reference, _find_tolerance(reference, _LOWERED[precision]), name=value.name)
+        for value, result, reference in zip(function.outputs, results, expected, strict=True)
     ]
-    wrong = next((one.message for one in found if not one), "")
-    return wrong, "" if wrong else _describe_loss(found)
+    wrong = next((comparison.message for comparison in comparisons if not comparison), "")
+    return wrong, "" if wrong else _describe_loss(comparisons)
 
 
 def _find_tolerance(expected: Any, kind: str) -> Any:
@@ -240,9 +239,9 @@ def _find_tolerance(expected: Any, kind: str) -> Any:
     return None if is_exact else tolerance_for(DType.parse(kind).numpy, "network")
 
 
-def _describe_loss(found: Sequence[Comparison]) -> str:
-    absolute = max((one.absolute for one in found), default=0.0)
-    relative = max((one.relative for one in found), default=0.0)
+def _describe_loss(comparisons: Sequence[Comparison]) -> str:
+    absolute = max((comparison.absolute for comparison in comparisons), default=0.0)
+    relative = max((comparison.relative for comparison in comparisons), default=0.0)
     return f"off by {absolute:.2g} at most ({relative:.2g} of a number)"
 
 
@@ -300,7 +299,7 @@ class OutputJudge:
         self._exact = Float64Reference(function, inputs, self._run)
 
     def judge(self, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
-        differing = self._find_difference(results, expected)
+        differing = self._find_diff_beyond_ties(results, expected)
         if not differing:
             return CheckVerdict(Verdict.AGREES)
         # Beyond the tolerance: decide by the reference in float64.
@@ -310,10 +309,10 @@ class OutputJudge:
             return CheckVerdict(Verdict.ROUNDING, differing)
         return CheckVerdict(Verdict.DISAGREES, differing)
 
-    def _find_difference(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
+    def _find_diff_beyond_ties(self, results: Sequence[Any], expected: Sequence[Any]) -> str:
         """The first difference that is not a tie; empty if there is none."""
-        differing = _differing(self.function, results, expected, [None] * len(expected))
-        return differing if differing and _differing(self.function, results, expected, self._ambiguity) else ""
+        differing = _find_diff(self.function, results, expected, [None] * len(expected))
+        return differing if differing and _find_diff(self.function, results, expected, self._ambiguity) else ""
 
     @cached_property
     def _ambiguity(self) -> list[Ambiguity | None]:
@@ -325,13 +324,13 @@ class OutputJudge:
         return self._reference(function, inputs)
 
 
-def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:
+def _find_diff(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:
     """The first difference; empty if there is none."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
-    for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
-        if not (found := compare(mine, theirs, find_output_tolerance(function, value.name, theirs), ties=tie, name=value.name)):
-            return found.message
+    for value, result, wanted, tie in zip(function.outputs, results, expected, ties, strict=True):
+        if not (diff := compare(result, wanted, find_output_tolerance(function, value.name, wanted), ties=tie, name=value.name)):
+            return diff.message
     return ""
 
 
@@ -342,8 +341,8 @@ def find_output_tolerance(function: Function, output: str, expected: Any) -> Tol
     no more accurate than the float32 it was cast from.
     """
     kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
-    found = kinds[0].numpy if kinds and _holds_float(expected) else getattr(expected, "dtype", "float32")
-    return tolerance_for(found, "network")
+    dtype = kinds[0].numpy if kinds and _holds_float(expected) else getattr(expected, "dtype", "float32")
+    return tolerance_for(dtype, "network")
 
 
 def _holds_float(value: Any) -> bool:
@@ -360,16 +359,16 @@ _COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
 
 def _types_before(function: Function, output: str) -> set[DType]:
     """Element types of all values that the output depends on, with the types of casts and roundings."""
-    found: set[DType | None] = set()
-    seen, left = {""}, [output]
-    while left:
-        name = left.pop()
+    dtypes: set[DType | None] = set()
+    seen, remaining = {""}, [output]
+    while remaining:
+        name = remaining.pop()
         if name in seen:
             continue
         seen.add(name)
-        found.add(getattr(function.get_type(name), "dtype", None))
+        dtypes.add(getattr(function.get_type(name), "dtype", None))
         if (node := function.producer(name)) is not None:
-            found |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
-            found.add(_COARSENESS.get(node.attr("accuracy_level", 0)) if node.op_type == "MatMulNBits" else None)
-            left += node.uses
-    return {kind for kind in found if kind is not None}
+            dtypes |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
+            dtypes.add(_COARSENESS.get(node.attr("accuracy_level", 0)) if node.op_type == "MatMulNBits" else None)
+            remaining += node.uses
+    return {kind for kind in dtypes if kind is not None}

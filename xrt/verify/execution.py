@@ -76,10 +76,10 @@ def split_regions(function: Function, labels: Sequence[int]) -> tuple[Function, 
 
 def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     """Extract nodes, in the Function's order, as a closed Function whose outputs are the values read outside."""
-    made = {name for node in nodes for name in node.defines}
-    read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
+    defined_names = {name for node in nodes for name in node.defines}
+    read = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined_names)
     inside, ends = {node.name for node in nodes}, {value.name for value in function.outputs}
-    outputs = [name for name in made if name in ends or any(use.node.name not in inside for use in function.users(name))]
+    outputs = [name for name in defined_names if name in ends or any(use.node.name not in inside for use in function.users(name))]
     return function.replace(
         inputs=tuple(function.value(name) for name in read if name not in function.constants),
         outputs=tuple(function.value(name) for name in sorted(outputs)),
@@ -105,7 +105,7 @@ def run_pieces(function: Function, pieces: Sequence[Function], inputs: Sequence[
     A value is freed after the last piece that reads it.
     """
     values = {name: constant.array for name, constant in function.constants.items()}
-    values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
+    values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
     last = {value.name: place for place, piece in enumerate(pieces) for value in piece.inputs}
     # Outputs of the Function live to the end.
     last.update((value.name, len(pieces)) for value in function.outputs)

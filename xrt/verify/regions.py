@@ -96,15 +96,15 @@ class Verification:
         """A table for a notebook."""
         from xrt.html.views import render_cell  # needed only in notebooks
 
-        def mark(found: CheckVerdict) -> dict[str, str]:
-            return {"text": found.verdict.value, "verdict": "wrong" if found.verdict is Verdict.DISAGREES else ""}
+        def mark(judgement: CheckVerdict) -> dict[str, str]:
+            return {"text": judgement.verdict.value, "verdict": "wrong" if judgement.verdict is Verdict.DISAGREES else ""}
 
         columns = {"region": "", "engine": "", "nodes": "number", "verdict": "", "remark": ""}
         rows = [
-            (one.name, one.engine, one.nodes, mark(one.judgement), "; ".join(filter(None, (one.judgement.message, one.note))))
-            for one in self.regions
+            (r.name, r.engine, r.nodes, mark(r.judgement), "; ".join(filter(None, (r.judgement.message, r.note))))
+            for r in self.regions
         ]
-        whole = ("the whole", "", sum(one.nodes for one in self.regions), mark(self.whole), self.whole.message)
+        whole = ("the whole", "", sum(r.nodes for r in self.regions), mark(self.whole), self.whole.message)
         inside = [(r.name, x.node, x.op, x.judgement.message) for r in self.regions for x in r.differing]
         tables = [
             ("Regions, each on what the reference says that its inputs are", columns, [*rows, whole]),
@@ -151,8 +151,8 @@ def verify(
         lowest = region.precision if is_lowered(region.precision) else lowest
         checks.append(region.check(expected, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
-    mine, theirs = ([values[value.name] for value in function.outputs] for values in (actual, expected))
-    return Verification(tuple(checks), judge_outputs(function, inputs, mine, theirs, reference, lowest))
+    results, expected_results = ([values[value.name] for value in function.outputs] for values in (actual, expected))
+    return Verification(tuple(checks), judge_outputs(function, inputs, results, expected_results, reference, lowest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +187,18 @@ class _Region:
         if check.differs and not check.note:
             values = [*inputs, *alone, *outputs]
             check = replace(check, note=name_likely_cause(self.engine.implementation, function, values))
-        for value, theirs, mine in zip(function.outputs, outputs, passed_on, strict=True):
-            expected[value.name], actual[value.name] = theirs, mine
+        for value, reference, result in zip(function.outputs, outputs, passed_on, strict=True):
+            expected[value.name], actual[value.name] = reference, result
         return check
 
     def _check_inner(self, function: Function, inputs: Sequence[Any]) -> Iterator[ValueCheck]:
         """Check all values of the region, which ``function`` returns; raises EngineError if the engine cannot return them."""
         (results,) = self._run(function, [inputs])
         expected = self.reference(function, copy_values(list(inputs)))
-        for value, mine, theirs in zip(function.outputs, results, expected, strict=True):
+        for value, result, reference in zip(function.outputs, results, expected, strict=True):
             if (maker := function.producer(value.name)) is not None:
                 alone = function.replace(outputs=(value,))
-                verdict = judge_outputs(alone, inputs, [mine], [theirs], self.reference, self.precision)
+                verdict = judge_outputs(alone, inputs, [result], [reference], self.reference, self.precision)
                 yield ValueCheck(value.name, maker.name, maker.op, verdict)
 
     def _run(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
