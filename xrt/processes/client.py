@@ -118,10 +118,10 @@ class WorkerProcess:
         """
         try:
             if not self._is_ready:
-                with self._limited(START):
+                with self._limit_time(START):
                     receive(self._channel)
                 self._is_ready = True
-            with self._limited(seconds) as set_timeout:
+            with self._limit_time(seconds) as set_timeout:
                 send(self._channel, message, buffer)
                 set_timeout()
                 reply, memory = receive(self._channel)
@@ -136,7 +136,7 @@ class WorkerProcess:
         return reply["answer"], memory
 
     @contextmanager
-    def _limited(self, seconds: float | None) -> Iterator[Callable[[], None]]:
+    def _limit_time(self, seconds: float | None) -> Iterator[Callable[[], None]]:
         """Convert a timeout or the end of the process to WorkerLost; yields a function that renews the channel's timeout."""
         deadline = None if seconds is None else time.monotonic() + seconds
 

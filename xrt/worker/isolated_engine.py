@@ -134,8 +134,8 @@ class IsolatedEngine(EngineProxy):
         return self.inner.version()
 
     def remarks(self, function: Function) -> tuple[str, ...]:
-        what = "compiles and runs" if self.runs else "compiles"
-        return (*self.inner.remarks(function), f"{what} in a process of its own")
+        actions = "compiles and runs" if self.runs else "compiles"
+        return (*self.inner.remarks(function), f"{actions} in a process of its own")
 
     def start(self) -> None:
         """Start the worker and import the engine before the first compile; raises EngineError."""
@@ -181,9 +181,9 @@ class RemoteExecutable(Executable):
         self._function = function
         self._context = context
         self._saved = saved
-        self._made, self._generation = self._compiled()
+        self._remote_number, self._generation = self._compile()
 
-    def _compiled(self) -> tuple[int, int]:
+    def _compile(self) -> tuple[int, int]:
         home, buffer = self._home, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
@@ -204,8 +204,8 @@ class RemoteExecutable(Executable):
         with self._home.lock:
             # Another region's crash ended the worker and all executables in it.
             if self._generation != self._home.generation:
-                self._made, self._generation = self._compiled()
-            return self._home.ask({**message, "made": self._made}, buffer)
+                self._remote_number, self._generation = self._compile()
+            return self._home.ask({**message, "made": self._remote_number}, buffer)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffer = SharedBuffer()
@@ -252,7 +252,7 @@ class RemoteExecutable(Executable):
         with self._home.lock:
             if self.is_held:
                 try:
-                    self._home.ask({"do": "close", "made": self._made})
+                    self._home.ask({"do": "close", "made": self._remote_number})
                 except (WorkerFailure, EngineError):
                     return
 
