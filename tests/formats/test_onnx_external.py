@@ -406,7 +406,7 @@ def test_deep_nesting_is_left_to_protobuf(everything_is_large: None) -> None:
 
 
 def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
-    monkeypatch.setattr(files, "Walk", partial(Walk, left=5))
+    monkeypatch.setattr(files, "Walk", partial(Walk, remaining=5))
     with pytest.raises(MalformedMessage, match="too many fields"):
         extract_weights(DATA)
     assert load(DATA) == plainly(DATA)

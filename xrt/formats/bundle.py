@@ -109,7 +109,7 @@ class BundleFile:
                 raise BundleError("it has no facts of a module")
             return record
 
-    def _held(self, name: str) -> memoryview | None:
+    def _find_weight(self, name: str) -> memoryview | None:
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
     def find_section(self, name: str) -> memoryview | None:
@@ -135,14 +135,14 @@ class BundleFile:
         from xrt.formats.protobuf import read_model
 
         with self._reading():
-            return read_model(bytes(self._container.section(section)), self._held)
+            return read_model(bytes(self._container.section(section)), self._find_weight)
 
     def read_plan(self, section: str) -> dict[str, Any]:
         """The values of a Plan message; raises BundleError if it is corrupt or missing."""
         from xrt.formats.protobuf import read_plan
 
         with self._reading():
-            return read_plan(bytes(self._container.section(section)), self._held)
+            return read_plan(bytes(self._container.section(section)), self._find_weight)
 
     @property
     def sizes(self) -> dict[str, int]:

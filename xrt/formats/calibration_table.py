@@ -58,13 +58,13 @@ class RangeDifference(Struct, frozen=True):
     second: ValueRange | None
 
     def __str__(self) -> str:
-        known = self.first or self.second
-        named = known.name or known.key if known is not None else ""
-        return f"{named}: {_describe(self.first)} and {_describe(self.second)}"
+        value_range = self.first or self.second
+        label = value_range.name or value_range.key if value_range is not None else ""
+        return f"{label}: {_describe(self.first)} and {_describe(self.second)}"
 
 
-def _describe(found: ValueRange | None) -> str:
-    return "no range" if found is None else f"{found.low:g} to {found.high:g}"
+def _describe(value_range: ValueRange | None) -> str:
+    return "no range" if value_range is None else f"{value_range.low:g} to {value_range.high:g}"
 
 
 class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -78,10 +78,10 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def _by_key(self) -> Mapping[str, ValueRange]:
-        known: dict[str, ValueRange] | None = self.__dict__.get("by_key")
-        if known is None:
-            known = self.__dict__["by_key"] = {found.key: found for found in self.ranges}
-        return known
+        by_key: dict[str, ValueRange] | None = self.__dict__.get("by_key")
+        if by_key is None:
+            by_key = self.__dict__["by_key"] = {entry.key: entry for entry in self.ranges}
+        return by_key
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -95,13 +95,13 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
         Raises CalibrationError if no value of the Function has a range: the table belongs to another model.
         """
-        found = {name: known for name, key in hash_values(function).items() if (known := self.find(key)) is not None}
-        if not found and self.ranges:
+        ranges = {name: entry for name, key in hash_values(function).items() if (entry := self.find(key)) is not None}
+        if not ranges and self.ranges:
             raise CalibrationError(
                 f"the calibration table has ranges of {len(self)} values, and none is a value of this model: it was made of "
                 "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
             )
-        return found
+        return ranges
 
     def add(self, name: str, key: str, found: ValueRange) -> CalibrationTable:
         """Copy with the range of one more value."""
@@ -118,10 +118,10 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"cannot merge a calibration table of method {self.method!r} {dict(self.parameters)} with one of "
                 f"{other.method!r} {dict(other.parameters)}; calibrate both with the same method"
             )
-        known = {found.key: found for found in self.ranges}
-        for found in other.ranges:
-            known[found.key] = self._merge(known[found.key], found) if found.key in known else found
-        return msgspec.structs.replace(self, ranges=tuple(known.values()))
+        ranges = {entry.key: entry for entry in self.ranges}
+        for entry in other.ranges:
+            ranges[entry.key] = self._merge(ranges[entry.key], entry) if entry.key in ranges else entry
+        return msgspec.structs.replace(self, ranges=tuple(ranges.values()))
 
     def _merge(self, a: ValueRange, b: ValueRange) -> ValueRange:
         total, least, most = a.batches + b.batches, min(a.least, b.least), max(a.most, b.most)
@@ -132,9 +132,9 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def compare(self, other: CalibrationTable, tolerance: float = 0.0) -> list[RangeDifference]:
         """List the values whose ranges differ by more than ``tolerance`` times the wider one, or that one table lacks."""
-        pairs = [(found, other.find(found.key)) for found in self.ranges]
+        pairs = [(entry, other.find(entry.key)) for entry in self.ranges]
         differences = [RangeDifference(a, b) for a, b in pairs if b is None or _distance(a, b) > tolerance]
-        return [*differences, *(RangeDifference(None, found) for found in other.ranges if self.find(found.key) is None)]
+        return [*differences, *(RangeDifference(None, entry) for entry in other.ranges if self.find(entry.key) is None)]
 
     # ------------------------------------------------------------------ serialization
 

@@ -113,12 +113,12 @@ class Container:
 
     def section(self, name: str) -> memoryview:
         """The bytes of a section, read-only. Raises CorruptFile if it is missing or its checksum differs."""
-        found = self._sections.get(name)
-        if found is None:
+        entry = self._sections.get(name)
+        if entry is None:
             raise CorruptFile(f"it has no section {name!r}")
-        view = self._data[found.offset : found.offset + found.size]
+        view = self._data[entry.offset : entry.offset + entry.size]
         if name not in self._checked:
-            if zlib.crc32(view) != found.checksum:
+            if zlib.crc32(view) != entry.checksum:
                 raise CorruptFile(f"the checksum of its section {name!r} differs")
             self._checked.add(name)
         return view

@@ -25,30 +25,30 @@ def to_dot(function: Function) -> str:
 
 
 def _statements(function: Function) -> Iterator[str]:
-    yield f"label={_quoted([function.name])}; labelloc=t"
+    yield f"label={_quote([function.name])}; labelloc=t"
     yield "node [shape=box, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=10]"
     numbers = count()
     ends: dict[tuple[str, str], str] = {}
     for kind, values in (("input", function.inputs), ("output", function.outputs)):
         for value in dict.fromkeys(values):
             box = ends[kind, value.name] = f"{kind}{next(numbers)}"
-            yield f"{box} [shape=ellipse, label={_quoted(_value_lines(value, function))}]"
+            yield f"{box} [shape=ellipse, label={_quote(_value_lines(value, function))}]"
     boxes = {node.name: f"node{index}" for index, node in enumerate(function.nodes)}
     for node in function.nodes:
-        yield f"{boxes[node.name]} [label={_quoted(_node_lines(node, function))}]"
+        yield f"{boxes[node.name]} [label={_quote(_node_lines(node, function))}]"
     # Constants are listed in the boxes that read them, so no edge starts at one.
     origins = {value.name: ends["input", value.name] for value in function.inputs}
     origins |= {name: boxes[node.name] for node in function.nodes for name in node.defines}
 
     def draw_edge(name: str, target: str, style: str = "") -> str:
-        return f"{origins[name]} -> {target} [label={_quoted([name, str(function.get_type(name) or '')])}{style}]"
+        return f"{origins[name]} -> {target} [label={_quote([name, str(function.get_type(name) or '')])}{style}]"
 
     for node in function.nodes:
         # `uses` lists the inputs, then the captures.
-        own = len(node.uses) - len(node.captures)
+        input_count = len(node.uses) - len(node.captures)
         for slot, name in enumerate(node.uses):
             if name in origins:
-                yield draw_edge(name, boxes[node.name], "" if slot < own else ", style=dashed")
+                yield draw_edge(name, boxes[node.name], "" if slot < input_count else ", style=dashed")
         yield from (f'{boxes[before]} -> {boxes[node.name]} [label="", style=dotted]' for before in node.control)
     yield from (draw_edge(value.name, ends["output", value.name]) for value in function.outputs if value.name in origins)
 
@@ -80,7 +80,7 @@ def _shown(attribute: Attribute) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _quoted(lines: Iterable[str]) -> str:
+def _quote(lines: Iterable[str]) -> str:
     """Format lines as a quoted DOT string, escaping quotes and backslashes."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for line in lines if line)
     return '"' + "\\n".join(escaped) + '"'

@@ -58,7 +58,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 def remove_dead_temporaries(folder: Path) -> None:
     """Remove temporary files of killed processes: those that no process has locked."""
     with suppress(OSError), os.scandir(folder) as entries:
-        for path in [one.path for one in entries if _TEMPORARY.fullmatch(one.name) and one.is_file(follow_symlinks=False)]:
+        for path in [item.path for item in entries if _TEMPORARY.fullmatch(item.name) and item.is_file(follow_symlinks=False)]:
             with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
                 if _lock(file, wait=False):
                     os.unlink(path)  # noqa: PTH108  # while locked, so that a writer that just created it notices

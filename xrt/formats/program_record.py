@@ -126,11 +126,11 @@ def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord 
     stored: dict[str, Any] = {}
     if before is not None and (before.files, before.inputs, before.outputs) == (record.files, record.inputs, record.outputs):
         new = {program.key for program in programs}
-        programs, stored = [*(one for one in before.programs if one.key not in new), *programs], dict(before.sections)
+        programs, stored = [*(old for old in before.programs if old.key not in new), *programs], dict(before.sections)
     programs = programs[-MOST_PROGRAMS:]
     while programs:
-        named = {one.digest for program in programs for launch in program.launches for one in launch.weights if one.file == OWN}
-        sections = {name: record.sections[name] if name in record.sections else stored[name] for name in sorted(named)}
+        digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == OWN}
+        sections = {name: record.sections[name] if name in record.sections else stored[name] for name in sorted(digests)}
         if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_SECTIONS:
             return record._replace(programs=tuple(programs), sections=sections)
         if len(programs) <= len(record.programs):
@@ -225,7 +225,7 @@ def _parse_facts(facts: Any) -> dict[str, Any]:
     for name, kind in FACTS.items():
         if type(facts[name]) is not kind:
             raise TypeError(f"{name} is {facts[name]!r:.80}, not a {kind.__name__}")
-    engines = [{name: _build(str, one[name]) for name in ("spec", "version")} for one in facts["engines"]]
+    engines = [{name: _build(str, engine[name]) for name in ("spec", "version")} for engine in facts["engines"]]
     return {**{name: facts[name] for name in FACTS}, "engines": engines}
 
 
@@ -315,24 +315,24 @@ def _check_ends(record: ProgramRecord) -> None:
     """
     for program in record.programs:
         inputs, sizes = program.inputs[: len(record.inputs)], program.inputs[len(record.inputs) :]
-        own, ends = (*inputs, None, *program.outputs), (*record.inputs, None, *record.outputs)
-        if len(own) != len(ends) or not all(map(_fits, own, ends)) or any(one.type != _SIZE for one in sizes):
+        actual, expected = (*inputs, None, *program.outputs), (*record.inputs, None, *record.outputs)
+        if len(actual) != len(expected) or not all(map(_fits, actual, expected)) or any(size.type != _SIZE for size in sizes):
             raise ValueError("a program has other inputs or outputs than the model")
         if program.key is not None and len(program.key) != len(program.inputs):
             raise ValueError("a program is of another number of inputs")
 
 
-def _fits(own: Value | None, end: Value | None) -> bool:
+def _fits(actual: Value | None, expected: Value | None) -> bool:
     """Whether an input or output of a plan matches that of the model; None separates inputs from outputs."""
-    if own is None or end is None:
-        return own is end
-    mine, its = own.type, end.type
-    if own.name != end.name or not isinstance(mine, TensorType) or not isinstance(its, TensorType) or mine.dtype != its.dtype:
+    if actual is None or expected is None:
+        return actual is expected
+    a, b = actual.type, expected.type
+    if actual.name != expected.name or not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
         return False
-    if mine.shape is None or its.shape is None:
-        return its.shape is None
-    pairs = zip(mine.shape, its.shape, strict=False)
-    return len(mine.shape) == len(its.shape) and not any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs)
+    if a.shape is None or b.shape is None:
+        return b.shape is None
+    pairs = zip(a.shape, b.shape, strict=False)
+    return len(a.shape) == len(b.shape) and not any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs)
 
 
 def _check_order(program: StoredProgram) -> None:

@@ -21,8 +21,8 @@ from xrt.formats.onnx.writing import Style, write_styled_model
 from xrt.graph import Constant, DType, Function
 
 Keep: TypeAlias = Callable[[Constant], str]
-"""Stores a constant elsewhere and returns a name for `Held`."""
-Held: TypeAlias = Callable[[str], memoryview | None]
+"""Stores a constant elsewhere and returns a name for `Lookup`."""
+Lookup: TypeAlias = Callable[[str], memoryview | None]
 """Returns the bytes of a stored constant in ONNX's encoding; None for an unknown name."""
 
 KEPT_BYTES = 1024  # larger constants are stored separately
@@ -37,13 +37,13 @@ def write_plan(values: Mapping[str, Any], keep: Keep | None = None) -> bytes:
     return _serialize(xrt_pb2.Plan(**_to_message(values, keep)))
 
 
-def read_plan(data: bytes, held: Held = lambda name: None) -> dict[str, Any]:
-    """Parse a Plan written by `write_plan`; lists become tuples. ``held`` returns the constants stored by ``keep``.
+def read_plan(data: bytes, lookup: Lookup = lambda name: None) -> dict[str, Any]:
+    """Parse a Plan written by `write_plan`; lists become tuples. ``lookup`` returns the constants stored by ``keep``.
 
     Raises BundleError if the data is not such a message, or contains an invalid model.
     """
     try:
-        values: dict[str, Any] = _from_message(xrt_pb2.Plan.FromString(data), held)
+        values: dict[str, Any] = _from_message(xrt_pb2.Plan.FromString(data), lookup)
     except (DecodeError, ModelError) as error:
         raise BundleError(f"these {len(data)} bytes are not a serialised Plan: {error}") from error
     return values
@@ -54,10 +54,10 @@ def write_model(function: Function, keep: Keep) -> bytes:
     return _serialize(_to_message(function, keep))
 
 
-def read_model(data: bytes, held: Held) -> Function:
+def read_model(data: bytes, lookup: Lookup) -> Function:
     """Parse a Function written by `write_model`; raises BundleError for anything else."""
     try:
-        return read_function(ModelProto.FromString(data), ExternalData(None, held))
+        return read_function(ModelProto.FromString(data), ExternalData(None, lookup))
     except (DecodeError, ModelError) as error:
         raise BundleError(f"these {len(data)} bytes are not a serialised model: {error}") from error
 
@@ -70,7 +70,7 @@ def _serialize(message: Any) -> bytes:
 
 
 def _to_message(value: Any, keep: Keep | None) -> Any:
-    """Convert Functions inside the values to ONNX messages, and leave out what is None."""
+    """Convert Functions inside the values to ONNX messages, and omit values that are None."""
     if isinstance(value, Mapping):
         return {name: _to_message(item, keep) for name, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -87,17 +87,17 @@ def _to_message(value: Any, keep: Keep | None) -> Any:
     return write_styled_model(value, Style(constants=tensor, inner=tensor))
 
 
-def _from_message(value: Any, held: Held) -> Any:
+def _from_message(value: Any, lookup: Lookup) -> Any:
     if isinstance(value, ModelProto):
-        return read_function(value, ExternalData(None, held))
+        return read_function(value, ExternalData(None, lookup))
     if not hasattr(value, "DESCRIPTOR"):
         return value
     values: dict[str, Any] = {}
     for field in value.DESCRIPTOR.fields:
         item = getattr(value, field.name)
         if field.is_repeated:
-            values[field.name] = tuple(_from_message(one, held) for one in item)
+            values[field.name] = tuple(_from_message(element, lookup) for element in item)
         else:
             is_absent = field.has_presence and not value.HasField(field.name)
-            values[field.name] = None if is_absent else _from_message(item, held)
+            values[field.name] = None if is_absent else _from_message(item, lookup)
     return values

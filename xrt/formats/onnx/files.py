@@ -69,7 +69,7 @@ class Walk:
     """Iterates over fields, at most `MOST_FIELDS` in total."""
 
     data: Buffer
-    left: int = MOST_FIELDS
+    remaining: int = MOST_FIELDS
 
     def fields(self, at: int, end: int) -> Iterator[Field]:
         """Yield the fields of the message between two offsets.
@@ -86,8 +86,8 @@ class Walk:
                 length = self.varint(content, end, _LONGEST_VALUE)[1] - content
             else:
                 length = _FIXED.get(kind, 0)
-            self.left -= 1
-            if self.left < 0 or not number or not (length or kind == _BYTES):
+            self.remaining -= 1
+            if self.remaining < 0 or not number or not (length or kind == _BYTES):
                 raise MalformedMessage("a field without a number, of another kind than ONNX's, or too many fields")
             if content + length > end:
                 raise TruncatedMessage(number, content + length)
@@ -125,7 +125,7 @@ _INSIDE = {
 }
 
 _MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
-_WAYS = {
+_SUBMESSAGES = {
     message: {message.DESCRIPTOR.fields_by_name[name].number: message.DESCRIPTOR.fields_by_name[name] for name in names}
     for message, names in _INSIDE.items()
 }
@@ -169,30 +169,30 @@ class _Cutter:
             return self.tensor(start, end)
         if depth > _DEEPEST:
             raise MalformedMessage("messages are nested too deep")
-        ways, seen = _WAYS[kind], set()
+        submessages, seen = _SUBMESSAGES[kind], set()
         parts: list[bytes] = []
-        kept = start
+        copy_start = start
         for number, holds_bytes, at, content, stop in self.walk.fields(start, end):
-            way = ways.get(number) if holds_bytes else None
-            if way is None:
+            submessage = submessages.get(number) if holds_bytes else None
+            if submessage is None:
                 continue
-            if number in seen and not way.is_repeated:
+            if number in seen and not submessage.is_repeated:
                 raise MalformedMessage("a field stands twice where there is one")
             seen.add(number)
             if stop - content >= LARGE_BYTES:
-                inner = self.message(_MESSAGE_OF[way.message_type.full_name], content, stop, depth + 1)
-                parts += (self.walk.data[kept:at], encode(number << 3 | 2), encode(sum(map(len, inner))), *inner)
-                kept = stop
-        return [*parts, self.walk.data[kept:end]]
+                inner = self.message(_MESSAGE_OF[submessage.message_type.full_name], content, stop, depth + 1)
+                parts += (self.walk.data[copy_start:at], encode(number << 3 | 2), encode(sum(map(len, inner))), *inner)
+                copy_start = stop
+        return [*parts, self.walk.data[copy_start:end]]
 
     def tensor(self, start: int, end: int) -> list[bytes]:
         """The parts of a tensor, with a location instead of large data."""
         data, raw = self.walk.data, None
-        for found in self.walk.fields(start, end):
-            if found.number in _ELSEWHERE or (found.number == _RAW_DATA and raw):
+        for wire_field in self.walk.fields(start, end):
+            if wire_field.number in _ELSEWHERE or (wire_field.number == _RAW_DATA and raw):
                 return [data[start:end]]  # external or repeated data: leave it to protobuf
-            if found.number == _RAW_DATA and found.holds_bytes:
-                raw = found
+            if wire_field.number == _RAW_DATA and wire_field.holds_bytes:
+                raw = wire_field
         if raw is None or raw.end - raw.content < LARGE_BYTES:
             return [data[start:end]]
         return [data[start : raw.at], data[raw.end : end], self.reference(raw)]
@@ -297,8 +297,8 @@ def _truncation(data: Buffer) -> str | None:
     """Describe where the data is cut off inside a top-level field; None if it does not look like a model."""
     names = {field.number: field.name for field in ModelProto.DESCRIPTOR.fields}
     try:
-        for found in Walk(data).fields(0, len(data)):
-            if found.number not in names:
+        for wire_field in Walk(data).fields(0, len(data)):
+            if wire_field.number not in names:
                 return None
     except TruncatedMessage as cut:
         if name := names.get(cut.number):

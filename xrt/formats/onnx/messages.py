@@ -65,7 +65,7 @@ def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Const
     if dtype is DType.STRING:
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
-        return Constant(_reshaped(strings, shape, what))
+        return Constant(_reshape(strings, shape, what))
     try:
         return Constant(numpy_helper.to_array(tensor))
     except (ValueError, OverflowError) as error:
@@ -91,17 +91,17 @@ def _shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
 def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
         raise ModelError(f"{what} holds strings as raw bytes; ONNX stores them in string_data only")
-    needed, given = encode_bytes(dtype, math.prod(shape)), len(data)
-    if needed != given:
-        raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {given} bytes")
+    needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
+    if needed != available:
+        raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {available} bytes")
     if dtype.bits < 8:
         packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
         return np.asarray(numpy_helper.to_array(packed))
     array = np.frombuffer(data, dtype.numpy.newbyteorder("<"))
-    return _reshaped(array if array.flags.aligned else array.copy(), shape, what)
+    return _reshape(array if array.flags.aligned else array.copy(), shape, what)
 
 
-def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     try:
         return array.reshape(shape)
     except ValueError as error:  # for example, an extent of 0 next to one that is too large
@@ -119,7 +119,7 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) ->
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
         dense[_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
-    return Constant(_reshaped(dense, shape, what))
+    return Constant(_reshape(dense, shape, what))
 
 
 def _positions(
@@ -191,8 +191,8 @@ class ExternalData:
         location = entries.get("location", "")
         if not location:
             raise ModelError(f"{what} is external data without a location")
-        if (own := self._within(location)) is not None:
-            return own
+        if (embedded := self._within(location)) is not None:
+            return embedded
         if location not in self._maps:
             self._maps[location] = self._map(location, what)
         data = self._maps[location]
@@ -276,11 +276,11 @@ def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type |
     Sparse tensors become dense. With ``symbols``, symbolic extents of any other name become unknown. Raises ModelError for an
     unknown element type. Equal messages give the same object, because models have far fewer types than values.
     """
-    return _parsed(proto.SerializeToString(), symbols)
+    return _parse_type(proto.SerializeToString(), symbols)
 
 
 @lru_cache(maxsize=4096)
-def _parsed(serialised: bytes, symbols: frozenset[str] | None) -> Type | None:
+def _parse_type(serialised: bytes, symbols: frozenset[str] | None) -> Type | None:
     return _read(TypeProto.FromString(serialised), symbols)
 
 

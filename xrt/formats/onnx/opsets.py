@@ -142,17 +142,17 @@ def _is_per_axis(function: Function) -> bool:
 @dataclass(slots=True)
 class _Hoist:
     fresh: FreshNames
-    found: dict[str, Constant] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
 
     def body(self, function: Function) -> Function:
-        """Remove the large constants of a body and of its bodies, adding them to `found`."""
+        """Remove the large constants of a body and of its bodies, adding them to `constants`."""
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
-        given = {value.name for value in function.outputs}
-        large = {name: c for name, c in function.constants.items() if name not in given and _is_large(c)}
+        output_names = {value.name for value in function.outputs}
+        large = {name: c for name, c in function.constants.items() if name not in output_names and _is_large(c)}
         if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
             return function
         names = {name: self.fresh.number(name) for name in large}
-        self.found.update((names[name], constant) for name, constant in large.items())
+        self.constants.update((names[name], constant) for name, constant in large.items())
         rest = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
         return rename_function(function.replace(nodes=nodes, constants=rest, types=types), names, {})
@@ -176,14 +176,14 @@ def _is_odd(function: Function, *, is_body: bool = False) -> bool:
 
 def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
     nodes = [node.map_bodies(lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
-    taken = set(function.captures) if is_body else set()
+    reserved = set(function.captures) if is_body else set()
     outputs = []
     for value in function.outputs:
         name = value.name
-        if name in taken:
+        if name in reserved:
             name = fresh.number(value.name)
             nodes.append(Node("Identity", (value.name,), (name,)))
-        taken.add(name)
+        reserved.add(name)
         outputs.append(Value(name, value.type))
     # The inserted Identity is of ai.onnx.
     opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
@@ -274,7 +274,7 @@ def externalize_weights(function: Function) -> Function:
     """
     hoist = _Hoist(FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
-    return function.replace(nodes=nodes, constants={**function.constants, **hoist.found}) if hoist.found else function
+    return function.replace(nodes=nodes, constants={**function.constants, **hoist.constants}) if hoist.constants else function
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
@@ -282,10 +282,10 @@ def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
 
     They share memory with the constants, except types narrower than a byte, which ONNX packs: these are packed copies.
     """
-    return {name: _stored(constant) for name, constant in function.constants.items() if _is_large(constant)}
+    return {name: _encode_array(constant) for name, constant in function.constants.items() if _is_large(constant)}
 
 
-def _stored(constant: Constant) -> np.ndarray[Any, Any]:
+def _encode_array(constant: Constant) -> np.ndarray[Any, Any]:
     return constant.array if constant.dtype.bits >= 8 else np.frombuffer(encode_data(constant), np.uint8)
 
 
@@ -347,10 +347,10 @@ def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: Mod
 
 def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
     """The newest definition of the model's single node that its opset allows."""
-    fixed = [known for known in schema.function_opset_versions if known <= version]
+    fixed = [candidate for candidate in schema.function_opset_versions if candidate <= version]
     if fixed:
         return FunctionProto.FromString(schema.get_function_with_opset_version(max(fixed)))
-    dependent = [known for known in schema.context_dependent_function_opset_versions if known <= version]
+    dependent = [candidate for candidate in schema.context_dependent_function_opset_versions if candidate <= version]
     if not dependent:
         return None
     (node,) = model.graph.node

@@ -241,7 +241,7 @@ def read_function(model: ModelProto, external: ExternalData) -> Function:
     with pause_gc(len(model.graph.node)):
         function = reader.function(model.graph, doc=model.doc_string, props=read_props(model))
     if function.captures:
-        raise _undefined(function)
+        raise _make_undefined_error(function)
     return function
 
 
@@ -294,9 +294,9 @@ class _Reader:
         inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_border_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
-        given = {value.name for value in outputs}
+        output_names = {value.name for value in outputs}
         types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
-        name, aliases, own = read_graph_metadata(graph)
+        name, aliases, metadata = read_graph_metadata(graph)
         return Function(
             inputs=inputs,
             outputs=tuple(Value(v.name, types.get(v.name)) if v.type is None else v for v in outputs),
@@ -304,10 +304,10 @@ class _Reader:
             constants=constants,
             opsets=self.opsets,
             aliases=aliases,
-            types={n: t for n, t in types.items() if n not in given},
+            types={n: t for n, t in types.items() if n not in output_names},
             name=name,
             doc=text(graph.doc_string or doc, "the documentation"),
-            metadata={**own, **(props or {})},
+            metadata={**metadata, **(props or {})},
         )
 
     def constants(self, graph: GraphProto) -> dict[str, Constant]:
@@ -366,14 +366,14 @@ class _Reader:
         self.operators.add((domain, op_type))
 
     def attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
-        found: dict[str, Attribute] = {}
+        attributes: dict[str, Attribute] = {}
         for proto in node.attribute:
             check_texts([proto.name], f"the name of an attribute of node {_name_of(node)}")
             attribute = self.attribute(proto, f"attribute {proto.name!r} of node {_name_of(node)}")
-            if attribute.name in found:
+            if attribute.name in attributes:
                 raise ModelError(f"node {_name_of(node)} has two attributes named {attribute.name!r}")
-            found[attribute.name] = attribute
-        return tuple(found[name] for name in sorted(found))
+            attributes[attribute.name] = attribute
+        return tuple(attributes[name] for name in sorted(attributes))
 
     def attribute(self, proto: AttributeProto, what: str) -> Attribute:
         number, name = proto.type, proto.name
@@ -444,7 +444,7 @@ def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) 
     return {value.name: value.type for value in values if value.type is not None and value.name in defined}
 
 
-def _undefined(function: Function) -> ModelError:
+def _make_undefined_error(function: Function) -> ModelError:
     name = function.captures[0]
     reader = next(_readers(function, name, f"graph {function.name!r}"))
     near = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""

@@ -242,7 +242,7 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
         if external_data:
             _save_in_two(function, path)
         else:
-            data = _serialised(to_model(function), "save it with external_data=True")
+            data = _serialize_model(to_model(function), "save it with external_data=True")
             replace_file(path, lambda file: file.write(data))
             _remove_old_data(path, keep="")
     except OSError as error:
@@ -254,7 +254,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
     tensor = partial(layout.tensor, data.name)
-    model = _serialised(
+    model = _serialize_model(
         write_styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
     )
     try:
@@ -312,7 +312,7 @@ def _large_constants(function: Function) -> Iterator[Constant]:
             yield from _large_constants(body)
 
 
-def _serialised(model: ModelProto, hint: str) -> bytes:
+def _serialize_model(model: ModelProto, hint: str) -> bytes:
     try:
         data: bytes = model.SerializeToString()
     except (EncodeError, ValueError) as error:
@@ -341,9 +341,9 @@ def save_case(function: Function, inputs: Sequence[Any], outputs: Sequence[Any],
     except OSError as error:
         raise ModelError(f"cannot make the folder {os.fspath(data)!r}: {error.strerror}") from error
     save(function, folder / "model.onnx")
-    for what, values, given in (("input", function.inputs, inputs), ("output", function.outputs, outputs)):
-        for index, (value, content) in enumerate(zip(values, given, strict=True)):
-            (data / f"{what}_{index}.pb").write_bytes(_message(value, content).SerializeToString())
+    for kind, values, contents in (("input", function.inputs, inputs), ("output", function.outputs, outputs)):
+        for index, (value, content) in enumerate(zip(values, contents, strict=True)):
+            (data / f"{kind}_{index}.pb").write_bytes(_message(value, content).SerializeToString())
 
 
 def _message(value: Value, content: Any) -> TensorProto | SequenceProto | MapProto:
