@@ -110,7 +110,7 @@ class Constant:
             view = _strings(view)
         elif view.dtype != dtype.numpy:
             view = view.astype(dtype.numpy)
-        view = _masked(view, dtype) if 0 < dtype.bits < 8 else view.view()
+        view = _clear_unused_bits(view, dtype) if 0 < dtype.bits < 8 else view.view()
         view.flags.writeable = False
         self.array = view
         self.dtype = dtype
@@ -173,7 +173,7 @@ def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return out
 
 
-def _masked(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+def _clear_unused_bits(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     """Clear the unused high bits of elements narrower than a byte; copies only if any are set."""
     raw, mask = array.view(np.uint8), 2**dtype.bits - 1
     return np.asarray(raw & mask if raw.size and raw.max() > mask else raw).view(dtype.numpy)

@@ -28,7 +28,7 @@ def find_stale(error: BaseException | None) -> StaleFunction | None:
     return error
 
 
-class _Deferred:
+class _DeferredField:
     """A field that loads the nodes on first access. A non-data descriptor: once the field is set, it is bypassed."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -42,13 +42,13 @@ class DeferredFunction(Function):
     """A closed Function without aliases whose nodes and constants are loaded by ``read`` when first accessed."""
 
     if not TYPE_CHECKING:
-        nodes = _Deferred()
-        constants = _Deferred()
-        opsets = _Deferred()
-        types = _Deferred()
-        doc = _Deferred()
-        metadata = _Deferred()
-        _producer = _Deferred()
+        nodes = _DeferredField()
+        constants = _DeferredField()
+        opsets = _DeferredField()
+        types = _DeferredField()
+        doc = _DeferredField()
+        metadata = _DeferredField()
+        _producer = _DeferredField()
 
     def __init__(
         self,

@@ -60,15 +60,15 @@ def _predecessors(nodes: Sequence[Node], producer: Mapping[str, int]) -> list[li
     by_name: dict[str, int] | None = None
     before = []
     for node in nodes:
-        mine = [producer[name] for name in node.uses if name in producer]
+        dependencies = [producer[name] for name in node.uses if name in producer]
         if node.control:
             if by_name is None:
                 by_name = {n.name: i for i, n in enumerate(nodes)}
             for name in node.control:
                 if name not in by_name:
                     raise ModelError(f"node {node.name!r} must run after node {name!r}, which is not in the function")
-                mine.append(by_name[name])
-        before.append(mine)
+                dependencies.append(by_name[name])
+        before.append(dependencies)
     return before
 
 
@@ -159,10 +159,10 @@ class Function:
                 self._order(nodes)
 
     def _order(self, nodes: tuple[Node, ...]) -> None:
-        named = _with_unique_names(nodes)
-        producer = _producers(self, named)
-        order = canonical_order(named, producer, [v.name for v in self.outputs])
-        object.__setattr__(self, "nodes", tuple(named[i] for i in order))
+        unique = _with_unique_names(nodes)
+        producer = _producers(self, unique)
+        order = canonical_order(unique, producer, [v.name for v in self.outputs])
+        object.__setattr__(self, "nodes", tuple(unique[i] for i in order))
         rank = {old: new for new, old in enumerate(order)}
         object.__setattr__(self, "_producer", {name: rank[i] for name, i in producer.items()})
 
@@ -215,9 +215,9 @@ class Function:
     @cached_property
     def captures(self) -> tuple[str, ...]:
         """Values that are read but not defined here: a body captures them from the enclosing Function. Order of first use."""
-        own = self._own
-        read = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in own)
-        read.update(dict.fromkeys(v.name for v in self.outputs if v.name not in own))
+        defined = self._own
+        read = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in defined)
+        read.update(dict.fromkeys(v.name for v in self.outputs if v.name not in defined))
         return tuple(read)
 
     @cached_property
@@ -232,10 +232,10 @@ class Function:
 
     @cached_property
     def _types(self) -> dict[str, Type]:
-        known = dict(self.types)
-        known.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
-        known.update((name, c.type) for name, c in self.constants.items())  # last: these types are the most precise
-        return known
+        types = dict(self.types)
+        types.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
+        types.update((name, c.type) for name, c in self.constants.items())  # last: these types are the most precise
+        return types
 
     def get_type(self, value: str) -> Type | None:
         """The type of the value, or None if unknown."""
@@ -250,8 +250,8 @@ class Function:
         try:
             return self.opsets[domain]
         except KeyError:
-            known = ", ".join(repr(d) for d in self.opsets) or "none"
-            raise ModelError(f"function {self.name!r} imports no opset for domain {domain!r} (it imports: {known})") from None
+            imported = ", ".join(repr(d) for d in self.opsets) or "none"
+            raise ModelError(f"function {self.name!r} imports no opset for domain {domain!r} (it imports: {imported})") from None
 
     def value_names(self) -> Iterator[str]:
         """Yield the names of all values defined here: inputs, constants, then node outputs."""
@@ -288,8 +288,8 @@ class Function:
         """
         # Skip __post_init__, which would sort and check the nodes again.
         other = object.__new__(Function)
-        kept = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
-        other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in kept)
+        fields = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
+        other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in fields)
         other.__dict__["types"] = FrozenDict(types)
         if outputs is not None:
             other.__dict__["outputs"] = tuple(outputs)
@@ -365,13 +365,13 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
     Raises ModelError for a duplicate name that a control edge refers to, because the edge would be ambiguous.
     """
-    taken = {node.name for node in nodes if node.name}
+    used = {node.name for node in nodes if node.name}
     blank = any(not node.name for node in nodes)
-    if not blank and len(taken) == len(nodes):
+    if not blank and len(used) == len(nodes):
         return nodes
     referred = {name for node in nodes for name in node.control}
     seen: set[str] = set()
-    names = FreshNames(taken, start=2)
+    names = FreshNames(used, start=2)
     out = []
     for node in nodes:
         name = node.name
@@ -390,22 +390,22 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def _producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:
     """Map each value to the index of its defining node; raises ModelError for a value defined twice."""
-    given = {}
+    origins = {}
     for value in function.inputs:
-        if value.name in given:
+        if value.name in origins:
             raise ModelError(f"function {function.name!r} has two inputs named {value.name!r}")
-        given[value.name] = "an input"
+        origins[value.name] = "an input"
     for name in function.constants:
-        if name in given:
+        if name in origins:
             raise ModelError(f"value {name!r} of function {function.name!r} is both an input and a constant")
-        given[name] = "a constant"
+        origins[name] = "a constant"
     producer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.defines:
-            if name in producer or name in given:
+            if name in producer or name in origins:
                 raise ModelError(
                     f"value {name!r} of function {function.name!r} is defined twice: by node {node.name!r} ({node.op}) and by "
-                    f"{given.get(name) or 'another node'}; every value has one definition"
+                    f"{origins.get(name) or 'another node'}; every value has one definition"
                 )
             producer[name] = index
     return producer

@@ -83,10 +83,10 @@ class _Encoder:
         def number(name: str) -> int:
             return numbers.setdefault(name, len(numbers)) if name else -1
 
-        yield _tagged("O", ",".join(f"{d}:{v}" for d, v in sorted(self._opsets(function).items())))
+        yield _encode_tagged("O", ",".join(f"{d}:{v}" for d, v in sorted(self._opsets(function).items())))
         for value in function.inputs:
             number(value.name)
-            yield _tagged("I", self.type(value.type))
+            yield _encode_tagged("I", self.type(value.type))
         nodes = {node.name: index for index, node in enumerate(function.nodes)}
         for node in function.nodes:
             # A constant is encoded at its first use: the order of the dictionary must not matter.
@@ -96,16 +96,16 @@ class _Encoder:
                     yield self.constant(function.constants[name])
             # By index, because names must not matter.
             after = sorted(nodes[name] for name in node.control)
-            yield _tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
+            yield _encode_tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
             for attribute in node.attributes:
                 yield from self.attribute(attribute, numbers)
-            yield _tagged("D", str([number(n) for n in node.outputs]))
-            yield _tagged("T", ";".join(self.type(function.get_type(n)) for n in node.outputs if n))
+            yield _encode_tagged("D", str([number(n) for n in node.outputs]))
+            yield _encode_tagged("T", ";".join(self.type(function.get_type(n)) for n in node.outputs if n))
         for value in function.outputs:
             if value.name in function.constants and value.name not in numbers:
                 yield self.constant(function.constants[value.name])
-            yield _tagged("R", f"{number(value.name)}{self.type(value.type)}")
-        yield _tagged("A", str(sorted((number(i), number(o)) for i, o in function.aliases)))
+            yield _encode_tagged("R", f"{number(value.name)}{self.type(value.type)}")
+        yield _encode_tagged("A", str(sorted((number(i), number(o)) for i, o in function.aliases)))
 
     @staticmethod
     def _opsets(function: Function) -> dict[str, int]:
@@ -116,11 +116,11 @@ class _Encoder:
     def constant(self, constant: Constant) -> bytes:
         small = constant.dtype.is_integer and constant.array.size <= SMALL
         if self.by_content or small:
-            return _tagged("C", constant.digest.hex())
-        return _tagged("c", self.type(constant.type))
+            return _encode_tagged("C", constant.digest.hex())
+        return _encode_tagged("c", self.type(constant.type))
 
     def attribute(self, attribute: Attribute, numbers: dict[str, int]) -> Iterator[bytes]:
-        yield _tagged("a", f"{attribute.name}|{attribute.kind.name}")
+        yield _encode_tagged("a", f"{attribute.name}|{attribute.kind.name}")
         values = attribute.value if attribute.kind.is_list else (attribute.value,)
         if len(values) > 1 and (spell := _SPELLED.get(type(values[0]))) and len(set(map(type, values))) == 1:
             yield spell(values).encode()  # tree ensembles have thousands of numbers
@@ -131,19 +131,19 @@ class _Encoder:
             elif isinstance(value, Constant):
                 yield self.constant(value)
             elif isinstance(value, float):
-                yield _tagged("f", value.hex())
+                yield _encode_tagged("f", value.hex())
             elif isinstance(value, bytes):
-                yield _tagged("b", value.hex())
+                yield _encode_tagged("b", value.hex())
             elif isinstance(value, int | str):
-                yield _tagged(type(value).__name__, str(value))
+                yield _encode_tagged(type(value).__name__, str(value))
             else:
-                yield _tagged("t", self.type(value))
+                yield _encode_tagged("t", self.type(value))
 
     def type(self, type_: Type | None) -> str:
-        known = self._texts.get(id(type_))
-        if known is None:
-            known = self._texts[id(type_)] = type_, self._text(type_)
-        return known[1]
+        entry = self._texts.get(id(type_))
+        if entry is None:
+            entry = self._texts[id(type_)] = type_, self._text(type_)
+        return entry[1]
 
     def _text(self, type_: Type | None) -> str:
         if isinstance(type_, TensorType):
@@ -163,13 +163,13 @@ class _Encoder:
         return "?" if dim is None else str(dim)
 
 
-# Must produce the same bytes as `_tagged` for each number of the list.
+# Must produce the same bytes as `_encode_tagged` for each number of the list.
 _SPELLED: dict[type, Callable[[Sequence[Any]], str]] = {
     int: lambda values: "".join([f"int{len(text)}:{text}" for text in map(str, values)]),
     float: lambda values: "".join([f"f{len(text)}:{text}" for text in map(float.hex, values)]),
 }
 
 
-def _tagged(tag: str, text: str) -> bytes:
+def _encode_tagged(tag: str, text: str) -> bytes:
     raw = text.encode("utf-8", "surrogateescape")
     return f"{tag}{len(raw)}:".encode() + raw

@@ -57,13 +57,13 @@ class Node:
         """Functions among the attributes: the branches of an If, the body of a Loop."""
         if not self.attributes:
             return ()  # the common case, on the hot path of every pass
-        found: list[Function] = []
+        bodies: list[Function] = []
         for attribute in self.attributes:
             if attribute.kind is _GRAPH:
-                found.append(attribute.value)
+                bodies.append(attribute.value)
             elif attribute.kind is _GRAPHS:
-                found += attribute.value
-        return tuple(found)
+                bodies += attribute.value
+        return tuple(bodies)
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Node:
         """Apply ``change`` to each body; return this node if all of them are unchanged."""
@@ -98,9 +98,9 @@ class Node:
 
     def with_attributes(self, **changes: Any) -> Node:
         """Copy with these attributes set; None removes an attribute."""
-        kept = {a.name: a for a in self.attributes if a.name not in changes}
-        kept.update({name: Attribute.of(name, value) for name, value in changes.items() if value is not None})
-        return replace(self, attributes=tuple(kept[name] for name in sorted(kept)))
+        attributes = {a.name: a for a in self.attributes if a.name not in changes}
+        attributes.update({name: Attribute.of(name, value) for name, value in changes.items() if value is not None})
+        return replace(self, attributes=tuple(attributes[name] for name in sorted(attributes)))
 
 
 def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
@@ -221,16 +221,16 @@ class OpaqueCall:
     def resolve(self, change: Callable[[Tagged], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Replace each `Tagged` argument by ``change(tagged)``; ``float`` and ``complex`` become Python numbers."""
 
-        def one(item: Any) -> Any:
+        def resolve(item: Any) -> Any:
             if isinstance(item, list):
-                return [one(inner) for inner in item]
+                return [resolve(inner) for inner in item]
             if not isinstance(item, Tagged):
                 return item
             if item.kind == "float":
                 return float(item.value)
             return complex(*item.value) if item.kind == "complex" else change(item)
 
-        return [one(item) for item in self.args], {name: one(item) for name, item in self.kwargs.items()}
+        return [resolve(item) for item in self.args], {name: resolve(item) for name, item in self.kwargs.items()}
 
 
 def _encode(item: Any) -> Any:

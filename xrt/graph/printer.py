@@ -70,19 +70,19 @@ def _dim(dim: Dim) -> str:
 
 
 def _name(name: str) -> str:
-    return name if _WORD.fullmatch(name) and name not in RESERVED else _quoted(name)
+    return name if _WORD.fullmatch(name) and name not in RESERVED else _quote(name)
 
 
 def _domain(domain: str) -> str:
     """Print a domain; the empty domain prints as ai.onnx, so a domain with that literal name is quoted."""
-    return _quoted(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
+    return _quote(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
 
 
 def _value_name(name: str) -> str:
     return _name(name) if name else "_"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
@@ -98,7 +98,7 @@ class _Printer:
 
     def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
         """Yield the lines; ``head`` is prepended to the first one."""
-        inputs, outputs = (", ".join(map(_declared, values)) for values in (function.inputs, function.outputs))
+        inputs, outputs = (", ".join(map(_format_value, values)) for values in (function.inputs, function.outputs))
         yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
         yield from (inner + line for line in self._declarations(function))
@@ -108,11 +108,11 @@ class _Printer:
 
     def _declarations(self, function: Function) -> Iterator[str]:
         if function.doc:
-            yield f"doc {_quoted(function.doc)}"
+            yield f"doc {_quote(function.doc)}"
         for domain, version in function.opsets.items():
             yield f"opset {_domain(domain)} {version}"
         for key, text in function.metadata.items():
-            yield f"meta {_quoted(key)} = {_quoted(text)}"
+            yield f"meta {_quote(key)} = {_quote(text)}"
         for target, source in function.aliases:
             yield f"alias {_name(target)} = {_name(source)}"
         for name, type_ in function.types.items():
@@ -122,7 +122,7 @@ class _Printer:
             yield f"const {_name(name)}: {self._tensor(constant, ' = ')}"
 
     def _node(self, node: Node, function: Function, indent: str) -> Iterator[str]:
-        outputs = ", ".join(_defined(name, function) for name in node.outputs) or "()"
+        outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
         domain = f"{_name(node.domain)}::" if node.domain else ""
         start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({_names(node.inputs)})"
         end = "".join(self._node_end(node))
@@ -140,7 +140,7 @@ class _Printer:
         if node.name != next(node.defines, ""):
             yield f" @{_name(node.name)}"
         if node.device:
-            yield f" on {_quoted(node.device)}"
+            yield f" on {_quote(node.device)}"
         if node.control:
             yield f" after {', '.join(map(_name, node.control))}"
 
@@ -183,17 +183,17 @@ class _Printer:
         return texts[0] if constant.shape == () else f"[{', '.join(texts)}]"
 
 
-def _declared(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return f"{_value_name(value.name)}: {format_type(value.type)}"
 
 
-def _defined(name: str, function: Function) -> str:
+def _format_output(name: str, function: Function) -> str:
     type_ = function.types.get(name) if name else None
     return f"{_value_name(name)}: {format_type(type_)}" if type_ is not None else _value_name(name)
 
 
 def _text_or_bytes(value: str | bytes) -> str:
-    return _quoted(value) if isinstance(value, str) else f'bytes "{value.hex()}"'
+    return _quote(value) if isinstance(value, str) else f'bytes "{value.hex()}"'
 
 
 _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
@@ -210,7 +210,7 @@ _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
 def format_elements(constant: Constant) -> list[str] | None:
     """Print the elements as numbers; None if there are too many or parsing the text would not restore every bit."""
     if constant.dtype is DType.STRING:
-        return [_quoted(text) for text in constant.array.flat]
+        return [_quote(text) for text in constant.array.flat]
     if constant.array.size > LISTED or constant.dtype.numpy.kind == "c":
         return None
     texts = [_number(element, constant.dtype) for element in constant.array.flat]
@@ -303,9 +303,9 @@ def _draw(function: Function) -> dict[str, Any]:
     from xrt.html.views import MOST, draw_boxes, format_count, split_in_boxes
 
     groups = split_in_boxes(len(function.nodes))
-    what = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
+    title = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
     several = f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(function.nodes) > MOST else ""
-    return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{what}{several}.")
+    return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{title}{several}.")
 
 
 def _make_box(function: Function, group: range) -> Box:
@@ -314,8 +314,8 @@ def _make_box(function: Function, group: range) -> Box:
     nodes = [function.nodes[index] for index in group]
     first, last = nodes[0], nodes[-1]
     if first is last:
-        made = next((format_type(function.get_type(name)) for name in first.defines), "")
-        return Box((first.op, first.name, made), "op", f"{first.name} ({first.op})")
+        output_type = next((format_type(function.get_type(name)) for name in first.defines), "")
+        return Box((first.op, first.name, output_type), "op", f"{first.name} ({first.op})")
     kinds = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in Counter(node.op for node in nodes).most_common())
     return Box((format_count(len(nodes), "node"), kinds, f"{first.name} to {last.name}"), "op", f"{first.name} to {last.name}")
 
@@ -329,9 +329,9 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
         name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines
     }
     read = {(makers[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in makers}
-    given = {(makers[value.name], len(groups) + 1, "") for value in function.outputs if value.name in makers}
+    returned = {(makers[value.name], len(groups) + 1, "") for value in function.outputs if value.name in makers}
     flows: Counter[Edge] = Counter()
-    for source, target, name in sorted(read | given):
+    for source, target, name in sorted(read | returned):
         if source != target:
             flows[source, target] += _count_bytes(function, name)
     return dict(sorted(flows.items()))

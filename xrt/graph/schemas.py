@@ -324,7 +324,7 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
         if spelled not in formal.types:
             raise ModelError(
                 f"takes no {spelled} as input {formal.name!r} at version {operator.since_version}; "
-                f"it takes {_listed(formal.types)}"
+                f"it takes {_list_types(formal.types)}"
             )
         # For example, the carried values of Loop each have their own type.
         if formal.is_variadic and not formal.is_homogeneous:
@@ -338,7 +338,7 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
     return {variable: spelled for variable, (_, spelled) in bound.items()}
 
 
-def _listed(types: frozenset[str]) -> str:
+def _list_types(types: frozenset[str]) -> str:
     shown = sorted(types)
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
 

@@ -149,8 +149,8 @@ def find_capacity(function: Function) -> Capacity | None:
     if stored is None:
         return None
     try:
-        found = json.loads(stored)
-        capacity = Capacity(**found)
+        fields = json.loads(stored)
+        capacity = Capacity(**fields)
         extents = capacity.axis, capacity.size
         if not all(isinstance(n, int) and n >= 0 for n in extents) or not _are_ends(function, capacity):
             raise ValueError

@@ -78,9 +78,9 @@ class DType(enum.Enum):
 
         Raises ModelError for NumPy types without an ONNX equivalent (datetime64, structured types, float128).
         """
-        found = _BY_NUMPY.get(array.dtype)
-        if found is not None:
-            return found
+        dtype = _BY_NUMPY.get(array.dtype)
+        if dtype is not None:
+            return dtype
         if array.dtype.kind in "USO":
             return cls.STRING
         # Arrays of foreign byte order have the same element type; Constant converts them.
@@ -95,8 +95,8 @@ class DType(enum.Enum):
         try:
             return _BY_ONNX[number]
         except KeyError:
-            known = f"{min(_BY_ONNX)} to {max(_BY_ONNX)}"
-            raise ModelError(f"element type {number} is not one of ONNX's that XRT knows ({known})") from None
+            numbers = f"{min(_BY_ONNX)} to {max(_BY_ONNX)}"
+            raise ModelError(f"element type {number} is not one of ONNX's that XRT knows ({numbers})") from None
 
     @classmethod
     def parse(cls, text: str) -> DType:

@@ -141,10 +141,10 @@ def _reader(function: Function, name: str) -> str:
 
 
 def _values_have_names(scope: _Scope) -> Iterator[str]:
-    for what, values in (("input", scope.function.inputs), ("output", scope.function.outputs)):
+    for kind, values in (("input", scope.function.inputs), ("output", scope.function.outputs)):
         for index, value in enumerate(values):
             if not value.name:
-                yield f"{what} {index + 1} has no name"
+                yield f"{kind} {index + 1} has no name"
 
 
 def _opsets_are_known(scope: _Scope) -> Iterator[str]:
@@ -158,12 +158,12 @@ def _opsets_are_known(scope: _Scope) -> Iterator[str]:
 def _declared_types_agree(scope: _Scope) -> Iterator[str]:
     function = scope.function
     declared = [*function.types.items(), *((v.name, v.type) for v in function.outputs)]
-    known = {v.name: v.type for v in function.inputs}
+    input_types = {v.name: v.type for v in function.inputs}
     for name, type_ in declared:
-        actual = function.constants[name].type if name in function.constants else known.get(name)
+        actual = function.constants[name].type if name in function.constants else input_types.get(name)
         if actual is not None and type_ is not None and not may_equal(type_, actual):
-            what = "constant" if name in function.constants else "input"
-            yield f"{what} {name!r} is {actual}, but is also declared as {type_}"
+            kind = "constant" if name in function.constants else "input"
+            yield f"{kind} {name!r} is {actual}, but is also declared as {type_}"
 
 
 def _aliases_fit(scope: _Scope) -> Iterator[str]:
@@ -214,8 +214,8 @@ FUNCTION_RULES = (
 
 def _domain_is_imported(case: _Case) -> Iterator[str]:
     if case.version is None and case.node.domain != OWN_DOMAIN:
-        known = ", ".join(domain_title(domain) for domain in case.function.opsets) or "none"
-        yield f"the function imports no opset for {domain_title(case.node.domain)} (it imports: {known})"
+        imported = ", ".join(domain_title(domain) for domain in case.function.opsets) or "none"
+        yield f"the function imports no opset for {domain_title(case.node.domain)} (it imports: {imported})"
 
 
 def _operator_is_known(case: _Case) -> Iterator[str]:
@@ -229,13 +229,13 @@ def _operator_is_known(case: _Case) -> Iterator[str]:
 
 
 def _inputs_fit(case: _Case) -> Iterator[str]:
-    operator, given = case.operator, case.node.inputs
+    operator, inputs = case.operator, case.node.inputs
     if operator is None:
         return
-    if not operator.allows_inputs(len(given)):
-        yield f"takes {operator.input_count} input(s); it has {len(given)}"
+    if not operator.allows_inputs(len(inputs)):
+        yield f"takes {operator.input_count} input(s); it has {len(inputs)}"
         return
-    for index, name in enumerate(given):
+    for index, name in enumerate(inputs):
         if not name and not operator.formal_input(index).is_optional:
             yield f"input {index + 1} ({operator.formal_input(index).name}) is left out, but the operator needs it"
 
@@ -302,19 +302,19 @@ def _device_is_one(case: _Case) -> Iterator[str]:
 def _results_fit(case: _Case) -> Iterator[str]:
     """Yield the results of bodies that have the wrong type, ignoring extents."""
     if case.node.op == "If":
-        one, other = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
-        pairs = zip(one.function.outputs, other.function.outputs, strict=False)
+        then_scope, else_scope = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
+        pairs = zip(then_scope.function.outputs, else_scope.function.outputs, strict=False)
         for index, (a, b) in enumerate(pairs):
-            x, y = one.type_of(a.name), other.type_of(b.name)
+            x, y = then_scope.type_of(a.name), else_scope.type_of(b.name)
             if _differ(x, y):
                 yield f"the branches must give one type as output {index + 1}; {a.name!r} is {x} and {b.name!r} is {y}"
-    for before, body, after in _carried(case):
+    for before, body, after in _find_carried_values(case):
         x, y = case.scope.type_of(before), _Scope(body, outer=case.scope).type_of(after)
         if _differ(x, y):
             yield f"what body {body.name!r} carries must keep its type; {before!r} is {x} and {after!r} is {y}"
 
 
-def _carried(case: _Case) -> Iterator[tuple[str, Function, str]]:
+def _find_carried_values(case: _Case) -> Iterator[tuple[str, Function, str]]:
     """Yield each loop-carried value of a Loop or Scan: name outside, body, and name of the body's output."""
     node = case.node
     if node.op == "Loop":
