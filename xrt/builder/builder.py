@@ -151,12 +151,12 @@ def inline_function(builder: Builder, function: Function, inputs: Sequence[Tenso
         names = ", ".join(value.name for value in function.inputs) or "none"
         raise ModelError(f"function {function.name!r} takes {len(function.inputs)} inputs ({names}); got {len(inputs)}")
     if function.aliases or function.captures:
-        what = "updates its inputs" if function.aliases else f"reads {function.captures[0]!r} from outside"
-        raise ModelError(f"function {function.name!r} {what}, so its nodes cannot be recorded in another graph")
+        obstacle = "updates its inputs" if function.aliases else f"reads {function.captures[0]!r} from outside"
+        raise ModelError(f"function {function.name!r} {obstacle}, so its nodes cannot be recorded in another graph")
     _check_opsets(builder, function)
     constants = {name: builder.constant(constant) for name, constant in function.constants.items()}
-    given = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)}
-    values = {name: tensor.name for name, tensor in {**constants, **given}.items()}
+    arguments = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)}
+    values = {name: tensor.name for name, tensor in {**constants, **arguments}.items()}
     with builder.scope(function.name):
         values.update((name, builder.fresh(name)) for name in list_definitions(function) if name not in values)
         nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
@@ -254,8 +254,8 @@ class Builder:
     def import_domain(self, domain: str, version: int) -> None:
         """Import a domain; raises ModelError if it is already imported at another version."""
         if self.opsets.setdefault(domain, version) != version:
-            known = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
-            raise ModelError(f"{known}; version {version} was asked")
+            conflict = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
+            raise ModelError(f"{conflict}; version {version} was asked")
 
     def new_node(
         self,
@@ -287,8 +287,8 @@ class Builder:
     def _explicit(self, name: str) -> str:
         full = self._prefix + name
         if not name or full in self.names:
-            what = "an empty name" if not name else f"the name {full!r}, which another value of the graph has"
-            raise ModelError(f"{what}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
+            fault = "an empty name" if not name else f"the name {full!r}, which another value of the graph has"
+            raise ModelError(f"{fault}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
         return self.names.reserve(full)
 
     def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
@@ -330,7 +330,7 @@ class Builder:
         return shared[0] if shared else self._new_constant(value, name)
 
     def _new_constant(self, value: Any, name: str | None) -> Tensor:
-        constant = value if isinstance(value, Constant) else Constant(_unshared(value))
+        constant = value if isinstance(value, Constant) else Constant(_copy_if_writable(value))
         # Named constants are not shared, so that each keeps its name.
         is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
         key: object = constant if is_small else id(value)
@@ -387,8 +387,8 @@ class Builder:
         """
         if self.outer is not None:
             raise ModelError(f"an input can be updated only in the graph itself, not in the body {self.name!r}")
-        if all(target is not known for known in self.inputs):
-            names = ", ".join(known.name for known in self.inputs)
+        if all(target is not symbol for symbol in self.inputs):
+            names = ", ".join(symbol.name for symbol in self.inputs)
             raise ModelError(f"only an input can be updated; {target!r} is none (the inputs are: {names or 'none'})")
         if target.name in self.updates:
             raise ModelError(f"input {target.name!r} is updated twice; a buffer can hold one value after a call")
@@ -422,24 +422,24 @@ class Builder:
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Prefix the names of recorded nodes with ``name/``."""
-        with self._changed(_prefix=f"{self._prefix}{name}/"):
+        with self._set_temporarily(_prefix=f"{self._prefix}{name}/"):
             yield
 
     @contextmanager
     def device(self, device: str) -> Iterator[None]:
         """Place recorded nodes on a device: ``"cpu"``, ``"cuda:1"``."""
-        with self._changed(_device=device):
+        with self._set_temporarily(_device=device):
             yield
 
     @contextmanager
     def after(self, *values: Symbol) -> Iterator[None]:
         """Run recorded nodes after those that compute ``values``, without a data dependency."""
         nodes = tuple(self._node_of(value) for value in values)
-        with self._changed(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
+        with self._set_temporarily(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
             yield
 
     @contextmanager
-    def _changed(self, **fields: Any) -> Iterator[None]:
+    def _set_temporarily(self, **fields: Any) -> Iterator[None]:
         before = {name: getattr(self, name) for name in fields}
         self.__dict__.update(fields)
         try:
@@ -479,21 +479,21 @@ class Builder:
         return inline_function(self, function, [self.symbol(item) for item in inputs])
 
 
-def _unshared(array: Any) -> Any:
+def _copy_if_writable(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) and array.flags.writeable else array
 
 
 def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
     """Names of a callable's parameters, one per input; the default names if it has no signature."""
-    given = [name for name, _ in inputs]
+    defaults = [name for name, _ in inputs]
     try:
         signature = inspect.signature(body)
     except (TypeError, ValueError):
-        return given
+        return defaults
     try:
-        bound = signature.bind(*given)
+        bound = signature.bind(*defaults)
     except TypeError as error:
-        said = ", ".join(given) or "none"
-        raise ModelError(f"{title} is called with {len(given)} arguments ({said}): {error}") from error
-    named = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
-    return [*named, *given[len(named) :]]
+        said = ", ".join(defaults) or "none"
+        raise ModelError(f"{title} is called with {len(defaults)} arguments ({said}): {error}") from error
+    parameters = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
+    return [*parameters, *defaults[len(parameters) :]]

@@ -48,11 +48,11 @@ def _if(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> Tra
         function, single = builder.body(name, attributes[name], ())
         branches[name] = function
         singles.append(single)
-    outputs = _agreed(branches["then_branch"].outputs, branches["else_branch"].outputs)
+    outputs = _join_branches(branches["then_branch"].outputs, branches["else_branch"].outputs)
     return TracedBodies(branches, outputs, all(singles))
 
 
-def _agreed(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type | None, ...]:
+def _join_branches(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type | None, ...]:
     if len(then) != len(other):
         raise ModelError(f"then_branch gives {len(then)} outputs and else_branch {len(other)}; they must give as many")
     for index, (a, b) in enumerate(zip(then, other, strict=True)):
@@ -69,10 +69,10 @@ def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     # Inputs 0 and 1 are the trip count and the condition.
     carried = [None if s is None else s.type for s in inputs[2:]]
     head = [("iteration", TensorType(DType.INT64, ())), ("condition", TensorType(DType.BOOL, ()))]
-    function = _settled(builder, attributes["body"], head, carried, [], first=1)
+    function = _trace_until_stable(builder, attributes["body"], head, carried, [], first=1)
     states, scans = _split(function, 1, len(carried))
     # The number of iterations is known only at run time.
-    outputs = (*(v.type for v in states), *(_stacked(v.type, None, 0) for v in scans))
+    outputs = (*(v.type for v in states), *(_insert_axis(v.type, None, 0) for v in scans))
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
 
 
@@ -86,12 +86,12 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     carried, scanned = types[:-count], types[-count:]
     axes = attributes.get("scan_input_axes") or [0] * count
     rows = [("row", _without(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
-    function = _settled(builder, attributes["body"], [], carried, rows, first=0)
+    function = _trace_until_stable(builder, attributes["body"], [], carried, rows, first=0)
     states, scans = _split(function, 0, len(carried))
     out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
     length = _extent(scanned[0], axes[0])
     # Scan stacks one row per step, so the length is that of the scanned inputs.
-    stacks = (_stacked(v.type, length, axis) for v, axis in zip(scans, out_axes, strict=True))
+    stacks = (_insert_axis(v.type, length, axis) for v, axis in zip(scans, out_axes, strict=True))
     outputs = (*(v.type for v in states), *stacks)
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
 
@@ -115,7 +115,7 @@ CONTROL_FLOW: Mapping[str, Callable[[Builder, Symbols, Mapping[str, Any]], Trace
 Parameter = tuple[str, Type | None]
 
 
-def _settled(
+def _trace_until_stable(
     builder: Builder, body: Body, head: Sequence[Parameter], carried: Sequence[Type | None], tail: Sequence[Parameter], first: int
 ) -> Function:
     """Trace the body until the types of its carried values reach a fixed point.
@@ -141,12 +141,12 @@ def _split(function: Function, first: int, count: int) -> tuple[Sequence[Value],
     """Split the outputs of a body into carried values and scan outputs."""
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
-        given = len(function.outputs)
-        raise ModelError(f"the body gives {given} output(s); it must give {condition}{count} carried value(s) first")
+        output_count = len(function.outputs)
+        raise ModelError(f"the body gives {output_count} output(s); it must give {condition}{count} carried value(s) first")
     return function.outputs[first : first + count], function.outputs[first + count :]
 
 
-def _stacked(type_: Type | None, length: Any, axis: int) -> Type | None:
+def _insert_axis(type_: Type | None, length: Any, axis: int) -> Type | None:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
     place = axis if axis >= 0 else axis + len(type_.shape) + 1
@@ -156,10 +156,10 @@ def _stacked(type_: Type | None, length: Any, axis: int) -> Type | None:
 def _without(type_: Type | None, axis: int) -> Type | None:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
-    return type_.with_shape(_dropped(type_.shape, axis))
+    return type_.with_shape(_remove_axis(type_.shape, axis))
 
 
-def _dropped(shape: Shape, axis: int) -> Shape:
+def _remove_axis(shape: Shape, axis: int) -> Shape:
     if not -len(shape) <= axis < len(shape):
         raise ModelError(f"a scan input of rank {len(shape)} has no axis {axis}")
     place = axis % len(shape)

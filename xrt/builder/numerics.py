@@ -78,7 +78,7 @@ def _is_too_large(value: Operand, dtype: DType) -> bool:
 
 
 def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
-    a, b = _asked(left, right), _asked(right, left)
+    a, b = _get_resolvable(left, right), _get_resolvable(right, left)
     if DType.STRING.numpy in (a, b):
         return _string_types(symbol, left, right)
     try:
@@ -88,7 +88,7 @@ def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) 
     return infer_operand_dtype(resolved[0]), infer_operand_dtype(resolved[1])
 
 
-def _asked(value: Operand, other: Operand) -> Any:
+def _get_resolvable(value: Operand, other: Operand) -> Any:
     """The operand as an argument of `ufunc.resolve_dtypes`: a dtype, or the Python type of a weak number.
 
     A number that the other operand's type can represent gets that type here, since ``ml_dtypes`` types do not support weak
@@ -166,10 +166,10 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
 def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
     """Whether the product is beyond the dividend, in the direction of the divisor's sign."""
     # With a constant divisor of one sign, one comparison is enough.
-    known = current("//").find_constant(divisor)
-    if known is not None and bool((known.array > 0).all()):
+    constant = current("//").find_constant(divisor)
+    if constant is not None and bool((constant.array > 0).all()):
         return emit("Greater", product, dividend)
-    if known is not None and bool((known.array < 0).all()):
+    if constant is not None and bool((constant.array < 0).all()):
         return emit("Less", product, dividend)
     above = emit("And", emit("Greater", divisor, _zero(divisor)), emit("Greater", product, dividend))
     below = emit("And", emit("Less", divisor, _zero(divisor)), emit("Less", product, dividend))

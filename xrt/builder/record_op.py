@@ -159,10 +159,10 @@ def apply(
     try:
         return _apply(builder, operator, inputs, attributes, outputs, name)
     except ModelError as error:
-        raise _named(error, title) from error.__cause__
+        raise _prefix_error(error, title) from error.__cause__
 
 
-def _named(error: ModelError, title: str) -> ModelError:
+def _prefix_error(error: ModelError, title: str) -> ModelError:
     """Prefix the error with the operator, unless an operator inside a body already did."""
     text = str(error)
     return error if text.startswith("xrt.ops.") else ModelError(f"{title}: {text}").with_traceback(error.__traceback__)
@@ -176,16 +176,16 @@ def _apply(
     outputs: int | None,
     name: str | None,
 ) -> Tensor | tuple[Tensor, ...]:
-    given, attributes = _inputs_by_name(operator, inputs, attributes)
-    if "num_outputs" in operator.attributes and outputs is not None and len(given) == operator.min_inputs:
+    operands, attributes = _inputs_by_name(operator, inputs, attributes)
+    if "num_outputs" in operator.attributes and outputs is not None and len(operands) == operator.min_inputs:
         attributes.setdefault("num_outputs", outputs)  # Split without sizes needs the count as an attribute too
     _check_attribute_names(operator, attributes)
-    symbols, bound = _operands(builder, operator, given)
+    symbols, bound = _operands(builder, operator, operands)
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
-    made = _attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
+    node_attributes = _attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
     count = _output_count(operator, bodies, symbols, attributes, outputs, builder)
     labels = _labels(operator, count)
-    node = builder.new_node(operator.name, symbols, count, made, domain=operator.domain, name=name, labels=labels)
+    node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
     types = bodies.outputs if bodies else _output_types(builder, operator, node, symbols, bound)
     results = builder.record(node, types)
     single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
@@ -199,55 +199,55 @@ def _inputs_by_name(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
     """Move inputs passed by name to their positions; also return the remaining keywords, the attributes."""
-    given, rest = list(inputs), dict(attributes)
+    operands, rest = list(inputs), dict(attributes)
     for index, formal in enumerate(operator.inputs):
         if formal.name not in rest:
             continue
-        if index < len(given):
+        if index < len(operands):
             raise ModelError(f"input {formal.name!r} is given twice: in place {index + 1} and by name")
         if formal.is_variadic:
             raise ModelError(f"input {formal.name!r} stands for any number of tensors; give them in their places, not by name")
-        given.extend([None] * (index - len(given)))
-        given.append(rest.pop(formal.name))
+        operands.extend([None] * (index - len(operands)))
+        operands.append(rest.pop(formal.name))
     # Trailing omitted inputs are not written.
-    while given and given[-1] is None and len(given) > operator.min_inputs:
-        given.pop()
-    return given, rest
+    while operands and operands[-1] is None and len(operands) > operator.min_inputs:
+        operands.pop()
+    return operands, rest
 
 
 def _operands(
-    builder: Builder, operator: Operator, given: Sequence[Operand | None]
+    builder: Builder, operator: Operator, operands: Sequence[Operand | None]
 ) -> tuple[list[Symbol | None], dict[str, str]]:
     """Convert the inputs to tensors of the graph; also return the bindings of the type variables."""
-    _check_inputs_given(operator, given)
+    _check_inputs(operator, operands)
     # Tensors first: they determine the types that Python numbers adopt.
-    symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in given]
+    symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in operands]
     bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
-    for index, item in enumerate(given):
+    for index, item in enumerate(operands):
         if item is None or symbols[index] is not None:
             continue
         formal = operator.formal_input(index)
         if not is_weak(item):
             raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _of_one_type(operator, given, index))))
+        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _of_one_type(operator, operands, index))))
     return symbols, bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
 
 
-def _of_one_type(operator: Operator, given: Sequence[Operand | None], index: int) -> list[Operand | None]:
+def _of_one_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
     """The weak inputs that share a type variable with the one at ``index``, including it."""
     formal = operator.formal_input(index)
     if formal.is_variadic and not formal.is_homogeneous:
-        return [given[index]]
+        return [operands[index]]
     return [
-        item for place, item in enumerate(given) if is_weak(item) and operator.formal_input(place).variable == formal.variable
+        item for place, item in enumerate(operands) if is_weak(item) and operator.formal_input(place).variable == formal.variable
     ]
 
 
-def _check_inputs_given(operator: Operator, given: Sequence[Operand | None]) -> None:
-    if not operator.allows_inputs(len(given)):
+def _check_inputs(operator: Operator, operands: Sequence[Operand | None]) -> None:
+    if not operator.allows_inputs(len(operands)):
         names = ", ".join(f"[{f.name}]" if f.is_optional else f"*{f.name}" if f.is_variadic else f.name for f in operator.inputs)
-        raise ModelError(f"takes {operator.input_count} input(s): {names or 'none'}; got {len(given)}")
-    for index, item in enumerate(given):
+        raise ModelError(f"takes {operator.input_count} input(s): {names or 'none'}; got {len(operands)}")
+    for index, item in enumerate(operands):
         formal = operator.formal_input(index)
         if item is None and not formal.is_optional:
             raise ModelError(f"input {formal.name!r} must be given; got None")
@@ -259,9 +259,9 @@ def _check_inputs_given(operator: Operator, given: Sequence[Operand | None]) -> 
 def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) -> None:
     for name in attributes:
         if name not in operator.attributes:
-            known = (*operator.attributes, *(formal.name for formal in operator.inputs))
+            candidates = (*operator.attributes, *(formal.name for formal in operator.inputs))
             has = ", ".join(operator.attributes) or "none"
-            raise ModelError(f"has no attribute {name!r}; its attributes are: {has}.{did_you_mean(name, known)}")
+            raise ModelError(f"has no attribute {name!r}; its attributes are: {has}.{did_you_mean(name, candidates)}")
     missing = sorted(name for name in operator.required if attributes.get(name) is None)
     if missing:
         kind = operator.attributes[missing[0]].kind.name.lower()
@@ -294,17 +294,17 @@ def _output_count(
     bodies: TracedBodies | None,
     symbols: Sequence[Symbol | None],
     attributes: Mapping[str, Any],
-    asked: int | None,
+    requested: int | None,
     builder: Builder,
 ) -> int:
-    known = len(bodies.outputs) if bodies else _implied_count(operator, symbols, attributes, builder)
-    count: object = known if asked is None else asked
+    implied = len(bodies.outputs) if bodies else _implied_count(operator, symbols, attributes, builder)
+    count: object = implied if requested is None else requested
     if count is None:
         raise ModelError("the number of its outputs cannot be read from what was given; say it with outputs=")
     if not isinstance(count, int) or not operator.allows_outputs(count):
-        raise ModelError(f"has {operator.output_count} outputs; outputs={asked!r} was asked")
-    if bodies and count != known:
-        raise ModelError(f"outputs={asked} was asked, but the body gives {known}")
+        raise ModelError(f"has {operator.output_count} outputs; outputs={requested!r} was asked")
+    if bodies and count != implied:
+        raise ModelError(f"outputs={requested} was asked, but the body gives {implied}")
     return count
 
 
@@ -336,10 +336,10 @@ def _output_types(
     declared = infer_output_types(operator, node, bound)
     if builder.inference is None:
         return declared
-    given = {s.name: s.type for s in symbols if s is not None and s.type is not None}
+    input_types = {s.name: s.type for s in symbols if s is not None and s.type is not None}
     constants = {s.name: c for s in symbols if s is not None and (c := builder.find_constant(s)) is not None}
     try:
-        inferred = builder.inference(node, given, constants, builder.opsets)
+        inferred = builder.inference(node, input_types, constants, builder.opsets)
     except ModelError as error:
         shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
         raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
@@ -369,9 +369,9 @@ def apply_opaque(
         raise ModelError(f"{title}: {domain_title(domain)} is described by onnx; apply its operators by name")
     builder.import_domain(domain, version)
     symbols = [None if item is None else builder.symbol(_opaque_operand(item)) for item in inputs]
-    made = tuple(Attribute.of(key, attributes[key]) for key in sorted(attributes) if attributes[key] is not None)
+    node_attributes = tuple(Attribute.of(key, attributes[key]) for key in sorted(attributes) if attributes[key] is not None)
     labels = tuple(str(index + 1) for index in range(len(types)))
-    node = builder.new_node(op_type, symbols, len(types), made, domain=domain, name=name, labels=labels)
+    node = builder.new_node(op_type, symbols, len(types), node_attributes, domain=domain, name=name, labels=labels)
     results = builder.record(node, types)
     return results[0] if len(results) == 1 else results
 

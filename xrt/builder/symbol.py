@@ -17,12 +17,12 @@ recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
 """The innermost active builder of this context."""
 
 
-def current(asked: str) -> Builder:
-    """The active builder; raises ModelError, mentioning the operation ``asked``, if there is none."""
+def current(operation: str) -> Builder:
+    """The active builder; raises ModelError, mentioning ``operation``, if there is none."""
     builder = recording.get()
     if builder is None:
         raise ModelError(
-            f"{asked} builds a graph, and none is being traced here; call it inside xrt.Graph.build (or `with Builder():`), "
+            f"{operation} builds a graph, and none is being traced here; call it inside xrt.Graph.build (or `with Builder():`), "
             f"and run the graph with xrt.XRTModule"
         )
     return builder
@@ -48,8 +48,8 @@ class Symbol:
         """The type; raises ModelError if it is unknown or not a tensor."""
         if isinstance(self.type, TensorType):
             return self.type
-        what = "its type is not known" if self.type is None else f"it is a {self.type}"
-        raise ModelError(f"value {self.name!r} is used as a tensor, but {what}; apply operators of xrt.ops to it instead")
+        problem = "its type is not known" if self.type is None else f"it is a {self.type}"
+        raise ModelError(f"value {self.name!r} is used as a tensor, but {problem}; apply operators of xrt.ops to it instead")
 
     @property
     def dtype(self) -> DType:

@@ -134,7 +134,7 @@ class _Item:
 def index(x: Tensor, key: Any) -> Tensor:
     """``x[key]``; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
     keys = [_normal(x, item) for item in (key if isinstance(key, tuple) else (key,))]
-    items, new_axes = _placed(x, keys)
+    items, new_axes = _assign_axes(x, keys)
     for item in items:
         _check_range(x, item)
     arrays = [item for item in items if isinstance(item.index, Symbol | np.ndarray)]
@@ -143,10 +143,10 @@ def index(x: Tensor, key: Any) -> Tensor:
     # As in NumPy, an integer next to arrays is a 0-d array and broadcasts with them.
     gathered = [item for item in items if not isinstance(item.index, slice)]
     cut = _cut(x, [item for item in items if isinstance(item.index, slice)])
-    return _gather(unsqueeze(cut, new_axes), [_Item(_shifted(i.axis, new_axes), i.index) for i in gathered])
+    return _gather(unsqueeze(cut, new_axes), [_Item(_shift_axis(i.axis, new_axes), i.index) for i in gathered])
 
 
-def _shifted(axis: int, new_axes: Sequence[int]) -> int:
+def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
     """The position of an axis after inserting ``new_axes``, which are positions in the result."""
     for place in sorted(new_axes):
         axis += place <= axis
@@ -170,8 +170,8 @@ def _normal(x: Tensor, item: Any) -> Any:
         array = np.asarray(item)
         array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
         return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _checked_kind(x, array, DType.of(array))
-    what = f"{type(item).__name__} {item!r}"
-    raise ModelError(f"{x.name!r} cannot be indexed with {what}; use integers, slices, None, ... or arrays")
+    shown = f"{type(item).__name__} {item!r}"
+    raise ModelError(f"{x.name!r} cannot be indexed with {shown}; use integers, slices, None, ... or arrays")
 
 
 def _checked_kind(x: Tensor, item: Any, dtype: DType) -> Any:
@@ -193,7 +193,7 @@ def _is_mask(item: Any) -> bool:
     return isinstance(item, np.ndarray | Symbol) and item.dtype in (DType.BOOL, np.dtype(bool))
 
 
-def _placed(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
+def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
     """Assign axes to the items; also return the positions in the sliced tensor where None inserts an axis."""
     ellipses = sum(item is Ellipsis for item in keys)
     covered = sum(map(_covers, keys))
@@ -210,7 +210,7 @@ def _placed(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
         if item is None:
             new_axes.append(place)
         elif item is Ellipsis:
-            skipped = _skipped(x, keys, covered)
+            skipped = _count_skipped_axes(x, keys, covered)
             axis, place = axis + skipped, place + skipped
         else:
             items += _rows(axis, item)
@@ -222,7 +222,7 @@ def _placed(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
     return items, new_axes
 
 
-def _skipped(x: Tensor, keys: Sequence[Any], covered: int) -> int:
+def _count_skipped_axes(x: Tensor, keys: Sequence[Any], covered: int) -> int:
     if keys[-1] is Ellipsis:
         return 0
     return x.ndim - covered

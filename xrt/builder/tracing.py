@@ -58,12 +58,12 @@ class Graph:
         versions = {**self.opsets, "": self.opset}
         builder = Builder(type(self).__name__, opsets=versions, inference=node_types)
         builder.know(self._arrays())
-        return _traced(builder, self.build, inputs, named)
+        return _trace_build(builder, self.build, inputs, named)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record this graph as part of the one being traced; names get the class name as prefix."""
         builder = current(f"{type(self).__name__}(...)")
-        with builder.scope(_part_name(builder, type(self).__name__)):
+        with builder.scope(_name_part(builder, type(self).__name__)):
             builder.know(self._arrays())
             return self.build(*inputs, **named)
 
@@ -93,55 +93,55 @@ def trace(
     inference: Inference | None = None,
 ) -> Function:
     """Trace a callable to a Function. Inputs are types, or arrays that are used for their types."""
-    return _traced(Builder(name, opsets=opsets, inference=inference), build, inputs, {})
+    return _trace_build(Builder(name, opsets=opsets, inference=inference), build, inputs, {})
 
 
-def _traced(builder: Builder, build: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> Function:
-    bound = _bound(builder.name, build, inputs, named)
+def _trace_build(builder: Builder, build: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Function:
+    bound = _bind(builder.name, build, inputs, keywords)
     with builder:
         _make_inputs(builder, bound)
-        for name, value in _named_outputs(builder.name, build(*bound.args, **bound.kwargs)):
+        for name, value in _name_outputs(builder.name, build(*bound.args, **bound.kwargs)):
             if not is_operand(value):
                 raise ModelError(f"build of {builder.name!r} returns {type(value).__name__} {value!r}; it must return tensors")
             builder.output(value, name)
     return builder.function()
 
 
-def _bound(title: str, build: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
+def _bind(title: str, build: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
     try:
         signature = inspect.signature(build)
     except ValueError as error:
         raise ModelError(f"{build!r} does not tell its parameters; wrap it: `def build(x): ...`") from error
     try:
-        return signature.bind(*inputs, **named)
+        return signature.bind(*inputs, **keywords)
     except TypeError as error:
-        given = ", ".join([f"{len(inputs)} in their places", *named])
-        raise ModelError(f"build of {title!r} takes {signature}; the inputs given are {given}: {error}") from error
+        passed = ", ".join([f"{len(inputs)} in their places", *keywords])
+        raise ModelError(f"build of {title!r} takes {signature}; the inputs given are {passed}: {error}") from error
 
 
 def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
     """Replace types and arrays among the arguments by inputs; other arguments are passed to `build` unchanged."""
-    for name, given in bound.arguments.items():
+    for name, argument in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(given, 1))
+            bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(argument, 1))
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            bound.arguments[name] = {key: _input(builder, key, item) for key, item in given.items()}
+            bound.arguments[name] = {key: _input(builder, key, item) for key, item in argument.items()}
         else:
-            bound.arguments[name] = _input(builder, name, given)
+            bound.arguments[name] = _input(builder, name, argument)
 
 
-def _input(builder: Builder, name: str, given: Any) -> Any:
-    if isinstance(given, TensorType | SequenceType | OptionalType | MapType):
-        return builder.input(name, given)
-    if isinstance(given, Value):
-        return builder.input(name, given.type)
-    if isinstance(given, np.ndarray | np.generic | Constant):
-        return builder.input(name, (given if isinstance(given, Constant) else Constant(given)).type)
-    return given
+def _input(builder: Builder, name: str, argument: Any) -> Any:
+    if isinstance(argument, TensorType | SequenceType | OptionalType | MapType):
+        return builder.input(name, argument)
+    if isinstance(argument, Value):
+        return builder.input(name, argument.type)
+    if isinstance(argument, np.ndarray | np.generic | Constant):
+        return builder.input(name, (argument if isinstance(argument, Constant) else Constant(argument)).type)
+    return argument
 
 
-def _named_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
+def _name_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
     if isinstance(result, Mapping):
         return list(result.items())
     if isinstance(result, tuple | list):
@@ -151,7 +151,7 @@ def _named_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
     return [(None, result)]
 
 
-def _part_name(builder: Builder, title: str) -> str:
+def _name_part(builder: Builder, title: str) -> str:
     """Name one use of a graph inside another: the lower-case class name and a number."""
     return builder.parts.number(title.lower())
 

@@ -28,8 +28,8 @@ from xrt.graph.schemas import (
 def names(domain: str) -> tuple[str, ...]:
     """Sorted names of the operators of a domain at its newest version."""
     version = latest_version(domain)
-    found = ((name, find_operator(name, version, domain)) for name in operator_names(domain))
-    return tuple(name for name, operator in found if operator is not None)
+    operators = ((name, find_operator(name, version, domain)) for name in operator_names(domain))
+    return tuple(name for name, operator in operators if operator is not None)
 
 
 def newest(name: str, domain: str) -> Operator | None:
