@@ -88,13 +88,13 @@ class CostStore:
             if part.regions:
                 self._costs.update(key, partial(_merge, part))
 
-    def decision(self, asked: Signature) -> PlacementFile | None:
+    def decision(self, request: Signature) -> PlacementFile | None:
         """The document stored for the request; the caller checks whether it still applies."""
-        return self._decisions.find(asked.key)
+        return self._decisions.find(request.key)
 
-    def store_decision(self, asked: Signature, document: PlacementFile) -> None:
+    def store_decision(self, request: Signature, document: PlacementFile) -> None:
         """Store or replace a decision."""
-        self._decisions.keep(asked.key, document)
+        self._decisions.keep(request.key, document)
 
     # ------------------------------------------------------------------ engines
 
@@ -109,14 +109,14 @@ class CostStore:
 
 def hash_installed() -> str:
     """Hash of the installed distributions and their versions."""
-    distributions = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+    distributions = sorted(f"{distribution.name} {distribution.version}" for distribution in metadata.distributions())
     return hashlib.sha256("\n".join([sys.version, *sys.path, *distributions]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _list_keys(engines: Sequence[GraphCompiler], context: CompileContext) -> list[tuple[str, str]]:
     """Spec and key of each engine whose code changes can be detected; for others nothing may be stored."""
     signatures = {engine.spec: make_engine_key(engine, context) for engine in engines}
-    return [(spec, one.key) for spec, one in signatures.items() if dict(one.ingredients)["code"] != CODE_UNKNOWN]
+    return [(spec, item.key) for spec, item in signatures.items() if dict(item.ingredients)["code"] != CODE_UNKNOWN]
 
 
 def _merge(table: CostTable, stored: CostTable | None) -> CostTable:

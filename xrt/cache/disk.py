@@ -155,9 +155,9 @@ class DiskTier:
         elif self.store.entries.keep(entry.signature.key, entry):
             self._count("writes")
 
-    def _count(self, what: str) -> None:
+    def _count(self, counter: str) -> None:
         with self._lock:
-            self._statistics = replace(self._statistics, **{what: getattr(self._statistics, what) + 1})
+            self._statistics = replace(self._statistics, **{counter: getattr(self._statistics, counter) + 1})
 
 
 def _may_pass(error: BaseException | None) -> bool:
@@ -184,15 +184,15 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     """The cache directory configured in the environment; raises CacheError if there is none."""
-    asked = environment.get(DIRECTORY, "").strip()
-    if asked:
-        return expand_user(asked, DIRECTORY)
+    configured = environment.get(DIRECTORY, "").strip()
+    if configured:
+        return expand_user(configured, DIRECTORY)
     import platformdirs  # only needed for the default directory
 
-    found = platformdirs.user_cache_path("xrt", appauthor=False)
-    if not found.is_absolute():  # without a home directory it is "~/.cache"
+    path = platformdirs.user_cache_path("xrt", appauthor=False)
+    if not path.is_absolute():  # without a home directory it is "~/.cache"
         raise CacheError(f"this user has no home directory to keep a cache in; name a directory in {DIRECTORY}")
-    return found
+    return path
 
 
 def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
@@ -225,10 +225,10 @@ def _limit_of(environment: Mapping[str, str]) -> int:
     text = environment.get(LIMIT, "").strip()
     if not text:
         return DEFAULT_LIMIT
-    found = parse_size(text)
-    if found is None:
+    limit = parse_size(text)
+    if limit is None:
         warn(f"{LIMIT} must be a size such as 500MB or 20GB; got {text!r}, so it is {DEFAULT_LIMIT // 10**9}GB", CacheWarning)
-    return DEFAULT_LIMIT if found is None else found
+    return DEFAULT_LIMIT if limit is None else limit
 
 
 def parse_size(text: str) -> int | None:

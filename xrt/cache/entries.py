@@ -36,8 +36,8 @@ class StoredFailure:
 
     @classmethod
     def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
-        named = set(getattr(error, "nodes", ()))
-        places = tuple(place for place, node in enumerate(function.nodes) if node.name in named)
+        node_names = set(getattr(error, "nodes", ()))
+        places = tuple(place for place, node in enumerate(function.nodes) if node.name in node_names)
         kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
         return cls(kind, str(error), places)
 
@@ -141,8 +141,8 @@ class Miss:
         """The ingredients that differ: name, requested value, value of the nearest entry."""
         if self.nearest is None:
             return ()
-        mine, theirs = dict(self.signature.ingredients), dict(self.nearest.ingredients)
-        return tuple((n, mine.get(n, ""), theirs.get(n, "")) for n in self.signature.difference(self.nearest))
+        requested, stored = dict(self.signature.ingredients), dict(self.nearest.ingredients)
+        return tuple((n, requested.get(n, ""), stored.get(n, "")) for n in self.signature.difference(self.nearest))
 
 
 def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
@@ -152,7 +152,7 @@ def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
         with suppress(CacheError, OSError):  # unreadable entries are never nearest
             stored.append(ENTRIES.read(item.path).signature)
     keys = {signature.key for signature in stored}
-    return [Miss(one, _find_nearest(one, stored)) for one in signatures if one.key not in keys]
+    return [Miss(signature, _find_nearest(signature, stored)) for signature in signatures if signature.key not in keys]
 
 
 def _find_nearest(signature: Signature, stored: list[Signature]) -> Signature | None:

@@ -138,7 +138,7 @@ class Tier(Protocol):
 class _Entry:
     """An executable, or the future of one, with its reference count; the cache counts as one holder."""
 
-    made: Future[Executable] = field(default_factory=Future)
+    future: Future[Executable] = field(default_factory=Future)
     holders: int = 1
     nbytes: int = 0
     """Bytes held between calls; 0 until made."""
@@ -147,21 +147,21 @@ class _Entry:
     @property
     def idle_threads(self) -> int:
         """Threads that the executable owns; 0 until made or if that failed."""
-        return self.made.result().idle_threads if self.is_made else 0
+        return self.future.result().idle_threads if self.is_made else 0
 
     @property
     def is_made(self) -> bool:
-        return self.made.done() and self.made.exception() is None
+        return self.future.done() and self.future.exception() is None
 
     @property
     def close(self) -> Callable[[], None] | None:
         """Closes the executable; None if there is none or it belongs to the parent process of a fork."""
-        return self.made.result().close if self.is_made and self.generation == get_generation() else None
+        return self.future.result().close if self.is_made and self.generation == get_generation() else None
 
     @property
     def is_orphaned(self) -> bool:
         """Whether it is unusable after a fork: its maker or its threads exist only in the parent."""
-        return self.generation != get_generation() and not (self.is_made and self.made.result().survives_fork)
+        return self.generation != get_generation() and not (self.is_made and self.future.result().survives_fork)
 
 
 class Lease:
@@ -169,7 +169,7 @@ class Lease:
 
     def __init__(self, cache: CompileCache, entry: _Entry) -> None:
         self._entry: _Entry | None = None  # if result() raises, there is nothing to release
-        self.executable: Executable = entry.made.result()
+        self.executable: Executable = entry.future.result()
         self._cache = cache
         self._entry = entry
 
@@ -220,8 +220,8 @@ class CompileCache:
         threads, and nothing is cached in memory. The disk tier is used only if ``recipe`` is given, which it needs to load and
         save.
         """
-        entry, mine = self._claim(signature.memory_key, force)
-        if mine:
+        entry, is_maker = self._claim(signature.memory_key, force)
+        if is_maker:
             self._make(signature.memory_key, entry, self._through_disk(signature, make, force, recipe))
         try:
             return Lease(self, entry)
@@ -259,13 +259,13 @@ class CompileCache:
             executable = make()
             leave_to_parent(executable)
             entry.nbytes = count_bytes(executable)
-            entry.made.set_result(executable)
+            entry.future.set_result(executable)
         except BaseException as error:  # noqa: BLE001  # raised again in all waiting threads
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:
                     self._drop(key)
-            entry.made.set_exception(error)
+            entry.future.set_exception(error)
         else:
             with self._lock:
                 self._shrink()

@@ -276,7 +276,7 @@ class Records(Generic[T]):
 
     def find_damaged(self) -> dict[Item, str]:
         """Check all records; return the reason for each that cannot be used."""
-        found = {}
+        reasons = {}
         for item in self.items():
             try:
                 self.store.check(item.path)
@@ -284,8 +284,8 @@ class Records(Generic[T]):
             except FileNotFoundError:
                 continue  # evicted meanwhile
             except (CacheError, OSError) as error:
-                found[item] = str(error)
-        return found
+                reasons[item] = str(error)
+        return reasons
 
     def sweep(self) -> int:
         """Remove damaged and stale records; return their number."""
@@ -471,8 +471,8 @@ class Store:
     def items(self, kind: str = "") -> list[Item]:
         """All records, or those of one kind (the folder of its schema), least recently used first."""
         folders = [self.root / kind] if kind else [path for path in _list_folder(self.root) if path.name not in _NO_RECORDS]
-        found = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
-        return sorted(found, key=lambda item: (item.used, item.key))
+        items = [item for folder in folders if not self.root.is_symlink() for item in _walk(folder)]
+        return sorted(items, key=lambda item: (item.used, item.key))
 
     def find_damaged(self) -> dict[Item, str]:
         """Check the compiled regions; return the reason for each that cannot be used."""
@@ -496,10 +496,10 @@ class Store:
         import shutil
 
         folders = [] if self.root.is_symlink() else _list_folder(self.root / "work")
-        left = [folder for folder in folders if not folder.is_symlink() and _is_abandoned(folder)]
-        for folder in left:
+        abandoned = [folder for folder in folders if not folder.is_symlink() and _is_abandoned(folder)]
+        for folder in abandoned:
             shutil.rmtree(folder, ignore_errors=True)
-        return len(left)
+        return len(abandoned)
 
     def clear(self) -> None:
         """Remove everything XRT stores in the directory; concurrent compiles may lose their entries."""

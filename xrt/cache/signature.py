@@ -54,8 +54,8 @@ class Signature:
 
     def difference(self, other: Signature) -> tuple[str, ...]:
         """Names of the ingredients that differ."""
-        mine, theirs = dict(self.ingredients), dict(other.ingredients)
-        return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+        first, second = dict(self.ingredients), dict(other.ingredients)
+        return tuple(name for name in {**first, **second} if first.get(name) != second.get(name))
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in self.ingredients)
@@ -175,14 +175,14 @@ def _shared_stamps() -> tuple[str, ...]:
 
 def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
     """Stamps of the source files in a folder, recursing `levels` deep."""
-    found = []
+    stamps = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".py"):
-                found.append(_stamp(entry.path, entry.stat()))
+                stamps.append(_stamp(entry.path, entry.stat()))
             elif levels and entry.name != "__pycache__" and entry.is_dir():
-                found += _stamp_tree(entry.path, levels - 1)
-    return found
+                stamps += _stamp_tree(entry.path, levels - 1)
+    return stamps
 
 
 def _stamp(path: str, status: os.stat_result) -> str:
