@@ -72,11 +72,11 @@ def compute_ratio_of_medians(of: Sequence[float], to: Sequence[float], seed: int
     """
     # A candidate that ran out of time has fewer rounds.
     count = min(len(of), len(to))
-    mine, theirs = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
+    numerator, denominator = np.asarray(of[:count], np.float64), np.asarray(to[:count], np.float64)
     # The same rounds for both candidates keep them paired.
-    drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-    medians = np.median(mine[drawn], axis=1) / np.median(theirs[drawn], axis=1)
-    return _make_interval(float(np.median(mine) / np.median(theirs)), medians, 0.95)
+    samples = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+    medians = np.median(numerator[samples], axis=1) / np.median(denominator[samples], axis=1)
+    return _make_interval(float(np.median(numerator) / np.median(denominator)), medians, 0.95)
 
 
 def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
@@ -86,7 +86,7 @@ def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, 
     to the medians of ``parts`` consecutive segments.
     """
     interval = compute_round_ratio(of, to)
-    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
+    ratios = [numerator / denominator for numerator, denominator in zip(of, to, strict=True)]
     length = len(ratios) // parts
     medians = [statistics.median(ratios[at : at + length]) for at in range(0, length * parts, length)]
     return RatioInterval(interval.median, min(interval.low, *medians), max(interval.high, *medians))
@@ -174,19 +174,19 @@ def interleave(
 def take_turns(
     turns: Mapping[str, Callable[[], T]],
     rounds: int,
-    is_over: Callable[[int, Mapping[str, Sequence[T]]], bool] = lambda rounds, taken: False,
+    is_over: Callable[[int, Mapping[str, Sequence[T]]], bool] = lambda rounds, results: False,
 ) -> dict[str, list[T]]:
     """Run the candidates round by round, in the order of `rotate`; return the results per candidate.
 
     ``is_over`` is called before each round and can end the measurement.
     """
-    taken: dict[str, list[T]] = {name: [] for name in turns}
+    results: dict[str, list[T]] = {name: [] for name in turns}
     for number in range(rounds):
-        if is_over(number, taken):
+        if is_over(number, results):
             break
         for name in rotate(list(turns), number):
-            taken[name].append(turns[name]())
-    return taken
+            results[name].append(turns[name]())
+    return results
 
 
 def rotate(items: Sequence[T], turn: int) -> list[T]:

@@ -48,19 +48,19 @@ def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock
     Takes about ``seconds`` at most, or one call if that takes longer; returns at least one sample.
     """
     end = clock() + seconds
-    repeats = _warmed(call, seconds * WARM_SHARE, clock)
+    repeats = _warm_up_calls(call, seconds * WARM_SHARE, clock)
     samples = [seconds_per_call(call, repeats, clock)]
     while clock() < end and len(samples) < MOST and not _is_narrow(samples, within):
         samples.append(seconds_per_call(call, repeats, clock))
     return samples
 
 
-def _warmed(call: Call, seconds: float, clock: Clock) -> int:
+def _warm_up_calls(call: Call, seconds: float, clock: Clock) -> int:
     """Warm up and choose the number of calls per sample."""
-    taken = [seconds_per_call(call, 1, clock)]
-    while sum(taken) < seconds and len(taken) < WARM_CALLS:
-        taken.append(seconds_per_call(call, 1, clock))
-    return choose_calls_per_turn(min(taken), SAMPLE)
+    times = [seconds_per_call(call, 1, clock)]
+    while sum(times) < seconds and len(times) < WARM_CALLS:
+        times.append(seconds_per_call(call, 1, clock))
+    return choose_calls_per_turn(min(times), SAMPLE)
 
 
 def choose_calls_per_turn(seconds: float, turn: float) -> int:
@@ -168,15 +168,15 @@ class Warmup:
 
 def warm_up(call: Call, *, seconds: float, clock: Clock = time.perf_counter) -> Warmup:
     """Call until times are steady, or for ``seconds``, or `WARMUP_CALLS` times."""
-    taken: list[float] = []
-    while len(taken) < WARMUP_CALLS and (not taken or sum(taken) < seconds):
-        taken.append(seconds_per_call(call, 1, clock))
-        if is_steady(taken):
-            return Warmup(len(taken), True)
-    return Warmup(len(taken), False)
+    times: list[float] = []
+    while len(times) < WARMUP_CALLS and (not times or sum(times) < seconds):
+        times.append(seconds_per_call(call, 1, clock))
+        if is_steady(times):
+            return Warmup(len(times), True)
+    return Warmup(len(times), False)
 
 
-def is_steady(taken: Sequence[float]) -> bool:
+def is_steady(times: Sequence[float]) -> bool:
     """Whether the medians of the last two windows of `WINDOW` calls differ by no more than the spread of the last.
 
     >>> is_steady([9, 5, 3, 2, 1.5, 1, 1, 1, 1, 1])
@@ -184,9 +184,9 @@ def is_steady(taken: Sequence[float]) -> bool:
     >>> is_steady([9, 5, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1])
     True
     """
-    if len(taken) < 2 * WINDOW:
+    if len(times) < 2 * WINDOW:
         return False
-    last, before = taken[-WINDOW:], taken[-2 * WINDOW : -WINDOW]
+    last, before = times[-WINDOW:], times[-2 * WINDOW : -WINDOW]
     low, middle, high = statistics.quantiles(last, n=4)
     return abs(statistics.median(before) - middle) <= max(WITHIN * middle, (high - low) / 2)
 
