@@ -309,15 +309,15 @@ class Strip:
 
 def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
     """Draw strips on a common scale; also return the seconds at its right end."""
-    whole = [max(one.timeline.seconds, sum(one.timeline.regions)) for one in timed]
+    whole = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in timed]
     most = min(max(whole), LONGEST * min(whole))
-    return {"seconds": most, "strips": [_make_strip(one, most, colors) for one in timed]}
+    return {"seconds": most, "strips": [_make_strip(strip, most, colors) for strip in timed]}
 
 
-def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str, Any]:
-    taken = one.timeline.seconds
-    outside = percent(one.timeline.rest / taken) if taken else "0 %"
-    cut = " (the strip is cut)" if taken > most else ""
+def _make_strip(strip: Strip, most: float, colors: Mapping[str, str]) -> dict[str, Any]:
+    duration = strip.timeline.seconds
+    outside = percent(strip.timeline.rest / duration) if duration else "0 %"
+    cut = " (the strip is cut)" if duration > most else ""
     spans = [
         {
             "x": _share(start, most),
@@ -325,17 +325,17 @@ def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str,
             "color": colors[engine],
             "title": f"{name} on {engine}: {seconds(length)}, from {seconds(start)}",
         }
-        for engine, name, start, length in _find_spans(one.plan, one.timeline, most)
+        for engine, name, start, length in _find_spans(strip.plan, strip.timeline, most)
         if start < most
     ]
-    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {outside} outside of the regions{cut}"
-    return {"name": one.name, "spans": spans, "figure": figure}
+    figure = f"{format_count(len(strip.plan), 'region')}, {seconds(duration)} a call, of it {outside} outside of the regions{cut}"
+    return {"name": strip.name, "spans": spans, "figure": figure}
 
 
 def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, most: float) -> Iterator[tuple[str, str, float, float]]:
     """Yield engine, name, start and seconds of each span: a region, or thin neighbors on one engine."""
     timed = list(zip(plan, timeline.starts, timeline.regions, strict=False))
-    for (engine, thin), group in groupby(timed, lambda one: (one[0].engine, one[2] < THIN * most)):
+    for (engine, thin), group in groupby(timed, lambda span: (span[0].engine, span[2] < THIN * most)):
         members = list(group)
         if thin:
             yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
@@ -359,8 +359,8 @@ def list_region_times(plan: Sequence[RegionTimes], timeline: MeanCall, colors: M
             )
         )
     if len(plan) > len(longest):
-        left = sum(timeline.regions) - sum(timeline.regions[index] for index in longest)
-        rows.append((format_count(len(plan) - len(longest), "other region"), "", "", *_measure(left, timeline), ""))
+        remaining = sum(timeline.regions) - sum(timeline.regions[index] for index in longest)
+        rows.append((format_count(len(plan) - len(longest), "other region"), "", "", *_measure(remaining, timeline), ""))
     return [*rows, ("outside of the regions", "", "", *_measure(timeline.rest, timeline), "")]
 
 
@@ -370,9 +370,9 @@ def _measure(length: float, timeline: MeanCall) -> tuple[str, str]:
 
 def list_operators(region: RegionTimes, most: int = 4) -> str:
     """List a region's operators: ``Conv ×3, Relu, 2 others``."""
-    named = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
-    left = len(region.operators) - most
-    return ", ".join([*named, *([format_count(left, "other kind")] if left > 0 else [])])
+    listed = [f"{op} ×{number}" if number > 1 else op for op, number in region.operators[:most]]
+    remaining = len(region.operators) - most
+    return ", ".join([*listed, *([format_count(remaining, "other kind")] if remaining > 0 else [])])
 
 
 Edge: TypeAlias = tuple[int, int]
@@ -553,16 +553,16 @@ def _sum_seconds(group: range, timeline: MeanCall | None) -> float | None:
     return None if timeline is None else sum(timeline.regions[index] for index in group)
 
 
-def _make_box(regions: Sequence[RegionTimes], taken: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
+def _make_box(regions: Sequence[RegionTimes], total: float | None, timeline: MeanCall | None, colors: Mapping[str, str]) -> Box:
     first, last = regions[0], regions[-1]
     engines = Counter(region.engine for region in regions)
     color = colors[engines.most_common(1)[0][0]]
-    share = f", {percent(taken / timeline.seconds)}" if taken is not None and timeline and timeline.seconds else ""
-    time = f"{seconds(taken)}{share}" if taken is not None else format_count(sum(region.nodes for region in regions), "node")
+    share = f", {percent(total / timeline.seconds)}" if total is not None and timeline and timeline.seconds else ""
+    time = f"{seconds(total)}{share}" if total is not None else format_count(sum(region.nodes for region in regions), "node")
     if first is last:
         return Box((first.engine, list_operators(first), time), color, f"{first.name}: {format_count(first.nodes, 'node')}")
-    what = format_list([f"{number} on {engine}" for engine, number in engines.most_common()])
-    return Box((format_count(len(regions), "region"), what, time), color, f"{first.name} to {last.name}: {what}")
+    engine_list = format_list([f"{number} on {engine}" for engine, number in engines.most_common()])
+    return Box((format_count(len(regions), "region"), engine_list, time), color, f"{first.name} to {last.name}: {engine_list}")
 
 
 def _find_flows(plan: Sequence[RegionTimes], groups: Sequence[range]) -> dict[Edge, int]:
