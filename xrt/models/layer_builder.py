@@ -67,15 +67,15 @@ class LayerBuilder:
 
     def normal(self, *shape: int, deviation: float = 1.0) -> Tensor:
         """A constant of normally distributed numbers."""
-        drawn = self._random.standard_normal(shape, dtype=np.float32)
-        drawn *= np.float32(deviation)
-        return self.constant(drawn)
+        values = self._random.standard_normal(shape, dtype=np.float32)
+        values *= np.float32(deviation)
+        return self.constant(values)
 
     def constant(self, array: Any) -> Tensor:
         """A constant that takes ownership of the array, which becomes read-only."""
-        taken = np.asarray(array)
-        taken.flags.writeable = False
-        return self._builder.constant(taken)
+        values = np.asarray(array)
+        values.flags.writeable = False
+        return self._builder.constant(values)
 
     # ------------------------------------------------------------------ layers
 

@@ -93,11 +93,11 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
     A weight is a constant, or a static ``ConstantOfShape``, that an operator reads as a weight, possibly reshaped. Scalars and
     other values are unchanged.
     """
-    drawn = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
-    nodes = tuple(node for node in function.nodes if node.outputs[0] not in drawn)
+    weights = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
+    nodes = tuple(node for node in function.nodes if node.outputs[0] not in weights)
     # Shape constants of replaced fills have lost their readers.
     read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
-    constants = {**function.constants, **drawn}
+    constants = {**function.constants, **weights}
     return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
 
 
@@ -172,10 +172,10 @@ def _near_one(generator: np.random.Generator, shape: tuple[int, ...], statistics
 
 
 def _normal(generator: np.random.Generator, shape: tuple[int, ...], mean: float, deviation: float) -> Array:
-    drawn = generator.standard_normal(shape, dtype=np.float32)
-    drawn *= np.float32(deviation)
-    drawn += np.float32(mean)
-    return drawn
+    values = generator.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(deviation)
+    values += np.float32(mean)
+    return values
 
 
 _MAKERS: dict[tuple[str, int], Maker] = {

@@ -24,18 +24,18 @@ _BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 
 def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """MobileNet v2 features at 1/16 of the image size, expanded, and the last ones at 1/32; `width` is in percent."""
-    x = relu6(net.convolution(image, _scaled(32, width), 3, stride=2, gain=HE))
+    x = relu6(net.convolution(image, _scale_channels(32, width), 3, stride=2, gain=HE))
     sixteenth = x
     for expansion, channels, repeats, stride in _BLOCKS:
         for step in (stride, *[1] * (repeats - 1)):
             wide = x if expansion == 1 else relu6(net.convolution(x, get_value_shape(x)[1] * expansion, 1, gain=HE))
             sixteenth = wide if step == 2 else sixteenth  # the input of the last stride-2 block has 1/16 of the size
-            x = _narrowed(net, x, wide, _scaled(channels, width), step)
+            x = _project(net, x, wide, _scale_channels(channels, width), step)
     # The last layer is never narrowed (Sandler et al. 2018).
-    return sixteenth, relu6(net.convolution(x, _scaled(1280, max(width, 100)), 1, gain=HE))
+    return sixteenth, relu6(net.convolution(x, _scale_channels(1280, max(width, 100)), 1, gain=HE))
 
 
-def _narrowed(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
+def _project(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
     """Depthwise and pointwise convolution, with a skip connection where shapes match."""
     narrow = net.convolution(depthwise(net, wide, stride), channels, 1)
     return x + narrow if stride == 1 and get_value_shape(x)[1] == channels else narrow
@@ -52,7 +52,7 @@ def relu6(x: Tensor) -> Tensor:
     return emit("Clip", x, 0.0, 6.0)
 
 
-def _scaled(channels: int, width: int) -> int:
+def _scale_channels(channels: int, width: int) -> int:
     """Scale the channel count, rounded to a multiple of 8."""
     return max(8, round(channels * width / 800) * 8)
 
@@ -171,18 +171,18 @@ def detector(
     """
     with LayerBuilder("detector", seed) as net:
         picture = net.input("picture", 1, height, breadth, 3, dtype=DType.UINT8)
-        maps = _maps(net, _prepared(net, picture, image), width)
+        maps = _maps(net, _preprocess(net, picture, image), width)
         offsets, logits = (_read(net, maps, columns) for columns in (4, classes))
-        boxes = _decoded(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
+        boxes = _decode_boxes(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
         shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
-        selected, scores, labels = _kept(net, boxes, shares[:, 1:], detections)
+        selected, scores, labels = _select_detections(net, boxes, shares[:, 1:], detections)
         return net.finish(boxes=selected, scores=scores, labels=labels)
 
 
 # ---------------------------------------------------------------------- the network
 
 
-def _prepared(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
+def _preprocess(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
     """Resize, move channels first, and scale to [-1, 1]."""
     floats = picture.transpose(0, 3, 1, 2).astype("float32")
     sizes = net.constant(np.array([1, 3, image, image]))
@@ -220,7 +220,7 @@ def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[fl
     return ((y, x, *shape) for y, x, shape in itertools.product(centres, centres, shapes))
 
 
-def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
+def _decode_boxes(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
     """Corners (y, x, y, x) from offsets relative to the anchors (in tenths) and log sizes."""
     centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
     centre = offsets[:, :, :2] * 0.1 * sizes + centres
@@ -228,7 +228,7 @@ def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
     return emit("Concat", centre - half, centre + half, axis=-1)
 
 
-def _kept(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
+def _select_detections(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
     """Boxes, scores and labels of the best detections after non-maximum suppression.
 
     Its result count depends on the data, so pad it with `count` empty detections before TopK; a Reshape makes the extent

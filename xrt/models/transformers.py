@@ -176,9 +176,9 @@ class _Network:
     def weight(self, name: str, *shape: int, deviation: float | None = None, center: float = 0.0) -> Tensor:
         """A weight by name, or a random one; raises OptionError for another shape."""
         if self._weights is None:
-            drawn = self._random.standard_normal(shape, dtype=np.float32)
-            drawn *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
-            return self.constant(drawn + np.float32(center))
+            values = self._random.standard_normal(shape, dtype=np.float32)
+            values *= np.float32(1 / math.sqrt(shape[0]) if deviation is None else deviation)
+            return self.constant(values + np.float32(center))
         array = self._weights.get(name)
         if array is None or array.shape != shape:
             have = "missing" if array is None else f"of shape {list(array.shape)}"
@@ -186,9 +186,9 @@ class _Network:
         return self.constant(np.ascontiguousarray(array, np.float32))
 
     def constant(self, value: Any) -> Tensor:
-        taken = np.asarray(value)
-        taken.flags.writeable = False
-        return self.builder.constant(taken)
+        array = np.asarray(value)
+        array.flags.writeable = False
+        return self.builder.constant(array)
 
     def shape(self, x: Tensor, *shape: int) -> Tensor:
         return emit("Reshape", x, self.constant(np.array(shape, np.int64)))
