@@ -163,17 +163,17 @@ def _compare(
                 progress(f"{group.title}: {runner.candidate} region by region")
                 timeline = runner.worker.profile(settings.limit_seconds)
                 runner.timeline = None if isinstance(timeline, JobFailure) else timeline
-    return _judged(group, runners)
+    return _rank_rows(group, runners)
 
 
 def _agreement(results: list[Any], expected: list[Any] | str) -> Agreement:
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
     pairs = list(zip(results, expected, strict=True))
-    tolerances = [tolerance_for(theirs.dtype, "network") if isinstance(theirs, np.ndarray) else None for _, theirs in pairs]
-    found = [compare_all([mine], [theirs], one) for (mine, theirs), one in zip(pairs, tolerances, strict=True)]
-    message = next((each.message for each in found if not each), "")
-    return Agreement(message, max((f.absolute for f in found), default=0.0), max((f.relative for f in found), default=0.0))
+    tolerances = [tolerance_for(wanted.dtype, "network") if isinstance(wanted, np.ndarray) else None for _, wanted in pairs]
+    checks = [compare_all([result], [wanted], tolerance) for (result, wanted), tolerance in zip(pairs, tolerances, strict=True)]
+    message = next((each.message for each in checks if not each), "")
+    return Agreement(message, max((f.absolute for f in checks), default=0.0), max((f.relative for f in checks), default=0.0))
 
 
 def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
@@ -191,20 +191,20 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
     """Run turns round by round; a candidate whose time is used up drops out."""
     # Each candidate has its own budget: a slow one does not shorten the others' rounds.
-    left = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
+    remaining = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
         # Rotating the order spreads drift of the machine over all candidates.
-        for runner in rotate([r for r in runners if left.get(id(r), 0) > 0], turn):
+        for runner in rotate([r for r in runners if remaining.get(id(r), 0) > 0], turn):
             answer = runner.worker.turn(settings.limit_seconds)
             if isinstance(answer, JobFailure):
-                runner.reason, left[id(runner)] = answer.reason, 0.0
+                runner.reason, remaining[id(runner)] = answer.reason, 0.0
             else:
                 runner.rounds.append(answer)
-                left[id(runner)] -= max(answer, settings.turn_seconds)
+                remaining[id(runner)] -= max(answer, settings.turn_seconds)
 
 
-def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
+def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     """Add a row per candidate: fastest first, then wrong ones, then failed ones."""
     sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     # Only candidates with correct results can be the reference for ratios.

@@ -124,15 +124,15 @@ class _Ready:
 def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     """Load, compile, call once, warm up; the results are those of the first call."""
     function = job.subject.load(job.seed)
-    given = sample_inputs(function, job.seed)
+    inputs = sample_inputs(function, job.seed)
     module, import_seconds = time_call(lambda: _module(function, job))
     versions = tuple(registry.create(spec).version() for spec in module.engines)
     # Before the compile, to separate its memory from that of imports and the model.
     loaded = peak_bytes()
-    _, compile_seconds = time_call(lambda: module.compile(**given))
-    ready = _Ready(module, [given[value.name] for value in function.inputs])
+    _, compile_seconds = time_call(lambda: module.compile(**inputs))
+    ready = _Ready(module, [inputs[value.name] for value in function.inputs])
     results, first_seconds = time_call(ready.call)
-    repeats, warmth, alone = _warmed(ready.call, job)
+    repeats, warmth, alone = _warm_up_call(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
     regions = tuple(launch.engine for launch in module.plan.launches)
     start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_describe_regions(module))
@@ -152,17 +152,17 @@ def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple
     return list_regions(module.plan), module.engines, tuple(placed)
 
 
-def _warmed(call: Call, job: Job) -> tuple[int, Warmup, float]:
+def _warm_up_call(call: Call, job: Job) -> tuple[int, Warmup, float]:
     # The reference computes results only.
     if not job.warm_seconds:
         return 1, Warmup(0, False), 0.0
     warmth = warm_up(call, seconds=job.warm_seconds)
     repeats = choose_calls(call, job.turn_seconds)
-    return repeats, warmth, _alone(call, repeats, job.warm_seconds)
+    return repeats, warmth, _measure_alone(call, repeats, job.warm_seconds)
 
 
-def _alone(call: Call, repeats: int, seconds: float) -> float:
-    taken: Sequence[float] = [seconds_per_call(call, repeats)]
-    while len(taken) < ALONE and sum(taken) * repeats < seconds:
-        taken = [*taken, seconds_per_call(call, repeats)]
-    return statistics.median(taken)
+def _measure_alone(call: Call, repeats: int, seconds: float) -> float:
+    times: Sequence[float] = [seconds_per_call(call, repeats)]
+    while len(times) < ALONE and sum(times) * repeats < seconds:
+        times = [*times, seconds_per_call(call, repeats)]
+    return statistics.median(times)

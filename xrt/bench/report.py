@@ -146,8 +146,8 @@ def describe() -> dict[str, str | int]:
 def _processor() -> str:
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or "unknown"
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or "unknown"
 
 
 def peak_bytes() -> int:
@@ -231,7 +231,7 @@ def _describe_group(group: Group) -> dict[str, Any]:
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
     timed = [Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in sound and row.timeline]
     # One color per engine across all candidates of the group.
-    colors = color_engines(region.engine for one in timed for region in one.plan)
+    colors = color_engines(region.engine for strip in timed for region in strip.plan)
     return {
         "title": group.title,
         "answer": answer(group),
@@ -266,13 +266,13 @@ def answer(group: Group) -> str:
     if not sound:
         return "No candidate ran and agreed with the reference."
     best = sound[0]
-    taken = f"{best.candidate} takes {format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
+    best_time = f"{best.candidate} takes {format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
     if len(sound) == 1:
-        return f"{taken}; nothing else ran and agreed with the reference."
-    return " ".join(_compare(taken, sound[1:]))
+        return f"{best_time}; nothing else ran and agreed with the reference."
+    return " ".join(_compare(best_time, sound[1:]))
 
 
-def _compare(taken: str, others: Sequence[ReportRow]) -> Iterator[str]:
+def _compare(best_time: str, others: Sequence[ReportRow]) -> Iterator[str]:
     from xrt.html.views import format_list, format_ratio_interval
 
     ties = [str(row.candidate) for row in others if row.verdict == "tie"]
@@ -280,9 +280,9 @@ def _compare(taken: str, others: Sequence[ReportRow]) -> Iterator[str]:
     noisy = [str(row.candidate) for row in others if row.verdict == "too noisy"]
     if ties:
         tie = "is a tie with it" if len(ties) == 1 else "are ties with it"
-        yield f"{taken}, the least of all; {format_list(ties)} {tie}: the difference lies within the noise."
+        yield f"{best_time}, the least of all; {format_list(ties)} {tie}: the difference lies within the noise."
     else:
-        yield f"{taken}: the fastest."
+        yield f"{best_time}: the fastest."
     if noisy:
         yield f"{format_list(noisy)}: too noisy to rank; measure again on an idle machine, or with more rounds."
     if slower:

@@ -101,11 +101,11 @@ def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
     """
     if BATCH in sizes:
         function = name_batch(function)
-    known = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
+    dims = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
     for name in sizes:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
+        if name not in dims:
+            listed = ", ".join(sorted(dims)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, dims)} The model has: {listed}")
     return passes.bind_dims(function, sizes) if sizes else function
 
 
@@ -173,9 +173,9 @@ class BenchCandidate:
         return candidate
 
     def _check_pins(self) -> None:
-        known = {*self.engines, *self.names}
+        accepted = {*self.engines, *self.names}
         for text in self.pins:
-            if (engine := Pin.parse(text).engine) not in known and self.engines != (AUTO,):
+            if (engine := Pin.parse(text).engine) not in accepted and self.engines != (AUTO,):
                 raise OptionError(f"pin {text!r} names engine {engine!r}, which is not in the list: {', '.join(self.engines)}")
 
     @property
