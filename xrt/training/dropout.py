@@ -153,17 +153,17 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
         elements = emit("Size", x)
         numbers = emit("Range", np.array(0), emit("Div", elements + (ROW - 1), np.array(ROW)), np.array(1)).astype(DType.UINT32)
         rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _array(ROW))
-        drawn = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
-        flat = emit("Slice", emit("Reshape", drawn, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
+        mask = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
+        flat = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
         return emit("Reshape", flat, emit("Shape", x))
     size = math.prod(sizes)
     if not size:
         return x.builder.constant(np.zeros(sizes, np.bool_))
     first = np.arange(-(-size // ROW), dtype=np.uint32)[:, None] * np.uint32(ROW)
-    drawn = _compare(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
+    mask = _compare(emit("BitwiseXor", key, first), min(size, ROW), call, limit)
     if size % ROW and size > ROW:
-        drawn = emit("Slice", emit("Reshape", drawn, np.array([-1])), np.array([0]), np.array([size]))
-    return emit("Reshape", drawn, np.array(sizes, np.int64))
+        mask = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), np.array([size]))
+    return emit("Reshape", mask, np.array(sizes, np.int64))
 
 
 def _compare(rows: Tensor, columns: int, call: Tensor, limit: Tensor) -> Tensor:

@@ -175,9 +175,9 @@ def step(
     chosen = list_parameters(read.function, read.parameters)
     if not chosen:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
-    seeded, drawn = write_dropout(read.function, seed)
+    seeded, dropout_states = write_dropout(read.function, seed)
     promoted = promote(_with_loss(seeded, loss), chosen)
-    name = _find_loss(promoted, loss, drawn)
+    name = _find_loss(promoted, loss, dropout_states)
     # Gradients of the last layers are computed first, so outputs in this order free memory early.
     order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
     differentiated = gradient(promoted, of=name, with_respect_to=order)
@@ -192,14 +192,14 @@ def step(
             builder, {name: tensors[name] for name in chosen}, values, optimizer, clip_norm, accumulation_steps
         )
     built = builder.function().replace(aliases=differentiated.aliases, doc=differentiated.doc, metadata=differentiated.metadata)
-    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(differentiated), *drawn, *recorder.states])
+    return declare_states(infer_shapes(drop_dead_nodes(built)), [*list_states(differentiated), *dropout_states, *recorder.states])
 
 
-def _find_loss(function: Function, loss: str | Loss | None, drawn: Sequence[State]) -> str | None:
+def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequence[State]) -> str | None:
     """The name of the loss; None if it is ambiguous."""
     if isinstance(loss, str):
         return loss
-    next_states = {state.output for state in (*list_states(function), *drawn)}
+    next_states = {state.output for state in (*list_states(function), *dropout_states)}
     names = [value.name for value in function.outputs if value.name not in next_states]
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 
@@ -213,9 +213,9 @@ def _with_loss(function: Function, loss: str | Loss | None) -> Function:
         raise ModelError(f"output {output.name!r} is {output.type or 'of unknown type'}, and a loss needs a tensor")
     builder, tensors = continue_function(function)
     with builder:
-        taken = builder.names
-        target = builder.input(f"loss_{TARGET}" if TARGET in taken else TARGET, loss.target_type(output.type))
-        builder.output(loss.apply(tensors[output.name], target), "training_loss" if "loss" in taken else "loss")
+        names = builder.names
+        target = builder.input(f"loss_{TARGET}" if TARGET in names else TARGET, loss.target_type(output.type))
+        builder.output(loss.apply(tensors[output.name], target), "training_loss" if "loss" in names else "loss")
         for value in function.outputs:
             builder.output(tensors[value.name])
     return builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata)
