@@ -91,7 +91,7 @@ def takers() -> list[GraphCompiler]:
 
 
 SCRIPT = """
-from tests.laws.test_order import takers
+from tests.laws.test_laws import takers
 from xrt.cache import make_signature
 from xrt.engines import CompileContext
 from xrt.partition import partition
