@@ -95,7 +95,7 @@ def uses_plan(m: XRTModule, *given: np.ndarray[Any, Any]) -> bool:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_second_process_neither_reads_nor_asks(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = module(path, engine)(*inputs())
-    for name in ("module.model_source._from_file", "module.stored_plans.optimize", "partition.partition"):
+    for name in ("module.model_source._load_file", "module.stored_plans.optimize", "partition.partition"):
         monkeypatch.setattr(f"xrt.{name}", lambda *_, **__: pytest.fail("it is made again"))
     m = module(path, engine)
     np.testing.assert_array_equal(m(*inputs()), expected)

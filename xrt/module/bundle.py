@@ -88,7 +88,7 @@ class BundleTier:
         self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
     ) -> Executable:
         """Load the executable from the bundle or the tier behind it, else compile it with ``make``; it is returned prepared."""
-        section = self.sections.get(_portable(signature.ingredients))
+        section = self.sections.get(_drop_code_hash(signature.ingredients))
         if section is not None and not force:
             try:
                 with make_working_directory() as folder:
@@ -107,7 +107,7 @@ class BundleTier:
         return self.behind.get_or_compile(signature, recipe, make, force=force)
 
 
-def _portable(ingredients: Ingredients) -> Ingredients:
+def _drop_code_hash(ingredients: Ingredients) -> Ingredients:
     """The ingredients that are comparable between installations: all but the hash of the code."""
     return tuple((name, value) for name, value in ingredients if name != "code")
 
@@ -158,7 +158,7 @@ def load(
         for reason in missing.values():
             again = f"its regions are planned again for {', '.join(module.engines)}"
             warn(f"{os.fspath(path)!r}: {reason}; {again}", FallbackWarning)
-        _restore(module, tier)
+        _restore_programs(module, tier)
         return module
     except BundleError:
         raise
@@ -233,7 +233,7 @@ def _list_types(program: StoredProgram) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- programs
 
 
-class _Bundle:
+class _BundleOrigin:
     """The `ProgramOrigin` of programs in a bundle."""
 
     def __init__(self, file: BundleFile) -> None:
@@ -250,11 +250,11 @@ class _Bundle:
         return Specialization(plan.function, *context, original=plan.function, saved=saved)
 
 
-def _restore(module: XRTModule, tier: BundleTier) -> None:
+def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     """Add the saved programs to the module, except those on a missing engine."""
     recompiled: dict[str, str] = {}
     engines, name = module.programs.engines, os.fspath(tier.file.path)
-    origin, context = _Bundle(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
+    origin, context = _BundleOrigin(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
     for program in tier.file.record.programs:
         # Programs that need their nodes have a plan only.
         build = None if program.launches else origin.complete(program, context)
@@ -268,7 +268,7 @@ def _restore(module: XRTModule, tier: BundleTier) -> None:
         else:
             plan = build.plan
         regions = list_regions(plan, engines.by_spec, engines.context)
-        build.remarks = dict(_offer(regions, program.compiled, tier, recompiled))
+        build.remarks = dict(_register_compiled_forms(regions, program.compiled, tier, recompiled))
         module.programs.specializations.put((key[0], program.fetch), build)
         module.dispatcher.last = module.dispatcher.last or build
     if recompiled:
@@ -283,7 +283,7 @@ _IN_EVERY_REGION = ("xrt", "engine", "version", "options", "device", "threads", 
 """Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
 
 
-def _offer(
+def _register_compiled_forms(
     regions: Sequence[RegionToCompile], forms: Sequence[CompiledForm], tier: BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Register the compiled forms that are valid on this machine in the tier; yield (region name, remark) pairs."""
@@ -302,7 +302,7 @@ def _offer(
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif form.section:
             here = {"version": region.version, "threads": str(threads)}
-            tier.sections[_portable(tuple({**saved, **here}.items()))] = form.section
+            tier.sections[_drop_code_hash(tuple({**saved, **here}.items()))] = form.section
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
@@ -447,7 +447,7 @@ def _draw_inputs(function: Function) -> list[Any]:
     from xrt.operators.sample_inputs import sample_inputs
 
     if not all(is_deterministic(node, function) for node in function.nodes):
-        raise _make_error("the same inputs may give other outputs")
+        raise _make_example_error("the same inputs may give other outputs")
     values = list(sample_inputs(function).values())
     _check_size(sum(getattr(value, "nbytes", 0) for value in values))
     return values
@@ -456,12 +456,12 @@ def _draw_inputs(function: Function) -> list[Any]:
 def _make_example(module: XRTModule, function: Function, values: Sequence[Any]) -> Example:
     """Run the module on the inputs; raises OptionError if a value is not a numeric tensor, or they are too large."""
     if not all(map(is_encodable, values)):
-        raise _make_error("an input is no tensor of numbers")
+        raise _make_example_error("an input is no tensor of numbers")
     # A padded model has its sizes as further inputs.
     inputs = tuple((value.name, np.array(array)) for value, array in zip(function.inputs, values, strict=False))
     outputs = _run_to_host(module, [array.copy() for _, array in inputs])
     if not all(map(is_encodable, outputs)):
-        raise _make_error("an output is no tensor of numbers")
+        raise _make_example_error("an output is no tensor of numbers")
     example = Example(inputs, tuple(zip((value.name for value in module.outputs), outputs, strict=True)))
     _check_size(example.nbytes)
     return example
@@ -470,10 +470,10 @@ def _make_example(module: XRTModule, function: Function, values: Sequence[Any]) 
 def _check_size(nbytes: int) -> None:
     if nbytes > MOST_BYTES:
         most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
-        raise _make_error(f"it has {nbytes} bytes of inputs and outputs, and {most}")
+        raise _make_example_error(f"it has {nbytes} bytes of inputs and outputs, and {most}")
 
 
-def _make_error(reason: str) -> OptionError:
+def _make_example_error(reason: str) -> OptionError:
     return OptionError(f"the example cannot be kept: {reason}, or pass example=False for none")
 
 

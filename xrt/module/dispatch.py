@@ -68,7 +68,7 @@ def make_fast_path(build: Specialization, program: Program, values: Sequence[Any
     run: Callable[..., Sequence[Any]] = program.fast_call or (lambda *args: program.run(args))
     finish = unpack_outputs(program.plan.function)
     is_one = len(expected) == 1 and not texts
-    call = _from_one(run, finish, *expected[0], rescue) if is_one else _from_many(run, finish, fits, rescue)
+    call = _make_one_input_call(run, finish, *expected[0], rescue) if is_one else _make_checked_call(run, finish, fits, rescue)
     call_by_name = make_named_call([value.name for value in build.function.inputs], call)
     return FastPath(call, call_by_name, fits, build, program)
 
@@ -88,7 +88,7 @@ def make_signature_check(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable
     return fits
 
 
-def _from_one(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
+def _make_one_input_call(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> FastCall:
     """Make the fast path for one input, written without loops: the case is common and each line adds to a call's time."""
 
     def call(args: tuple[Any, ...]) -> Any:
@@ -104,7 +104,7 @@ def _from_one(run: Run, finish: Finish, kind: Any, dtype: Any, shape: Any, rescu
     return call
 
 
-def _from_many(run: Run, finish: Finish, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
+def _make_checked_call(run: Run, finish: Finish, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> FastCall:
     def call(args: tuple[Any, ...]) -> Any:
         if fits(args):
             try:
@@ -159,9 +159,9 @@ class Dispatcher:
         self._lock = renew_after_fork(threading.RLock())
         self._is_closed = False
         self.last: Specialization | None = None
-        self._use(NOTHING)
+        self._install(NOTHING)
 
-    def _use(self, path: FastPath) -> None:
+    def _install(self, path: FastPath) -> None:
         self.path, self.call, self.call_by_name = path, path.call, path.call_by_name
 
     def select(self, build: Specialization) -> None:
@@ -169,7 +169,7 @@ class Dispatcher:
         with self._lock:
             if build is not self.last:
                 self.last = build
-                self._use(NOTHING)
+                self._install(NOTHING)
 
     def call_prepared(self, args: tuple[Any, ...]) -> Any:
         """Run the prepared call of a signature other than the last one; `NO_MATCH` if there is none."""
@@ -177,9 +177,9 @@ class Dispatcher:
         if path is None:
             return NO_MATCH
         self.last = path.build
-        self._use(path)
+        self._install(path)
         if self._is_closed:  # by another thread in the meantime
-            self._use(NOTHING)
+            self._install(NOTHING)
         return path.call(args)
 
     def prepare(
@@ -199,11 +199,11 @@ class Dispatcher:
         values, path = wrap(path, values)
         with self._lock:
             if not self._is_closed and self._specializations.prepare(make_signature_key(values), path):
-                self._use(path)
+                self._install(path)
 
     def forget(self) -> None:
         """Drop all prepared calls."""
-        self._use(NOTHING)
+        self._install(NOTHING)
         self._specializations.forget_calls()
 
     def close(self) -> None:
@@ -305,11 +305,11 @@ def bind_io(program: Program, function: Function, values: Sequence[Any], out: An
             buffers[place] = values[updates[place]] if home == "cpu" else None  # an input on a device is updated itself
             returned[place] = values[updates[place]]
         elif targets[place] is None:
-            buffers[place] = returned[place] = _allocate(value, program)
+            buffers[place] = returned[place] = _allocate_output(value, program)
     return IOBinding(program.bind(values, buffers, types), tuple(values), tuple(returned))
 
 
-def _allocate(value: Value, program: Program) -> Any:
+def _allocate_output(value: Value, program: Program) -> Any:
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
         dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy

@@ -102,9 +102,9 @@ class Explanation:
         if not deviations:
             plain = (replace(r, remarks=tuple(x for x in r.remarks if not x.startswith(SPECIAL))) for r in self.regions)
             return replace(self, regions=tuple(plain)).describe(left_out=left_out)
-        return "\n".join(self._lines(left_out))
+        return "\n".join(self._format_lines(left_out))
 
-    def _lines(self, left_out: bool) -> Iterator[str]:
+    def _format_lines(self, left_out: bool) -> Iterator[str]:
         engines = (f"{spec} (fallback)" if spec == self.implicit else spec for spec in self.engines)
         where = f"; device {self.device}" if self.device != "cpu" else ""
         yield f"engines: {', '.join(engines)}; {self.threads} thread{'s' * (self.threads != 1)} for all together{where}"
@@ -286,18 +286,18 @@ class Memory:
         return self.arena is not None
 
     @property
-    def _uses(self) -> Iterator[MemoryUse]:
+    def _distinct_uses(self) -> Iterator[MemoryUse]:
         return (use for region in self.regions if not region.same_as for use in region.uses or ())
 
     @property
     def held(self) -> int:
         """Bytes in use between calls, as far as engines report them."""
-        return self.weights + self.unused + sum(use.nbytes or 0 for use in self._uses if not use.per_call)
+        return self.weights + self.unused + sum(use.nbytes or 0 for use in self._distinct_uses if not use.per_call)
 
     @property
     def shared(self) -> int:
         """Bytes of ``held`` in memory-mapped files, whose pages all processes of the host share."""
-        return self.mapped + sum(use.nbytes or 0 for use in self._uses if use.shared)
+        return self.mapped + sum(use.nbytes or 0 for use in self._distinct_uses if use.shared)
 
     @property
     def private(self) -> int:
@@ -312,14 +312,14 @@ class Memory:
         """An HTML table for a notebook."""
         from xrt.html.views import render_cell  # only for notebooks
 
-        rows = [(name.strip(), size, why) for name, size, why in self._rows()]
+        rows = [(name.strip(), size, why) for name, size, why in self._list_rows()]
         table = ("Bytes of one signature", {"what": "", "size": "number", "": ""}, rows)
         return render_cell("summary.html", title="Memory", facts={}, tables=[table])
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in self._rows())
+        return "\n".join(f"{name:<28}{size:>11}  {why}".rstrip() for name, size, why in self._list_rows())
 
-    def _rows(self) -> Iterator[tuple[str, str, str]]:
+    def _list_rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield table rows: a label, bytes, and a remark."""
         yield "weights", _format_size(self.weights), f"held once; {_format_size(self.mapped)} of all constants in mapped files"
         if self.unused:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from xrt.builder import Graph
     from xrt.placement.engine_list import EngineList
 
-EXPORTING = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
+EXPORT_ADVICE = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
 """Advice for PyTorch models in error messages."""
-OF_TORCH = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
+TORCH_SUFFIXES = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
 """Suffixes of PyTorch model files."""
 
 
@@ -59,9 +59,9 @@ def make_source(model: Any) -> ModelSource:
     if isinstance(model, type) and (is_graph(model, as_class=True) or is_of_torch(model)):
         raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}(...))")
     if isinstance(model, str | os.PathLike):
-        return _from_file(Path(model))
+        return _load_file(Path(model))
     if is_of_torch(model):
-        raise ModelError(f"a model of PyTorch's is exported first: {EXPORTING}")
+        raise ModelError(f"a model of PyTorch's is exported first: {EXPORT_ADVICE}")
     if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
         from xrt.formats import onnx
 
@@ -85,7 +85,7 @@ def is_graph(model: object, *, as_class: bool = False) -> bool:
     return issubclass(model, tracing.Graph) if as_class and isinstance(model, type) else isinstance(model, tracing.Graph)
 
 
-def _check(function: Function) -> Function:
+def _check_function(function: Function) -> Function:
     """Verify a Function and infer its types; raises ModelError if it is invalid or types contradict each other."""
     from xrt import passes
     from xrt.graph.state import STATE, declare_states, list_states
@@ -114,7 +114,7 @@ def is_of_torch(model: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
 
-def _from_file(path: Path) -> StaticModel:
+def _load_file(path: Path) -> StaticModel:
     from xrt.formats.onnx.files import load_file
 
     check_not_torch(path)
@@ -132,8 +132,8 @@ def _from_file(path: Path) -> StaticModel:
 
 def check_not_torch(path: str | os.PathLike[str]) -> None:
     """Raise ModelError for a PyTorch file, with advice on how to export it."""
-    if Path(path).suffix.lower() in OF_TORCH:
-        raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORTING}")
+    if Path(path).suffix.lower() in TORCH_SUFFIXES:
+        raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORT_ADVICE}")
 
 
 def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable[[], str]) -> None:
@@ -167,7 +167,7 @@ class StaticModel:
 
     def __init__(self, function: Function, locations: tuple[str, ...] = ()) -> None:
         """``locations`` are the files of external data, as paths in the model file."""
-        self._function, self._locations = _check(function), locations
+        self._function, self._locations = _check_function(function), locations
         self._set_ends(self._function.inputs, self._function.outputs)
 
     def _set_ends(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
@@ -216,7 +216,7 @@ class TracedModel:
             raise InputError(
                 f"the graph {function.name!r} keeps state ({state_names}); call a session: s = m.new_session(), then s(...)"
             )
-        return _check(function)
+        return _check_function(function)
 
     def get_declared_function(self) -> Function:
         if self.inputs:
@@ -247,7 +247,7 @@ def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
     """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
     check()
     try:
-        return _from_file(path)
+        return _load_file(path)
     finally:
         check()
 

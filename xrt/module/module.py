@@ -492,7 +492,7 @@ def describe_construction(module: XRTModule) -> tuple[Any, ...]:
         raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
     parts = {"model": model if is_graph(model) else None, "engines": arguments.engine, "options": arguments.options}
     for name, part in parts.items():
-        if reason := _why_not_written(part):
+        if reason := _why_not_picklable(part):
             raise TypeError(f"this module cannot be pickled, since its {name} cannot: {reason}. {ADVICE}")
     return arguments.repeat, (type(module), arguments.path or model)
 
@@ -510,7 +510,7 @@ def _find_model(module: XRTModule) -> Any:
     return get_model(module.source)
 
 
-def _why_not_written(part: Any) -> str | None:
+def _why_not_picklable(part: Any) -> str | None:
     """Explain why an argument cannot be pickled, or return None if no obstacle is found.
 
     Pickle stores functions and classes by name, so they must be importable; `copy.deepcopy` visits the rest as pickle does.

@@ -89,7 +89,7 @@ def keep_nodes_exact(engine: Any, settings: ModuleOptions) -> tuple[list[GraphCo
     return [candidate for pair in pairs for candidate in pair if candidate is not None], replace(settings, clustering=clustering)
 
 
-def quantize_as_asked(
+def quantize_by_table(
     function: Function, original: Function, settings: ModuleOptions, engines: Sequence[GraphCompiler]
 ) -> Function:
     """Quantize the optimized Function with the calibration table of the settings, which may refer to ``original``.

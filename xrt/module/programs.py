@@ -142,7 +142,7 @@ class Programs:
 
     def _quantize(self, simple: Function, function: Function) -> Function:
         """Quantize the model to int8, by a calibration table, or by ranges measured once on the calibration batches."""
-        from xrt.module.precision import measure_ranges, quantize_as_asked  # only for int8
+        from xrt.module.precision import measure_ranges, quantize_by_table  # only for int8
 
         choice, served = self.settings.choice, self.sizes.served
         if choice.table is None:
@@ -150,7 +150,7 @@ class Programs:
             declared = optimize(whole, fold=self.settings.fold_constants, engines=self.engines)
             table = measure_ranges(declared, self.settings, self.engines)
             self.settings = replace(self.settings, choice=replace(choice, table=table))
-        return quantize_as_asked(simple, function, self.settings, self.engines.engines)
+        return quantize_by_table(simple, function, self.settings, self.engines.engines)
 
     # ------------------------------------------------------------------ compile
 
@@ -321,10 +321,10 @@ class SpecializationCache:
     def remove(self, build: Specialization) -> None:
         """Drop a specialization if it is stored."""
         with self._lock:
-            if self._find(build) is not None:
+            if self._find_entry(build) is not None:
                 self._drop(build.key)
 
-    def _find(self, build: Specialization) -> _Entry | None:
+    def _find_entry(self, build: Specialization) -> _Entry | None:
         """The entry of a specialization; None if it was dropped, or replaced."""
         entry = self._entries.get(build.key)
         return entry if entry is not None and entry.build is build else None
@@ -332,7 +332,7 @@ class SpecializationCache:
     def count(self, build: Specialization, program: Program) -> bool:
         """Count a program's memory and threads and evict the least recently used others; False if it was counted before."""
         with self._lock:
-            if (entry := self._find(build)) is None:
+            if (entry := self._find_entry(build)) is None:
                 return True
             if entry.program is program:
                 return False
@@ -394,7 +394,7 @@ class SpecializationCache:
     def prepare(self, types: object, call: FastPath) -> bool:
         """Store a prepared call for inputs of these types and shapes; return False if its specialization was evicted."""
         with self._lock:
-            if call.build is None or self._find(call.build) is None:
+            if call.build is None or self._find_entry(call.build) is None:
                 return False
             self._prepared[types] = call
             self._prepared.move_to_end(types)

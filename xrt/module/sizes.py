@@ -129,9 +129,9 @@ class PaddedModel:
     def pad(self, values: Sequence[Any], *, exact: bool = False) -> PaddedValues:
         """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads."""
         sizes = read_sizes(self._inputs, values)
-        return self._fill(values, sizes, sizes if exact else self.choose(sizes))
+        return self._pad_to(values, sizes, sizes if exact else self.choose(sizes))
 
-    def _fill(self, values: Sequence[Any], sizes: Sizes, padded: Sizes) -> PaddedValues:
+    def _pad_to(self, values: Sequence[Any], sizes: Sizes, padded: Sizes) -> PaddedValues:
         """Pad with zeros, or with empty texts."""
         arrays = list(values)
         shapes = {place: list(values[place].shape) for place, _, _ in self._open}
@@ -155,7 +155,7 @@ class PaddedModel:
         fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.unpadded))
 
         def call(args: tuple[Any, ...]) -> Any:
-            result = path.call(tuple(self._fill(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
+            result = path.call(tuple(self._pad_to(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
             if result is NO_MATCH:
                 return result
             return tuple(self.cut(result, sizes)) if isinstance(result, tuple) else self.cut([result], sizes)[0]

@@ -330,12 +330,12 @@ class Specialization:
                     failed = FailedCall(failed.call, outcome, again)
                     new = (failed.refusal,)
                     continue
-            self._use(outcome, refused)
+            self._adopt(outcome, refused)
             if lost is not None:
                 raise lost
             return outcome, results
 
-    def _use(self, program: Program, refused: tuple[Refusal, ...]) -> None:
+    def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> None:
         if refused != self.refused:
             self.remarks, self.checked = {}, False  # their regions may have changed
         self.compiled, self._plan, self.refused = program, program.plan, refused

@@ -119,11 +119,11 @@ class StatefulFunction:
                 f"{capacity.input!r}; call session.reset(), or make the model with a larger capacity"
             )
         for name, array in arrays.items() if capacity.dim else ():
-            dims = self._type(name).shape or ()
+            dims = self._get_type(name).shape or ()
             if capacity.dim in dims and array.shape[dims.index(capacity.dim)] < needed:
                 size = min(1 << (needed - 1).bit_length(), max(capacity.size, needed))
                 larger = tuple(size if dim == capacity.dim else n for dim, n in zip(dims, array.shape, strict=True))
-                reserved[name] = self._fill(name, larger, array.dtype)
+                reserved[name] = self._make_array(name, larger, array.dtype)
                 reserved[name][tuple(map(slice, array.shape))] = array
         return reserved
 
@@ -141,22 +141,22 @@ class StatefulFunction:
 
         Raises InputError if an extent is unknown.
         """
-        type_ = self._type(name)
+        type_ = self._get_type(name)
         shapes = ((value, getattr((call_inputs or {}).get(value.name), "shape", ())) for value in self.others)
         pairs = (pair for value, shape in shapes for pair in zip(_list_dims(value, named=False), shape, strict=False))
         # The module checks later that they are consistent.
         sizes = {**{dim: size for dim, size in pairs if isinstance(dim, str)}, **sizes}
         if self.capacity is not None and self.capacity.dim:
             sizes.setdefault(self.capacity.dim, FIRST_CAPACITY)
-        shape = tuple(self._extent(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
-        return self._fill(name, shape, type_.dtype.numpy)
+        shape = tuple(self._find_extent(name, dim, sizes, call_inputs is None) for dim in type_.shape or ())
+        return self._make_array(name, shape, type_.dtype.numpy)
 
-    def _fill(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _make_array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         array = make_aligned_array(shape, dtype)
         array.fill(self.states[name].fill)
         return array
 
-    def _extent(self, name: str, dim: Any, sizes: Mapping[str, int], early: bool) -> int:
+    def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], early: bool) -> int:
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
@@ -164,18 +164,18 @@ class StatefulFunction:
             return 0  # it grows
         advice = f"call m.new_session(sizes={{{dim!r}: ...}})" if dim is not None else f"set session.state[{name!r}] to an array"
         why = "is known only in a call" if early and is_read else "no input tells"
-        raise InputError(f"state {name!r} is {self._type(name)}, whose extent {dim or '?'!r} {why}; {advice}")
+        raise InputError(f"state {name!r} is {self._get_type(name)}, whose extent {dim or '?'!r} {why}; {advice}")
 
     def copy_value(self, name: str, value: Any) -> Array:
         """Copy an array for a state; raises InputError for a name or an array that does not fit."""
-        declared = Value(name, self._type(name))
+        declared = Value(name, self._get_type(name))
         array = inputs.normalize(declared, value)
         inputs.check((declared,), (array,))
         copy = make_aligned_array(array.shape, array.dtype)
         np.copyto(copy, array)
         return copy
 
-    def _type(self, name: str) -> TensorType:
+    def _get_type(self, name: str) -> TensorType:
         if name not in self.states:
             raise InputError(
                 f"the model has no state {name!r}.{did_you_mean(name, self.states)} It has: {', '.join(self.states)}"
@@ -293,35 +293,35 @@ class Session:
         """
         if options is not None and options.out is not None:
             raise InputError("a session keeps some of the outputs: options.out must be None; copy what the call returns")
-        with self._turn("called"):
+        with self._require_idle("called"):
             self._check_not_lost("call session.reset(), session.restore(path), or set the state")
-            self._stateful = of = self._module.stateful_functions.find(self._module, args, kwargs)
-            call_inputs = dict(zip((v.name for v in of.others), inputs.bind(of.others, args, kwargs), strict=True))
-            return self._step(of, call_inputs, options)
+            self._stateful = stateful = self._module.stateful_functions.find(self._module, args, kwargs)
+            call_inputs = dict(zip((v.name for v in stateful.others), inputs.bind(stateful.others, args, kwargs), strict=True))
+            return self._step(stateful, call_inputs, options)
 
-    def _step(self, of: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
-        arrays = {name: self._make(of, name, call_inputs) for name in of.states}
-        self._arrays = arrays = of.reserve(arrays, call_inputs)
-        values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in of.function.inputs]
-        if self._compiled is not of:  # an interrupted compile or search loses nothing
-            of.module.compile(*values)
-            self._compiled = of
+    def _step(self, stateful: StatefulFunction, call_inputs: Mapping[str, Any], options: RunOptions | None) -> Any:
+        arrays = {name: self._make(stateful, name, call_inputs) for name in stateful.states}
+        self._arrays = arrays = stateful.reserve(arrays, call_inputs)
+        values = [arrays[v.name] if v.name in arrays else call_inputs[v.name] for v in stateful.function.inputs]
+        if self._compiled is not stateful:  # an interrupted compile or search loses nothing
+            stateful.module.compile(*values)
+            self._compiled = stateful
 
-        with _delay_interrupt() if of.fixed else nullcontext():
+        with _delay_interrupt() if stateful.fixed else nullcontext():
             # Any exception may leave some arrays written and others not. Until the next state is complete, all states that are
             # updated in place count as lost.
-            self._lost, self._generation = of.fixed, get_generation()
+            self._lost, self._generation = stateful.fixed, get_generation()
             try:
-                results = of.module(*values) if options is None else of.module(*values, options=options)
+                results = stateful.module(*values) if options is None else stateful.module(*values, options=options)
             except XRTError as error:
-                self._lost = frozenset(name for name in of.fixed if error.updated is None or name in error.updated)
+                self._lost = frozenset(name for name in stateful.fixed if error.updated is None or name in error.updated)
                 raise
-            results = (results,) if len(of.function.outputs) == 1 else results
-            self._arrays, self._lost = {name: results[place] for name, place in of.next_values.items()}, frozenset()
-        returned = tuple(results[place] for place in of.returned)
+            results = (results,) if len(stateful.function.outputs) == 1 else results
+            self._arrays, self._lost = {name: results[place] for name, place in stateful.next_values.items()}, frozenset()
+        returned = tuple(results[place] for place in stateful.returned)
         return returned[0] if len(returned) == 1 else returned or None
 
-    def _turn(self, action: str) -> threading.Lock:
+    def _require_idle(self, action: str) -> threading.Lock:
         """The lock to hold during one use; raises InputError if the session is in use.
 
         Acquire it by a ``with`` statement, which releases it even after an interrupt.
@@ -351,10 +351,10 @@ class Session:
     @contextmanager
     def borrow(self) -> Iterator[Mapping[str, Array]]:
         """Lend the state's arrays for reading, without a copy; calls raise InputError until the block ends."""
-        with self._turn("read"):
-            of = self._require_stateful()
+        with self._require_idle("read"):
+            stateful = self._require_stateful()
             self._check_not_lost("there is nothing to read")
-            yield {name: self._make(of, name) for name in of.states}
+            yield {name: self._make(stateful, name) for name in stateful.states}
 
     @property
     def lost(self) -> frozenset[str]:
@@ -363,12 +363,12 @@ class Session:
 
     def reset(self) -> None:
         """Discard the state; the next call starts with a new one."""
-        with self._turn("reset"):
+        with self._require_idle("reset"):
             self._arrays, self._lost = {}, frozenset()
 
     def fork(self) -> Session:
         """Create an independent session that continues from this state. Arrays that are updated in place are copied."""
-        with self._turn("forked"):
+        with self._require_idle("forked"):
             fixed = self._stateful.fixed if self._stateful is not None else frozenset()
             arrays = {name: array.copy() if name in fixed else array for name, array in self._arrays.items()}
             other = object.__new__(type(self))
@@ -379,30 +379,30 @@ class Session:
         """Write the state to a file, for `restore`; raises InputError if it is lost or cannot be created before a call."""
         from xrt.formats.arrays import write_session
 
-        with self._turn("saved"):
-            of = self._require_stateful()
+        with self._require_idle("saved"):
+            stateful = self._require_stateful()
             self._check_not_lost("there is nothing to save")
-            write_session(path, of.function.fingerprint, {name: self._make(of, name) for name in of.states})
+            write_session(path, stateful.function.fingerprint, {name: self._make(stateful, name) for name in stateful.states})
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load the state from a file of `save`; raises InputError for another file or the state of another model."""
         from xrt.formats.arrays import read_session
 
-        with self._turn("restored"):
-            of, (model, arrays) = self._require_stateful(), read_session(path)
-            if model != of.function.fingerprint:
+        with self._require_idle("restored"):
+            stateful, (model, arrays) = self._require_stateful(), read_session(path)
+            if model != stateful.function.fingerprint:
                 raise InputError(f"{os.fspath(path)!r} holds the state of another model; restore it where it was saved")
-            self._arrays, self._lost = {name: of.copy_value(name, value) for name, value in arrays.items()}, frozenset()
+            self._arrays, self._lost = {name: stateful.copy_value(name, value) for name, value in arrays.items()}, frozenset()
 
     def _require_stateful(self) -> StatefulFunction:
         if self._stateful is None:
             raise InputError("the graph is traced for the inputs of a call, and there was none; call the session first")
         return self._stateful
 
-    def _make(self, of: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
+    def _make(self, stateful: StatefulFunction, name: str, call_inputs: Mapping[str, Any] | None = None) -> Array:
         """The array of a state, created on first use."""
         if name not in self._arrays:
-            self._arrays[name] = of.make(name, self._sizes, call_inputs)
+            self._arrays[name] = stateful.make(name, self._sizes, call_inputs)
         return self._arrays[name]
 
     def __repr__(self) -> str:
@@ -418,15 +418,15 @@ class SessionState(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Array:
         session = self._session
-        with session._turn("read"):
-            of = session._require_stateful()
+        with session._require_idle("read"):
+            stateful = session._require_stateful()
             if name in session._lost:
                 session._check_not_lost("there is nothing to read")
-            return session._make(of, name).copy()
+            return session._make(stateful, name).copy()
 
     def __setitem__(self, name: str, value: Any) -> None:
         session = self._session
-        with session._turn("written to"):
+        with session._require_idle("written to"):
             session._arrays[name] = session._require_stateful().copy_value(name, value)
             session._lost -= {name}
 

@@ -191,7 +191,7 @@ def tune_throughput(
             warn(f"{tuned.headline}; allow a larger p99, or more threads", PlacementWarning)
             return tuned
         module.serving_record = record
-        bench.hand_over(record.threads)
+        bench.transfer_plans(record.threads)
         for target in dict.fromkeys((module, bench.find_module(record.threads))):
             store_serving(target, record, lower)
         if use is not None:
@@ -377,7 +377,7 @@ class ModuleBench:
         values = module.check_inputs(self._pool.join(0, size), {})
         if module.programs.engines.is_auto and (id(module), size) not in self._placed:
             if (threads, size) not in self._placements:
-                self._placements[threads, size] = self._place(module, threads, size, values)
+                self._placements[threads, size] = self._find_placement(module, threads, size, values)
             tuned = self._placements[threads, size]
             build = module.specialize(values, place=lambda function: tuned)
             module.programs.compile(build)  # adopting a decision drops uncompiled specializations
@@ -385,7 +385,7 @@ class ModuleBench:
             self._placed.add((id(module), size))
         return module.specialize(values)
 
-    def _place(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
+    def _find_placement(self, module: XRTModule, threads: int, size: int, values: list[Any]) -> TuningResult:
         """Place for a size: by a search for the largest and smallest size; other sizes use the largest one's placement."""
         placer = module.programs.placer
         if (threads, size) in self._searches:
@@ -424,7 +424,7 @@ class ModuleBench:
         self._specialize(module, threads, size)
         return module, module.check_inputs(self._pool.join(0, size), {})
 
-    def hand_over(self, threads: int) -> None:
+    def transfer_plans(self, threads: int) -> None:
         """Transfer the plans to the tuned module, if it has this thread budget."""
         for number, size in list(self._placements):
             if number == threads == self._module.threads:

@@ -79,7 +79,7 @@ class OutputChecks:
         mismatch = find_type_mismatch(launch, results)
         if mismatch is None or (expected := self._evaluate(launch, inputs)) is None:
             return None
-        return None if _types(results) == _types(expected) else mismatch
+        return None if _list_types(results) == _list_types(expected) else mismatch
 
     def _find_fault(self, engines: EngineList, launch: Launch, inputs: Sequence[Any], results: Sequence[Any]) -> str | None:
         if (mismatch := self._find_wrong_type(launch, inputs, results)) is not None:
@@ -166,7 +166,7 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, np.ndarray) and DType.of(value).is_float and bool(np.isnan(value).any())
 
 
-def _types(values: Sequence[Any]) -> list[Any]:
+def _list_types(values: Sequence[Any]) -> list[Any]:
     return [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values]
 
 
