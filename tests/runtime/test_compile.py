@@ -24,7 +24,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.runtime import Program, Refusal, compile_plan
-from xrt.runtime.compile import MOST, describe_patterns, to_blame
+from xrt.runtime.compile import TRIALS, describe_patterns, find_culprits
 from xrt.testing.fault_injection import Choosy
 
 F32 = TensorType(DType.FLOAT32, (3,))
@@ -307,7 +307,7 @@ def test_the_explanation_says_what_was_left_out_and_why() -> None:
 def test_it_is_found_out_once(tmp_path: Path) -> None:
     first, second = Choosy(refuses="Relu+Cos"), Choosy(refuses="Relu+Cos")
     homes, _, _ = placed(first, cache=tmp_path)
-    assert first.journal.count("compile") <= MOST + 3
+    assert first.journal.count("compile") <= TRIALS + 3
     again, told, _ = placed(second, cache=tmp_path)
     assert again == homes
     assert second.journal.count("compile") <= 2  # the regions that were not refused
@@ -320,7 +320,7 @@ def test_equal_regions_are_looked_into_once() -> None:
     engine = Choosy(refuses="Tanh", takes="Exp|Tanh|Abs")
     homes, _, _ = placed(engine, ("Exp", "Tanh", "Abs", "Sin") * 8, cache=CompileCache())
     assert sum(spec == engine.spec for spec in homes.values()) == 16
-    assert engine.journal.count("compile") <= 8 + MOST + 16
+    assert engine.journal.count("compile") <= 8 + TRIALS + 16
 
 
 # ---------------------------------------------------------------------- the search
@@ -340,8 +340,8 @@ def test_what_is_left_compiles_and_little_is_left_out(data: st.DataObject) -> No
         assert list(places) == sorted(set(places))
         return not any(some <= set(places) for some in bad)
 
-    blamed = to_blame(list(range(count)), compiles)
-    assert asked <= MOST
+    blamed = find_culprits(list(range(count)), compiles)
+    assert asked <= TRIALS
     kept = set(range(count)) - set(blamed)
     assert not any(some <= kept for some in bad)
     if len(bad) == 1:
@@ -358,13 +358,13 @@ def test_equal_blocks_give_up_the_same_node() -> None:
         asked.append(places)
         return not any({5 * block + 1, 5 * block + 2} <= set(places) for block in range(12))
 
-    assert to_blame(patterns, compiles) == tuple(range(2, 60, 5))
-    assert len(asked) <= MOST
+    assert find_culprits(patterns, compiles) == tuple(range(2, 60, 5))
+    assert len(asked) <= TRIALS
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_where_too_many_are_to_blame_what_is_known_to_compile_stays() -> None:
-    blamed = to_blame(list(range(64)), lambda places: not any(place >= 32 for place in places))
+    blamed = find_culprits(list(range(64)), lambda places: not any(place >= 32 for place in places))
     assert set(range(32, 64)) <= set(blamed)
     assert len(blamed) < 64
 

@@ -89,7 +89,7 @@ class LaunchArrays:
     """By output slot: the input slot whose array it is computed in."""
 
     @property
-    def freed(self) -> tuple[int, ...]:
+    def to_clear(self) -> tuple[int, ...]:
         return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
@@ -100,11 +100,11 @@ def _prepare_bound(step: Step, arrays: LaunchArrays) -> Action:
 def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots and outputs at fixed addresses."""
     call, reads = step.executable.bind_outputs([arrays.fixed[slot] for slot in step.writes]), step.reads
-    slots, freed = arrays.slots, arrays.freed
+    slots, to_clear = arrays.slots, arrays.to_clear
 
     def launch() -> None:
         call(*[slots[slot] for slot in reads])
-        for slot in freed:
+        for slot in to_clear:
             slots[slot] = None
 
     return launch
@@ -112,7 +112,7 @@ def _prepare_aimed(step: Step, arrays: LaunchArrays) -> Action:
 
 def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
     """A launch with inputs from the slots. Results at fixed places are computed there, or copied."""
-    executable, slots, freed, reads, writes = step.executable, arrays.slots, arrays.freed, step.reads, step.writes
+    executable, slots, to_clear, reads, writes = step.executable, arrays.slots, arrays.to_clear, step.reads, step.writes
     places = {slot: arrays.fixed[slot] for slot in writes if slot in arrays.fixed}
     updates = tuple((index, arrays.inplace[slot]) for index, slot in enumerate(writes) if slot in arrays.inplace)
     least = {index: nbytes for index, nbytes in enumerate(executable.output_buffer_threshold()) if nbytes is not None}
@@ -149,7 +149,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
             # The engine did not use the buffer.
             elif result is not place:
                 fill(place, result)
-        for slot in freed:
+        for slot in to_clear:
             slots[slot] = None
 
     return launch
@@ -175,7 +175,7 @@ def make_count_error(step: Step, count: int) -> RunFailed:
     )
 
 
-Find: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
+OutputCheck: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
 """Checks the outputs of a launch, given its inputs and outputs; returns a sentence that names the launch, or None."""
 
 
@@ -183,7 +183,7 @@ Find: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any]], str | None]
 class OutputInspector:
     """A check after each launch of a call."""
 
-    find: Find
+    find: OutputCheck
     needs_inputs: bool = False
     """Whether the check needs the inputs as before the launch, even if the launch may overwrite them."""
 
@@ -217,13 +217,13 @@ def to_run_failed(launch: Launch, error: Exception) -> Exception:
 def find_type_mismatch(launch: Launch, results: Sequence[Any]) -> str | None:
     """Describe the first result whose type contradicts the plan; None if all match."""
     for value, result in zip(launch.function.outputs, results, strict=True):
-        if not _is_of(result, value.type):
+        if not _has_type(result, value.type):
             got = f"{result.dtype}{list(result.shape)}" if _is_array(result) else type(result).__name__
             return f"engine {launch.engine!r} returned {got} for output {value.name!r} of {launch.name}, which is {value.type}"
     return None
 
 
-def _is_of(result: Any, type_: Type | None) -> bool:
+def _has_type(result: Any, type_: Type | None) -> bool:
     if isinstance(type_, SequenceType | MapType):
         return isinstance(result, list if isinstance(type_, SequenceType) else dict)
     if not isinstance(type_, TensorType):

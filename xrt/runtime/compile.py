@@ -156,8 +156,8 @@ class RegionToCompile:
             return None
         from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
 
-        where, who = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
-        return make_out_of_memory_error(where, find_root_cause(error), who) if isinstance(where, Device) else None
+        accelerator, who = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
+        return make_out_of_memory_error(accelerator, find_root_cause(error), who) if isinstance(accelerator, Device) else None
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
@@ -302,7 +302,7 @@ class _Compilation:
 
         if key not in self.blamed:
             _log.info("%s: looking for the nodes to blame", region.launch.name)
-            self.blamed[key] = to_blame(describe_patterns(function), compiles)
+            self.blamed[key] = find_culprits(describe_patterns(function), compiles)
             recipe = CompileRequest(function, region.engine, region.context)
             with suppress(CompileRefused):
                 # `force` replaces the stored refusal, which names no nodes.
@@ -310,11 +310,11 @@ class _Compilation:
         return tuple(function.nodes[at].name for at in self.blamed[key])
 
 
-MOST = 16
+TRIALS = 16
 """Limit on trial compiles per refused region."""
 
 
-def to_blame(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = MOST) -> tuple[int, ...]:
+def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = TRIALS) -> tuple[int, ...]:
     """Positions of the nodes without which the region compiles; all nodes if that cannot be found out.
 
     ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the

@@ -93,7 +93,7 @@ class DeviceCall:
         """Objects that must stay alive until the device's stream has finished the work of this call."""
         self._counter = counter
         self._recorder = recorder
-        self._coming: dict[int, tuple[int, Device, Event]] = {}
+        self._downloads: dict[int, tuple[int, Device, Event]] = {}
         """Copies to the host, by slot."""
         self._numbers = itertools.count()
 
@@ -104,8 +104,8 @@ class DeviceCall:
             self.devices[target].after(self.streams[target], self.devices[source].event(self.streams[source]))
         self.values[place] = self.send(value, source, target)
         if target == HOST:
-            there = self.devices[source]
-            self._coming[slot] = next(self._numbers), there, there.event(self.streams[source])
+            accelerator = self.devices[source]
+            self._downloads[slot] = next(self._numbers), accelerator, accelerator.event(self.streams[source])
         if self._recorder is not None:
             self.settle(source if target == HOST else target)
             self.record(name, source, target, value, began)
@@ -121,27 +121,27 @@ class DeviceCall:
             return [self.send(item, source, target) for item in value]
         if value is None:
             return None
-        there = self.devices[source if target == HOST else target]
-        stream = self.streams[there.name]
+        accelerator = self.devices[source if target == HOST else target]
+        stream = self.streams[accelerator.name]
         direction = "out" if target == HOST else "in" if source == HOST else "across"
         try:
             if direction == "across":
-                sent = there.copy_across(value, self.devices[source], stream)
+                sent = accelerator.copy_across(value, self.devices[source], stream)
             else:
-                sent = there.copy_out(value, stream) if direction == "out" else there.copy_in(value, stream)
+                sent = accelerator.copy_out(value, stream) if direction == "out" else accelerator.copy_in(value, stream)
         except Exception as error:  # noqa: BLE001  # only out-of-memory errors are converted
-            raise make_out_of_memory_error(there, error, "a copy of a value of the model", value.nbytes) or error  # noqa: B904
+            raise make_out_of_memory_error(accelerator, error, "a copy of a value of the model", value.nbytes) or error  # noqa: B904
         self._counter.add(**{f"copies_{direction}": 1, f"bytes_{direction}": value.nbytes})
-        self.references[there.name] += [sent.source, sent.array, value if direction == "across" else None]
+        self.references[accelerator.name] += [sent.source, sent.array, value if direction == "across" else None]
         return sent.array
 
     def wait_for(self, slots: Sequence[int]) -> None:
         """Wait until the copies of these values to the host are done: once per device, for the latest copy."""
-        coming = sorted(filter(None, (self._coming.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
-        for there, event in {there.name: (there, event) for _, there, event in coming}.values():
-            if not there.is_done(event):
+        coming = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
+        for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in coming}.values():
+            if not accelerator.is_done(event):
                 self._counter.add(waits=1)
-                there.wait_for(event)
+                accelerator.wait_for(event)
 
     def settle(self, name: str) -> None:
         """Wait for all work on the stream of a device."""
@@ -229,9 +229,9 @@ class CapturedCall:
         program, home = self._program, self._program.plan.device
         for value, target in zip(inputs, self._inputs, strict=True):
             if value is not target:
-                there = value if program.is_at_home(value) else call.send(value, HOST, home)
-                call.references[home].append(there)
-                program.home().copy_within(target, there, call.streams[home])
+                array = value if program.is_at_home(value) else call.send(value, HOST, home)
+                call.references[home].append(array)
+                program.home().copy_within(target, array, call.streams[home])
 
     def _allocate(self, like: Any, stream: Stream) -> Array:
         return self._program.allocate(like.shape, like.dtype, stream, "a recorded call")
@@ -287,9 +287,9 @@ class MultiDeviceProgram(Program):
         self._devices: Mapping[str, Device] = {name: device(name) for name in sorted(used)}
         self._module_streams = streams
         self._counter = TransferCounter()
-        self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
-        self._graphed = CapturedCall(self) if graph else None
-        self._settle = weakref.finalize(self, _wait_for_work, self._under_way, streams, tuple(self._devices.values()))
+        self._pending: deque[tuple[Device, Event, list[object]]] = deque()
+        self._captured = CapturedCall(self) if graph else None
+        self._settle = weakref.finalize(self, _wait_for_work, self._pending, streams, tuple(self._devices.values()))
 
     @property
     def fast_call(self) -> None:
@@ -303,7 +303,7 @@ class MultiDeviceProgram(Program):
     @property
     def graph_remark(self) -> str:
         """Outcome of a requested device graph; empty if none was requested."""
-        return str(self._graphed or "")
+        return str(self._captured or "")
 
     # ------------------------------------------------------------------ calls
 
@@ -318,8 +318,8 @@ class MultiDeviceProgram(Program):
         self._release_finished()
         self._counter.add(calls=1)
         plain = options.out is None and not options.profile and inspection is None and options.stream is None
-        if self._graphed is not None and plain:
-            results = self._graphed.run(inputs)
+        if self._captured is not None and plain:
+            results = self._captured.run(inputs)
             if results is not None:
                 streams = self._streams(options)
                 self.end(options, streams)
@@ -331,13 +331,13 @@ class MultiDeviceProgram(Program):
         call, began = self.call(options), perf_counter()
         self.begin(options, call.streams)
         try:
-            self._enter(call, inputs)
+            self._place_inputs(call, inputs)
             try:
                 self.play(call, options, inspection)
             except XRTError as error:
                 error.updated = None  # launches before it may have updated inputs
                 raise
-            results = self._collect(call, inputs, options)
+            results = self._collect_results(call, inputs, options)
         finally:
             self.hold(call)
             self.end(options, call.streams)  # also after a failure: pending work may still read the inputs
@@ -363,22 +363,22 @@ class MultiDeviceProgram(Program):
     def _activate(self, name: str, call: DeviceCall) -> Any:
         return nullcontext() if name == HOST else self._devices[name].activate(call.streams[name])
 
-    def _enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
+    def _place_inputs(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
         """Copy each input once to each device that reads it, and constants that are outputs."""
         home, names = self.plan.device, self._slots.names
         for place in self._input_places:
             slot, target = place
             value, name = inputs[slot], names[slot]
-            there = home if self.is_at_home(value) else HOST
-            if there == HOST and not isinstance(value, np.ndarray | list | None):
+            origin = home if self.is_at_home(value) else HOST
+            if origin == HOST and not isinstance(value, np.ndarray | list | None):
                 raise DeviceError(f"input {name!r} lies neither on the host nor on {home}, where the module runs; copy it there")
-            if target == there or value is None:
+            if target == origin or value is None:
                 call.values[place] = value
             else:
-                call.copy(value, there, place, name)
-            if there != HOST:
+                call.copy(value, origin, place, name)
+            if origin != HOST:
                 # Keep the caller's array alive until queued work has read it.
-                call.references[there].append(value)
+                call.references[origin].append(value)
         for slot, array in self._slots.constants.items():
             if self.plan.device == HOST:
                 call.values[slot, home] = array
@@ -408,18 +408,18 @@ class MultiDeviceProgram(Program):
         if inspection is not None and inspection.needs_inputs:
             with self._activate(where, call):
                 before = copy_inputs(step, args)
-        began, there, launch = perf_counter(), self._devices.get(where), step.launch
+        began, accelerator, launch = perf_counter(), self._devices.get(where), step.launch
         try:
             with self._activate(where, call):
-                results = step.executable.run(args, *([] if there is None else [RunOptions(stream=call.streams[where])]))
+                results = step.executable.run(args, *([] if accelerator is None else [RunOptions(stream=call.streams[where])]))
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
             who = f"engine {launch.engine!r} in {launch.name}"
-            short = make_out_of_memory_error(there, find_root_cause(error), who) if there is not None else None
+            short = make_out_of_memory_error(accelerator, find_root_cause(error), who) if accelerator is not None else None
             raise short or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
-            if there is not None:
+            if accelerator is not None:
                 call.settle(where)
             self._recorder.add(entry.number, began, perf_counter())
         if inspection is not None:
@@ -432,18 +432,18 @@ class MultiDeviceProgram(Program):
         self, entry: DeviceStep, call: DeviceCall, inspection: OutputInspector, args: Sequence[Any], results: Sequence[Any]
     ) -> None:
         """Check the results of a launch; wait for them only if the check needs the values."""
-        launch, where = entry.step.launch, self._devices.get(entry.device)
-        if where is not None:
+        launch, accelerator = entry.step.launch, self._devices.get(entry.device)
+        if accelerator is not None:
             if not inspection.needs_inputs and find_type_mismatch(launch, results) is None:
                 return
             with self._activate(entry.device, call):
-                args, results = copy_to_host(args, where), copy_to_host(results, where)
+                args, results = copy_to_host(args, accelerator), copy_to_host(results, accelerator)
         if (wrong := inspection.find(launch, args, results)) is not None:
             raise RunFailed(wrong, launch.name)
 
     # ------------------------------------------------------------------ results
 
-    def _collect(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+    def _collect_results(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
         if self.plan.device == HOST:
             call.wait_for(self._slots.outputs)
         results = [call.values[place] for place in self.outputs]
@@ -451,7 +451,7 @@ class MultiDeviceProgram(Program):
             self._unshare_placed(results, inputs)
             computed = tuple(results)
             for source, target in self._slots.aliases:
-                results[source] = self._update(call, inputs[target], results[source], self._slots.names[target])
+                results[source] = self._update_input(call, inputs[target], results[source], self._slots.names[target])
             for index, buffer in enumerate(options.out or ()):
                 if buffer is not None:
                     buffer[...] = computed[index]
@@ -470,7 +470,7 @@ class MultiDeviceProgram(Program):
                 results[index] = copy_values(result)
             used_ids.add(id(results[index]))
 
-    def _update(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
+    def _update_input(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""
         if result is target:
             return target
@@ -507,12 +507,12 @@ class MultiDeviceProgram(Program):
         for name, references in call.references.items():
             # A caller's stream needs an event even without copies: `close` waits for our own streams only.
             if references or call.streams[name] is not self._module_streams.on(name):
-                where = self._devices[name]
-                self._under_way.append((where, where.event(call.streams[name]), references))
+                accelerator = self._devices[name]
+                self._pending.append((accelerator, accelerator.event(call.streams[name]), references))
 
     def _release_finished(self) -> None:
         """Release objects of finished copies of earlier calls."""
-        under_way = self._under_way
+        under_way = self._pending
         while under_way:
             try:
                 first = under_way.popleft()
@@ -542,7 +542,7 @@ class MultiDeviceProgram(Program):
         graph if the program's calls are. Not for concurrent use.
         """
         options = RunOptions(out=tuple(buffers))
-        graphed = CapturedCall(self, buffers) if self._graphed is not None else None
+        graphed = CapturedCall(self, buffers) if self._captured is not None else None
 
         def call() -> None:
             self._release_finished()
@@ -575,8 +575,8 @@ class MultiDeviceProgram(Program):
     def close(self) -> None:
         """Wait for pending work, and release the executables."""
         self._settle()
-        if self._graphed is not None:
-            self._graphed.close()
+        if self._captured is not None:
+            self._captured.close()
         super().close()
 
     def close_in_background(self) -> None:
@@ -586,8 +586,8 @@ class MultiDeviceProgram(Program):
 def _wait_for_work(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
     """Wait for pending work that uses memory about to be released: copies and executables."""
     while under_way:
-        where, event, _ = under_way.popleft()
-        where.wait_for(event)
-    for where in devices:
-        if (stream := streams.get(where.name)) is not None:
-            where.wait([stream])
+        accelerator, event, _ = under_way.popleft()
+        accelerator.wait_for(event)
+    for accelerator in devices:
+        if (stream := streams.get(accelerator.name)) is not None:
+            accelerator.wait([stream])

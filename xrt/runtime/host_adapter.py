@@ -35,8 +35,8 @@ def on_device(name: str, context: CompileContext) -> CompileContext:
 
 def adapt_to_host(executable: Executable, context: CompileContext) -> Executable:
     """Wrap the executable to accept and return host arrays, if the context is of an accelerator."""
-    where = context.accelerator
-    return HostAdapter(executable, where) if isinstance(where, Device) else executable
+    accelerator = context.accelerator
+    return HostAdapter(executable, accelerator) if isinstance(accelerator, Device) else executable
 
 
 def make_timed_call(
@@ -118,18 +118,18 @@ class HostAdapter(Executable):
         self.stream = where.new_stream()
 
     def prepare(self) -> None:
-        with self._in_memory():
+        with self._convert_shortage():
             self.inner.prepare()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         where = self.where
-        with where.activate(self.stream), self._in_memory():
+        with where.activate(self.stream), self._convert_shortage():
             return copy_to_host(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream)), where)
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
         """A call on inputs uploaded once; it waits for the work and does not download the results."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
-        with where.activate(stream), self._in_memory():
+        with where.activate(stream), self._convert_shortage():
             uploaded = upload(inputs, where)
 
         def call() -> None:
@@ -140,7 +140,7 @@ class HostAdapter(Executable):
         return call
 
     @contextmanager
-    def _in_memory(self) -> Iterator[None]:
+    def _convert_shortage(self) -> Iterator[None]:
         """Convert a lack of device memory to OutOfDeviceMemory."""
         try:
             yield

@@ -87,8 +87,8 @@ def _to_array(name: str, type_: TensorType | None, argument: Any, home: str) -> 
         if (where := find_array_device(argument)) != normalize_device(home):
             described = _describe(argument)
             raise DeviceError(f"input {name!r} ({described}) lies on {where}, and the module runs on {home}; copy it there")
-        there = device(home)
-        return argument if there.owns(argument) else there.adopt(argument)
+        accelerator = device(home)
+        return argument if accelerator.owns(argument) else accelerator.adopt(argument)
     else:
         try:
             array = from_dlpack(argument)
@@ -225,8 +225,8 @@ def check_buffers(
         label = f"out[{index}] for output {value.name!r}"
         array = None if buffer is None else _find_on_device(buffer, label, home)
         if array is not None:
-            overlapping = next((name for name, other in seen if _shares(buffer, other)), None)
-            reason = _why_not(array, value.type)
+            overlapping = next((name for name, other in seen if _shares_memory(buffer, other)), None)
+            reason = _why_not_writable(array, value.type)
             if reason is None and overlapping is not None:
                 reason = f"overlaps {overlapping}; give a buffer of its own"
             if reason is not None:
@@ -242,15 +242,15 @@ def _find_on_device(buffer: Any, label: str, home: str) -> Any:
         if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack_device__") and not on_host(buffer):
             raise DeviceError(f"{label} lies on {find_array_device(buffer)}, and the module runs on cpu; give a NumPy array")
         return buffer
-    there = device(home)
-    if there.owns(buffer):
+    accelerator = device(home)
+    if accelerator.owns(buffer):
         return buffer
     if not hasattr(buffer, "__dlpack__") or on_host(buffer):
-        raise DeviceError(f"{label} does not lie on {there.name}, where the module runs; give an array of that device")
-    return there.adopt(buffer)
+        raise DeviceError(f"{label} does not lie on {accelerator.name}, where the module runs; give an array of that device")
+    return accelerator.adopt(buffer)
 
 
-def _why_not(buffer: Any, type_: Type | None) -> str | None:
+def _why_not_writable(buffer: Any, type_: Type | None) -> str | None:
     """Why the buffer cannot hold the output, as the rest of a sentence, or None."""
     if isinstance(buffer, np.ndarray):
         flags = buffer.flags
@@ -274,9 +274,9 @@ def _why_not(buffer: Any, type_: Type | None) -> str | None:
     return None
 
 
-def _shares(buffer: Any, other: Any) -> bool:
+def _shares_memory(buffer: Any, other: Any) -> bool:
     if isinstance(other, list):
-        return any(_shares(buffer, item) for item in other)
+        return any(_shares_memory(buffer, item) for item in other)
     if buffer is other or not (isinstance(buffer, np.ndarray) and isinstance(other, np.ndarray)):
         return buffer is other
     return np.may_share_memory(buffer, other) and np.shares_memory(buffer, other)

@@ -223,10 +223,10 @@ def plan_memory(
     slots: ValueTable, fixed: Mapping[int, object] | None = None, types: Mapping[int, Type | None] | None = None
 ) -> MemoryPlan:
     """Plan the memory of a program. ``fixed`` slots hold caller arrays in every call; ``types`` may refine the types."""
-    return _Decisions(slots, fixed or {}, {**slots.types, **(types or {})}).layout()
+    return _MemoryPlanner(slots, fixed or {}, {**slots.types, **(types or {})}).layout()
 
 
-class _Decisions:
+class _MemoryPlanner:
     """One pass over the steps; afterwards copies that no bound launch reads are dropped."""
 
     def __init__(self, slots: ValueTable, caller_arrays: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
@@ -239,11 +239,11 @@ class _Decisions:
         self.bound: set[int] = set()
         self.aimed: set[int] = set()
         for number, step in enumerate(slots.steps):
-            self._decide(number, step)
+            self._plan_step(number, step)
         # A copy pays off only if a bound launch reads it.
         self.copied &= {slot for number in self.bound for slot in slots.steps[number].reads}
 
-    def _decide(self, number: int, step: Step) -> None:
+    def _plan_step(self, number: int, step: Step) -> None:
         can_bind = step.executable.supports_io_binding()
         if (can_bind or (step.writes and self.caller_arrays.keys() >= set(step.writes))) and all(map(self._may_fix, step.writes)):
             # Slots with the same address in every call of a frame.
@@ -269,9 +269,9 @@ class _Decisions:
         return slot in self.types and self._nbytes(slot) <= SMALL
 
     def _nbytes(self, slot: int) -> int:
-        return self._tensor(slot).nbytes or 0
+        return self._get_tensor_type(slot).nbytes or 0
 
-    def _tensor(self, slot: int) -> TensorType:
+    def _get_tensor_type(self, slot: int) -> TensorType:
         type_ = self.types[slot]
         assert isinstance(type_, TensorType)  # `is_known` let no other in
         return type_
@@ -290,7 +290,7 @@ class _Decisions:
         first = self.slots.writer.get(slot, 0)  # inputs are written before the first step
         # Outputs are copied at the end of the call.
         last = len(self.slots.steps) - 1 if slot in self.outputs else max(self.slots.last.get(slot, first), first)
-        return ArenaValue(self.slots.names[slot], self._tensor(slot), LiveRange(self._nbytes(slot), first, last))
+        return ArenaValue(self.slots.names[slot], self._get_tensor_type(slot), LiveRange(self._nbytes(slot), first, last))
 
 
 def is_known(type_: Type | None) -> bool:

@@ -38,7 +38,7 @@ class Program:
         self._slots = ValueTable(plan, [lease.executable for lease in leases])
         self._layout = plan_memory(self._slots) if layout is None else layout
         self._suspects = self._slots.maybe_aliased()
-        self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
+        self._arena_outputs = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
         self._idle: list[CallFrame] = []  # one per concurrent call; kept, because making one takes longer than a small call
         self._recorder = Recorder(tuple((x.name, x.engine, x.device or plan.device) for x in plan.launches), self.updates)
 
@@ -107,8 +107,8 @@ class Program:
         actions: Sequence[Action] = frame.actions
         if options.profile or inspection is not None:
             actions = [self._observe(n, action, frame.slots, options, inspection) for n, action in enumerate(actions)]
-        self._play(actions)
-        results = self._finish(frame.slots, inputs, options)
+        self._run_actions(actions)
+        results = self._collect_outputs(frame.slots, inputs, options)
         frame.leave()
         self._idle.append(frame)
         return results
@@ -136,7 +136,7 @@ class Program:
         fast_call = self.fast_call
         return (lambda: fast_call(*inputs)) if fast_call is not None else (lambda: self.run(inputs))
 
-    def _play(self, actions: Sequence[Action]) -> None:
+    def _run_actions(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
             for action in actions:  # the error below names the last launch
@@ -172,11 +172,11 @@ class Program:
 
         return observe
 
-    def _finish(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+    def _collect_outputs(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
         results = [slots[slot] for slot in self._slots.outputs]
         if self._suspects:
             self._unshare(results, inputs)
-        for index in self._placed:
+        for index in self._arena_outputs:
             if index not in self._suspects:  # suspects are copies already
                 results[index] = results[index].copy()
         for number, (source, target) in enumerate(self._slots.aliases):
@@ -231,13 +231,13 @@ class Program:
             def call_alone() -> None:  # inlined, because each line adds to the time of a bound call
                 try:
                     action()
-                except Exception as error:  # noqa: BLE001  # as in `_play`
+                except Exception as error:  # noqa: BLE001  # as in `_run_actions`
                     raise to_run_failed(launch, error)  # noqa: B904
 
             return call_alone
 
         def call() -> None:
-            self._play(frame.actions)
+            self._run_actions(frame.actions)
             for buffer, slot in copies:
                 fill(buffer, frame.slots[slot])
             for number, target, value in updates:

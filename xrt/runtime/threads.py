@@ -70,13 +70,13 @@ def find_granted_threads() -> int | None:
 
 def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, memberships: Path = _OWN_GROUPS) -> Iterator[float]:
     """Yield each CPU limit, in cores, of this process's control groups and their ancestors (Linux cgroup v1 and v2)."""
-    for line in _text(memberships).splitlines():
+    for line in _read_text(memberships).splitlines():
         # Lines are hierarchy:controllers:path; cgroup v2 has no controllers.
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _list_limits(groups, path, _quota_2)
+            yield from _list_limits(groups, path, _read_quota_v2)
         elif "cpu" in controllers.split(","):
-            yield from _list_limits(groups / controllers, path, _quota_1)
+            yield from _list_limits(groups / controllers, path, _read_quota_v1)
 
 
 def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -> Iterator[float]:
@@ -88,21 +88,21 @@ def _list_limits(root: Path, path: str, quota: Callable[[Path], float | None]) -
             yield limit
 
 
-def _quota_2(group: Path) -> float | None:
+def _read_quota_v2(group: Path) -> float | None:
     """Read ``cpu.max``: microseconds per period, or ``max``."""
-    quota, _, period = _text(group / "cpu.max").strip().partition(" ")
-    return _cores(quota, period)
+    quota, _, period = _read_text(group / "cpu.max").strip().partition(" ")
+    return _parse_cores(quota, period)
 
 
-def _quota_1(group: Path) -> float | None:
-    return _cores(_text(group / "cpu.cfs_quota_us").strip(), _text(group / "cpu.cfs_period_us").strip())
+def _read_quota_v1(group: Path) -> float | None:
+    return _parse_cores(_read_text(group / "cpu.cfs_quota_us").strip(), _read_text(group / "cpu.cfs_period_us").strip())
 
 
-def _cores(quota: str, period: str) -> float | None:
+def _parse_cores(quota: str, period: str) -> float | None:
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, ValueError):

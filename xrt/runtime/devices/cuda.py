@@ -28,7 +28,7 @@ class CudaDevice(Device):
         self.name = f"cuda:{index}"
         self.index = index
         self._cupy = _load_cupy(self.name)
-        count = _count(self._cupy, self.name)
+        count = _count_devices(self._cupy, self.name)
         if index >= count:
             raise DeviceError(f"device {self.name!r} was asked for, and there are {count} CUDA devices; give a number below that")
 
@@ -37,7 +37,7 @@ class CudaDevice(Device):
         runtime = self._cupy.cuda.runtime
         properties = runtime.getDeviceProperties(self.index)
         model = f"{properties['name'].decode()} {properties['major']}.{properties['minor']}"
-        libraries = f"cuda {runtime.runtimeGetVersion()}{_installed_nvrtc()}, cupy {self._cupy.__version__}"
+        libraries = f"cuda {runtime.runtimeGetVersion()}{_find_nvrtc_version()}, cupy {self._cupy.__version__}"
         return f"{model}, driver {runtime.driverGetVersion()}, {libraries}"
 
     @cached_property
@@ -155,7 +155,7 @@ class CudaDevice(Device):
     def get_stream(self, stream: Any) -> Stream:
         if isinstance(stream, self._cupy.cuda.Stream):
             return stream
-        address = _address(stream)
+        address = _find_address(stream)
         if address is None:
             raise DeviceError(
                 f"stream= must be a CUDA stream: CuPy's, PyTorch's, one with __cuda_stream__, or its address as an int; "
@@ -228,14 +228,14 @@ class _Foreign:
     """A stream of another library, through the ``__cuda_stream__`` protocol; keeps its owner alive."""
 
     def __init__(self, address: int, owner: object) -> None:
-        self._address = address
+        self._find_address = address
         self._owner = owner
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
+        return 0, self._find_address
 
 
-def _address(stream: Any) -> int | None:
+def _find_address(stream: Any) -> int | None:
     """The address of another library's stream, or None."""
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
@@ -248,7 +248,7 @@ def _address(stream: Any) -> int | None:
     return None
 
 
-def _installed_nvrtc() -> str:
+def _find_nvrtc_version() -> str:
     """Version of NVRTC if installed as a package, found without loading it."""
     try:
         return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
@@ -257,7 +257,7 @@ def _installed_nvrtc() -> str:
 
 
 @lru_cache(maxsize=1)
-def _module() -> Any:
+def _import_cupy() -> Any:
     import cupy
 
     return cupy
@@ -265,14 +265,14 @@ def _module() -> Any:
 
 def _load_cupy(name: str) -> Any:
     try:
-        return _module()
+        return _import_cupy()
     except ImportError as error:
         raise DeviceError(
             f"device {name!r} was asked for, and CuPy, by which XRT uses CUDA, is not to be had: {error}; {PIP}"
         ) from error
 
 
-def _count(cupy: Any, name: str) -> int:
+def _count_devices(cupy: Any, name: str) -> int:
     try:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -36,13 +36,13 @@ Maker = Callable[[int], Device]
 """Opens the device with an index; raises DeviceError if there is none."""
 
 
-def _cuda(index: int) -> Device:
+def _open_cuda(index: int) -> Device:
     from xrt.runtime.devices.cuda import CudaDevice  # loads CuPy
 
     return CudaDevice(index)
 
 
-_makers: dict[str, Maker] = {"cuda": _cuda}
+_makers: dict[str, Maker] = {"cuda": _open_cuda}
 _origins: dict[str, str] = {}
 """By kind: the import path of a replaced maker, for worker processes."""
 _opened: dict[str, Device] = {}
@@ -72,8 +72,8 @@ def use_array_device(value: Any) -> AbstractContextManager[object]:
     """Activate the device of an array with its current stream; a null context for host values."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return nullcontext()
-    there = device(find_array_device(value))
-    return there.activate(there.current_stream())
+    accelerator = device(find_array_device(value))
+    return accelerator.activate(accelerator.current_stream())
 
 
 def list_device_factories() -> dict[str, str]:
