@@ -136,7 +136,7 @@ class StepAmbiguity:
     def admits(self, actual: Array, expected: Array) -> Array:
         if self.near.shape != expected.shape:
             raise InputError(f"the evidence of ties has shape {self.near.shape}, the result {expected.shape}; both must be equal")
-        gap = np.abs(_widen(actual) - _widen(expected)) if _is_float(expected.dtype) else _gap(actual, expected)
+        gap = np.abs(_widen(actual) - _widen(expected)) if _is_float(expected.dtype) else _compute_gap(actual, expected)
         return np.logical_and(self.near, gap <= self.step)
 
 
@@ -162,12 +162,12 @@ class IndexAmbiguity:
         best = np.take_along_axis(values, expected_indices, self.axis)
         slack = tolerance.compute_bound(values)
         good = inside & (np.abs(chosen - best) <= np.take_along_axis(slack, expected_indices, self.axis))
-        good = np.logical_and(good, ~_repeats(indices, self.axis))
+        good = np.logical_and(good, ~_mark_repeats(indices, self.axis))
         admitted: Array = good if has_axis else np.squeeze(good, self.axis)
         return admitted
 
 
-def _repeats(indices: Array, axis: int) -> Array:
+def _mark_repeats(indices: Array, axis: int) -> Array:
     """Mark all elements of lanes along the axis that contain an index twice."""
     ordered = np.sort(indices, axis=axis)
     twice = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
@@ -231,12 +231,12 @@ def compare_all(
         return Comparison(f"there are {len(actual)} outputs; {len(expected)} were expected")
     names = names or [f"output {i}" for i in range(len(expected))]
     evidence = ties or [None] * len(expected)
-    return _worst_of(
+    return _merge(
         [compare(a, e, tolerance, ties=t, name=n) for a, e, t, n in zip(actual, expected, evidence, names, strict=True)]
     )
 
 
-def _worst_of(parts: Sequence[Comparison]) -> Comparison:
+def _merge(parts: Sequence[Comparison]) -> Comparison:
     """Merge comparisons: the first message, and the position of the largest difference."""
     if not parts:
         return Comparison()
@@ -255,7 +255,7 @@ def _compare_sequences(actual: Any, expected: Sequence[Any], tolerance: Toleranc
     if len(actual) != len(expected):
         return Comparison(f"{name} has {len(actual)} elements; {len(expected)} were expected")
     pairs = enumerate(zip(actual, expected, strict=True))
-    return _worst_of([compare(a, e, tolerance, name=f"{name}[{i}]") for i, (a, e) in pairs])
+    return _merge([compare(a, e, tolerance, name=f"{name}[{i}]") for i, (a, e) in pairs])
 
 
 def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Tolerance | None, name: str) -> Comparison:
@@ -272,7 +272,7 @@ def _compare_mappings(actual: Any, expected: dict[Any, Any], tolerance: Toleranc
             np.asarray(values[key], dtype=object if isinstance(values[key], str) else None) for values in (actual, expected)
         )
         parts.append(compare(result, reference, tolerance, name=f"{name}[{key!r}]"))
-    return _worst_of(parts)
+    return _merge(parts)
 
 
 def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None, ties: Ambiguity | None, name: str) -> Comparison:
@@ -306,17 +306,17 @@ def _compare_text(actual: Array, expected: Array, name: str) -> Comparison:
 
 
 def _compare_exact(actual: Array, expected: Array, ties: Ambiguity | None, name: str) -> Comparison:
-    gap = _gap(actual, expected)
+    gap = _compute_gap(actual, expected)
     wrong = gap != 0
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
     magnitude = np.abs(expected.astype(np.float64))
     # The maximum only avoids a division by zero: nonzero integers are at least 1.
     relative = np.where(magnitude == 0, 0.0, gap / np.maximum(magnitude, 1.0))
-    return _verdict(actual, expected, gap, relative, wrong, name, "must be equal" if ties is None else "the difference is no tie")
+    return _report(actual, expected, gap, relative, wrong, name, "must be equal" if ties is None else "the difference is no tie")
 
 
-def _gap(actual: Array, expected: Array) -> Array:
+def _compute_gap(actual: Array, expected: Array) -> Array:
     """``|actual - expected|`` of integers or booleans as float64, without overflow."""
     left, right = (a.astype(np.uint64 if a.dtype == np.uint64 else np.int64) for a in (actual, expected))
     larger, smaller = np.maximum(left, right), np.minimum(left, right)
@@ -338,7 +338,7 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: 
     wrong = ~same & ((gap > tolerance.compute_bound(wide_expected)) | np.isinf(gap) | tolerance.bits)
     if ties is not None and wrong.any():
         wrong = wrong & ~ties.admits(actual, expected)
-    return _verdict(actual, expected, gap, relative, wrong, name, f"beyond {_format_tolerance(tolerance)}")
+    return _report(actual, expected, gap, relative, wrong, name, f"beyond {_format_tolerance(tolerance)}")
 
 
 def _widen(array: Array) -> Array:
@@ -355,7 +355,7 @@ def _format_tolerance(tolerance: Tolerance) -> str:
     return ", ".join(parts) or "equality"
 
 
-def _verdict(actual: Array, expected: Array, gap: Array, relative: Array, wrong: Array, name: str, rule: str) -> Comparison:
+def _report(actual: Array, expected: Array, gap: Array, relative: Array, wrong: Array, name: str, rule: str) -> Comparison:
     """Build the Comparison; if elements are wrong, the message has their number and the worst one."""
     if not gap.size:
         return Comparison()

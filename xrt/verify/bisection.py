@@ -159,7 +159,7 @@ class _Search:
         """The nodes as a Function with input types taken from the reference's values."""
         part = find_region(self.function, nodes)
         part = expose_all_values(part) if self.opens else part
-        return part.replace(inputs=tuple(Value(v.name, _type_of(self.values[v.name], v.type)) for v in part.inputs))
+        return part.replace(inputs=tuple(Value(v.name, _infer_type(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
         """Whether these nodes differ given correct inputs. Cached."""
@@ -213,5 +213,5 @@ class _Search:
         return FailingSubgraph(self.name, part, arguments, expected, self.difference(part) or "", self.runs)
 
 
-def _type_of(value: Any, declared: Type | None) -> Type | None:
+def _infer_type(value: Any, declared: Type | None) -> Type | None:
     return TensorType(DType.of(value), value.shape) if isinstance(value, np.ndarray) else declared

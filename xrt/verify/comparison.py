@@ -142,11 +142,11 @@ def find_ambiguity(function: Function, inputs: Sequence[Any], run: Run) -> list[
         return [None] * len(function.outputs)
     read = list(dict.fromkeys(name for node in stepping.values() for name in node.uses))
     values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
-    ambiguities = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _steps(node, name, values)}
+    ambiguities = {name: _EVIDENCE[node.op](node, values) for name, node in stepping.items() if _is_step(node, name, values)}
     return [ambiguities.get(value.name) for value in function.outputs]
 
 
-def _steps(node: Node, output: str, values: Mapping[str, Array]) -> bool:
+def _is_step(node: Node, output: str, values: Mapping[str, Array]) -> bool:
     """Whether an output is a step function of floats: not the values of a TopK or a scale."""
     place = {"TopK": 1, "DynamicQuantizeLinear": 0}.get(node.op)
     return values[node.inputs[0]].dtype.kind == "f" and (place is None or output == node.outputs[place])
@@ -340,7 +340,7 @@ def find_output_tolerance(function: Function, output: str, expected: Any) -> Tol
     Engines may keep more precision than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and a float64 is
     no more accurate than the float32 it was cast from.
     """
-    kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
+    kinds = [kind for kind in _NARROWEST_FIRST if kind in _collect_upstream_types(function, output)]
     dtype = kinds[0].numpy if kinds and _holds_float(expected) else getattr(expected, "dtype", "float32")
     return tolerance_for(dtype, "network")
 
@@ -357,7 +357,7 @@ _COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
 """Per accuracy level of MatMulNBits, a type as coarse as its rounding of the other operand; level 4 is 8-bit."""
 
 
-def _types_before(function: Function, output: str) -> set[DType]:
+def _collect_upstream_types(function: Function, output: str) -> set[DType]:
     """Element types of all values that the output depends on, with the types of casts and roundings."""
     dtypes: set[DType | None] = set()
     seen, remaining = {""}, [output]

@@ -83,13 +83,13 @@ def find_region(function: Function, nodes: Sequence[Node]) -> Function:
     return function.replace(
         inputs=tuple(function.value(name) for name in read if name not in function.constants),
         outputs=tuple(function.value(name) for name in sorted(outputs)),
-        nodes=_without_outer_control(nodes),
+        nodes=_drop_outer_control(nodes),
         constants={name: function.constants[name] for name in read if name in function.constants},
         aliases=(),
     )
 
 
-def _without_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def _drop_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
     inside = {node.name for node in nodes}
     return tuple(replace(node, control=tuple(c for c in node.control if c in inside)) for node in nodes)
 
