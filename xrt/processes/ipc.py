@@ -80,7 +80,7 @@ def receive(channel: socket.socket) -> tuple[Message, memoryview]:
     """Receive a message and its memory; raises EOFError at the end, TimeoutError, or another OSError."""
     # The descriptor arrives with the first bytes of a message.
     head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
-    memory = _map(handles[0]) if handles else memoryview(b"")
+    memory = _map_memory(handles[0]) if handles else memoryview(b"")
     if len(head) < _LENGTH.size:
         raise EOFError("the other process is gone")
     (length,) = _LENGTH.unpack(head)
@@ -93,7 +93,7 @@ def receive(channel: socket.socket) -> tuple[Message, memoryview]:
     return json.loads(data), memory
 
 
-def _map(handle: int) -> memoryview:
+def _map_memory(handle: int) -> memoryview:
     try:
         return memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
     finally:

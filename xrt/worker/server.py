@@ -40,37 +40,37 @@ class WorkerServer:
 
     def meet(self, request: Request) -> Message:
         """Import an engine."""
-        self._engine(request.message["class"], request.message["spec"])
+        self._get_engine(request.message["class"], request.message["spec"])
         return {}
 
     def compile(self, request: Request) -> Message:
         """Compile and prepare a Function; answer with the executable's number."""
-        engine, function, context = self._read(request)
-        return self._keep(engine.compile(function, context), engine, function, context)
+        engine, function, context = self._read_request(request)
+        return self._store(engine.compile(function, context), engine, function, context)
 
     def load(self, request: Request) -> Message:
         """Load and prepare a saved executable; answer with its number."""
-        engine, function, context = self._read(request)
+        engine, function, context = self._read_request(request)
         data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
             executable = engine.load(data, function, replace(context, workdir=folder))
-        return self._keep(executable, engine, function, context)
+        return self._store(executable, engine, function, context)
 
-    def _read(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
+    def _read_request(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
         message = request.message
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"])
         for kind, origin in message["plugs"].items():
             register_device(kind, origin)
         context = on_device(message["device"], context)
-        return self._engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
+        return self._get_engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
-    def _keep(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
+    def _store(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
         prepare_or_close(adapt_to_host(executable, context))
         number = next(self._numbers)
         self._executables[number] = executable, engine, function, context
         return {"made": number, "fresh": executable.outputs_are_fresh}
 
-    def _engine(self, path: str, spec: str) -> GraphCompiler:
+    def _get_engine(self, path: str, spec: str) -> GraphCompiler:
         if (path, spec) not in self._engines:
             module, _, name = path.partition(":")
             cls = getattr(importlib.import_module(module), name)
