@@ -64,7 +64,8 @@ def make_page() -> str:
         by_onnx=counts["onnx"],
         missing=counts["missing"],
     )
-    definitions = {**DEFINITIONS, **{name: DECOMPOSITIONS[name][1] for name in operators if ways[name] == "definition"}}
+    written = {name: DECOMPOSITIONS[name][1] for name in operators if ways[name] == "definition" and name in DECOMPOSITIONS}
+    definitions = {**DEFINITIONS, **written}
     missing = {name: MISSING.get(name, "it has neither a rule nor a definition") for name in ways if ways[name] == "missing"}
     return top + "".join(
         [

@@ -10,12 +10,7 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node
 from xrt.graph.function import pause_gc
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
-from xrt.passes.gradient.preparation import (
-    continue_function,
-    prepare,
-    record_function,
-)
-from xrt.passes.gradient.sweep import Sweep, find_active
+from xrt.passes.gradient.preparation import Sweep, continue_function, find_active, prepare, record_function
 from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
 from xrt.passes.inlining import drop_dead_nodes
 

@@ -1,20 +1,24 @@
-"""Prepare a Function for differentiation: infer types, raise the opset, decompose operators without a rule."""
+"""Differentiation of a list of nodes: prepare them (types, opset, decompositions), then sweep from the last node to the first.
+
+Griewank and Walther, *Evaluating Derivatives* (2008), chapter 3: the gradient of a value is the sum of the contributions of its
+readers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from xrt.builder.builder import Builder
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
-from xrt.graph import Constant, Function, Node
+from xrt.graph import Function, Node
 from xrt.graph.node import list_definitions, list_names, rename_node
-from xrt.operators import Trait, as_function, decompose_nodes, find_constant, list_operators
+from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
 from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
-from xrt.passes.gradient.table import RuleContext, find_rule, may_have_gradient
+from xrt.passes.gradient.table import Rule, RuleContext, add_up, find_rule, may_have_gradient, refuse
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.shape_inference import infer_shapes
@@ -62,42 +66,8 @@ def record_function(
     return found
 
 
-def lift_constants(function: Function) -> Function:
-    """Turn Constant nodes, and the Shape of static values, into constants of the Function."""
-    lifted: dict[str, Constant] = {}
-    kept = []
-    for node in function.nodes:
-        # A node with control edges must stay a node.
-        constant = None if node.control else find_constant(node, function)
-        if constant is None:
-            kept.append(node)
-        else:
-            lifted[node.outputs[0]] = constant
-    if not lifted:
-        return function
-    awaited = {name for node in kept for name in node.control}
-    if awaited.intersection(node.name for node in function.nodes if node.outputs[0] in lifted):
-        return function  # a control edge starts at one of them
-    types = {name: type_ for name, type_ in function.types.items() if name not in lifted}
-    return function.replace(nodes=tuple(kept), constants={**function.constants, **lifted}, types=types)
-
-
-Definition: TypeAlias = Callable[[RuleContext], "Sequence[Tensor | None]"]
-"""Returns the outputs of the node by position; missing trailing outputs are not supported."""
-DEFINITIONS: dict[str, Definition] = {}
-"""Decompositions by operator."""
-_Definition = TypeVar("_Definition", bound=Definition)
-
-
-def definition(*operators: str) -> Callable[[_Definition], _Definition]:
-    """Decorator: register a decomposition for operators."""
-
-    def register(function: _Definition) -> _Definition:
-        for operator in operators:
-            DEFINITIONS[operator] = function
-        return function
-
-    return register
+DEFINITIONS: dict[str, Rule] = {}
+"""Decompositions by operator: they return the outputs of the node by position."""
 
 
 def define(alone: Function) -> Function:
@@ -168,17 +138,15 @@ def prepare(function: Function, targets: Collection[str], wanted: Collection[str
     Raises ModelError if the Function cannot be converted to `OPSET`.
     """
     # The converter needs types, and returns values without them.
-    prepared = lift_constants(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
+    prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     path = _find_path(prepared, targets, wanted)
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
-    return lift_constants(
-        decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at))
-    )
+    return _fold(decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at)))
 
 
 def expand_body(body: Function) -> Function:
     """Decompose the nodes of a body that have floating point results and no rule."""
-    return lift_constants(decompose_nodes(lift_constants(body), _decompose_floating))
+    return _fold(decompose_nodes(_fold(body), _decompose_floating))
 
 
 def _decompose_floating(node: Node, function: Function) -> Function | None:
@@ -212,13 +180,79 @@ def _decompose(node: Node, function: Function) -> Function | None:
     if body is None or body.opset() > function.opset():
         return None
     try:
-        # Folding selects branches of the decomposition; the others are removed.
-        folded = fold_constants(infer_shapes(upgrade_opset(body, function.opset())), _evaluate_nothing)
-        return drop_dead_nodes(infer_shapes(folded))
+        return drop_dead_nodes(infer_shapes(_fold(infer_shapes(upgrade_opset(body, function.opset())))))
     except ModelError:
         return None  # the sweep reports the missing rule
 
 
-def _evaluate_nothing(function: Function, inputs: list[Any]) -> Sequence[Any]:
-    """Evaluator that refuses all: folding then uses known shapes only, which select the branches of decompositions."""
+def _fold(function: Function) -> Function:
+    """Fold Constant nodes and arithmetic on known shapes, which selects the branches of decompositions; compute nothing else."""
+    return fold_constants(function, _refuse_evaluation)
+
+
+def _refuse_evaluation(function: Function, inputs: list[Any]) -> Sequence[Any]:
     raise ModelError(f"{function.name!r} is not computed here")
+
+
+# ---------------------------------------------------------------------- the reverse sweep
+
+
+def find_active(nodes: Iterable[Node], starts: Collection[str], tensors: MutableMapping[str, Tensor]) -> frozenset[str]:
+    """Values, `starts` included, that depend differentiably on `starts`. `nodes` is in topological order."""
+    active = set(starts)
+    for node in nodes:
+        if node.op not in WITHOUT_GRADIENT and not active.isdisjoint(node.uses):
+            active.update(name for name in node.defines if may_have_gradient(tensors[name].type))
+    return frozenset(active)
+
+
+def check_repeatable(node: Node, body: Function) -> None:
+    """Refuse a node with a random operator in its body: recomputing the body would draw other numbers."""
+    for inner in body.nodes:
+        if not is_deterministic(inner, body):
+            refuse(node, f"its body holds {inner.name!r} ({inner.op}), which does not give the same numbers again")
+
+
+class Sweep:
+    """Accumulates gradients by value; `run` propagates them from node outputs to node inputs."""
+
+    def __init__(self, builder: Builder, tensors: MutableMapping[str, Tensor], active: frozenset[str]) -> None:
+        self.builder = builder
+        self.tensors = tensors
+        self.active = active
+        self._parts: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, gradient: Tensor) -> None:
+        """Add a contribution to the gradient of a value."""
+        self._parts.setdefault(name, []).append(gradient)
+
+    def sum(self, name: str) -> Tensor | None:
+        """The accumulated gradient of a value, or None if there is none."""
+        parts = self._parts.get(name)
+        if not parts:
+            return None
+        if len(parts) > 1:
+            with self.builder.scope(f"{name}/gradient"):
+                # Store the sum, so that a second reader does not add the parts again.
+                parts[:] = [add_up(parts)]
+        return parts[0]
+
+    def run(self, nodes: Sequence[Node]) -> None:
+        """Backpropagate through topologically ordered nodes; raises ModelError for a node without a gradient."""
+        for node in reversed(nodes):
+            if not self.active.isdisjoint(node.uses) and any(name in self._parts for name in node.outputs):
+                self._visit(node)
+
+    def _visit(self, node: Node) -> None:
+        if node.op in WITHOUT_GRADIENT:
+            return
+        found = find_rule(node)
+        if found is None:
+            refuse(node, describe_missing(node))
+        gradients = [self.sum(name) if name else None for name in node.outputs]
+        at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
+        with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
+            results = found(at)
+        for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
+            if result is not None and name in self.active:
+                self.add(name, result)
