@@ -21,6 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from xrt.frontends.torch.rules.table import bind_arguments
+
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node as Call
 
@@ -93,47 +95,28 @@ BEFORE_LOWERING = {torch.ops.aten.max_unpool2d.default: _decompose_max_unpool2d}
 """Decompositions while AOTAutograd traces: PyTorch's fake kernel loses the memory format that the real one keeps."""
 
 
-def _decompose_encoder_layer(
-    x: torch.Tensor,
-    width: int,
-    heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    out_weight: torch.Tensor,
-    out_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor,
-    norm_weight_2: torch.Tensor,
-    norm_bias_2: torch.Tensor,
-    weight_1: torch.Tensor,
-    bias_1: torch.Tensor,
-    weight_2: torch.Tensor,
-    bias_2: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    mask_type: int | None = None,
-) -> Any:
+def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
     """Decompose the fused inference form of `nn.TransformerEncoderLayer`."""
-    if mask is not None or x.is_nested:
+    a = bind_arguments(torch.ops.aten._transformer_encoder_layer_fwd.default, args, kwargs)
+    if a.mask is not None or a.src.is_nested:
         return NotImplemented
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(_attend(functional.linear(x, qkv_weight, qkv_bias), heads), out_weight, out_bias)
+        attended = _attend(functional.linear(x, a.qkv_weight, a.qkv_bias), a.num_heads)
+        return functional.linear(attended, a.proj_weight, a.proj_bias)
 
     def feed(x: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(x, weight_1, bias_1)
-        return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
+        inner = functional.linear(x, a.ffn_weight_1, a.ffn_bias_1)
+        return functional.linear((functional.gelu if a.use_gelu else functional.relu)(inner), a.ffn_weight_2, a.ffn_bias_2)
 
     def normalize(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), weight, bias, eps)
+        return functional.layer_norm(x, (a.embed_dim,), weight, bias, a.eps)
 
-    if norm_first:
-        x = x + attend(normalize(x, norm_weight_1, norm_bias_1))
-        return x + feed(normalize(x, norm_weight_2, norm_bias_2))
-    x = normalize(x + attend(x), norm_weight_1, norm_bias_1)
-    return normalize(x + feed(x), norm_weight_2, norm_bias_2)
+    if a.norm_first:
+        x = a.src + attend(normalize(a.src, a.norm_weight_1, a.norm_bias_1))
+        return x + feed(normalize(x, a.norm_weight_2, a.norm_bias_2))
+    x = normalize(a.src + attend(a.src), a.norm_weight_1, a.norm_bias_1)
+    return normalize(x + feed(x), a.norm_weight_2, a.norm_bias_2)
 
 
 def _attend(qkv: torch.Tensor, heads: int) -> torch.Tensor:

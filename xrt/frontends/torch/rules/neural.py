@@ -28,6 +28,7 @@ from xrt.frontends.torch.rules.table import (
     ints,
     reshape,
     rule,
+    rule_by_name,
     scalar,
 )
 from xrt.frontends.torch.symbols import make_shape, set_shape
@@ -40,135 +41,81 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------- convolutions
 
 
-@rule("conv1d", "conv2d", "conv3d")
-def conv(
-    result: TensorType,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    return _convolve("Conv", x, weight, bias, groups, padding, strides=stride, dilations=dilation)
+@rule_by_name(
+    *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
+    *("convolution", "_convolution"),
+)
+def convolution(result: TensorType, a: Any) -> Tensor:
+    return _convolve(a, a.input, a.weight, a.bias)
 
 
-@rule("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
-def conv_transpose(
-    result: TensorType,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Tensor:
-    lengths = {"strides": stride, "output_padding": output_padding, "dilations": dilation}
-    return _convolve("ConvTranspose", x, weight, bias, groups, padding, **lengths)
-
-
-def _convolve(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, padding: Any, **lengths: Any) -> Tensor:
+def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Write a convolution; padding and lengths are numbers or one number per axis, and a batch axis may be missing."""
     count = weight.ndim - 2
     y, is_single = add_batch(x, count)
-    attributes = {name: each(length, count) for name, length in lengths.items()}
-    return drop_batch(emit(op, y, weight, bias, pads=each(padding, count) * 2, group=groups, **attributes), is_single)
-
-
-@rule("convolution", "_convolution")
-def convolution(
-    result: TensorType,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    *_: Any,
-) -> Tensor:
-    if transposed:
-        return conv_transpose(result, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return conv(result, x, weight, bias, stride, padding, dilation, groups)
+    op, attributes = "Conv", {"strides": a.stride, "dilations": a.dilation}
+    # Of the overloads for one direction, only transposed ones have an output padding.
+    if getattr(a, "transposed", hasattr(a, "output_padding")):
+        op, attributes["output_padding"] = "ConvTranspose", a.output_padding
+    lengths = {name: each(length, count) for name, length in attributes.items()}
+    return drop_batch(emit(op, y, weight, bias, pads=each(a.padding, count) * 2, group=a.groups, **lengths), is_single)
 
 
 # ---------------------------------------------------------------------- normalizations
 
 
-@rule("batch_norm")
-def batch_norm(
-    result: TensorType,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Tensor:
-    if training:
+def _fill_terms(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Scale and shift; ones and zeros by default."""
+    scale = constant(np.ones(size), dtype) if a.weight is None else a.weight
+    return scale, constant(np.zeros(size), dtype) if a.bias is None else a.bias
+
+
+def _find_moments(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, ...]:
+    """The mean, the centered tensor, the variance and the inverse deviation; the axes are kept."""
+    mean = reduce_by("ReduceMean", x, axes, True)
+    centered = emit("Sub", x, mean)
+    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
+    return mean, centered, spread, emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
+
+
+@rule_by_name("batch_norm")
+def batch_norm(result: TensorType, a: Any) -> Tensor:
+    if a.training:
         raise Unsupported("batch normalization in training mode; call eval() on the module to use its running statistics")
+    return _normalize_by_running(a)
+
+
+def _normalize_by_running(a: Any) -> Tensor:
+    mean, variance = a.running_mean, a.running_var
     if mean is None or variance is None:
         raise Unsupported("batch normalization without running statistics")
-    channels = fixed_size(mean, 0)
-    scale = constant(np.ones(channels), mean.dtype) if weight is None else weight
-    shift = constant(np.zeros(channels), mean.dtype) if bias is None else bias
-    return emit("BatchNormalization", x, scale, shift, mean, variance, epsilon=float(eps))
+    return emit("BatchNormalization", a.input, *_fill_terms(a, fixed_size(mean, 0), mean.dtype), mean, variance, epsilon=a.eps)
 
 
-@rule("_native_batch_norm_legit_no_training")
-def native_batch_norm(
-    result: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
+@rule_by_name("_native_batch_norm_legit_no_training")
+def native_batch_norm(result: Any, a: Any) -> Any:
     empty = constant(np.zeros(0), DType.FLOAT32)
-    return batch_norm(result[0], x, weight, bias, mean, variance, False, momentum, eps), empty, empty
+    return _normalize_by_running(a), empty, empty
 
 
-@rule("_native_batch_norm_legit.no_stats")
-def native_batch_norm_alone(
-    result: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> Any:
+@rule_by_name("_native_batch_norm_legit.no_stats")
+def native_batch_norm_alone(result: Any, a: Any) -> Any:
     """Normalize by batch statistics, which are also returned."""
-    y, mean, deviation, _ = _normalize_batch(x, weight, bias, eps)
-    return y, mean, deviation
+    return _normalize_batch(a)[:3]
 
 
-@rule("_native_batch_norm_legit_functional")
-def native_batch_norm_functional(
-    result: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
+@rule_by_name("_native_batch_norm_legit_functional")
+def native_batch_norm_functional(result: Any, a: Any) -> Any:
     """Batch normalization that also returns the updated running statistics."""
-    if not training:
-        return *native_batch_norm(result, x, weight, bias, mean, variance, momentum, eps), mean, variance
-    y, batch_mean, deviation, spread = _normalize_batch(x, weight, bias, eps)
-    unbiased = emit("Mul", spread, _find_correction(x, batch_mean, spread.dtype))
+    if not a.training:
+        return *native_batch_norm(result, a), a.running_mean, a.running_var
+    y, mean, deviation, spread = _normalize_batch(a)
+    unbiased = emit("Mul", spread, _find_correction(a.input, mean, spread.dtype))
     after = []
-    for old, new in ((mean, batch_mean), (variance, unbiased)):
-        kept, taken = scalar(1 - momentum, old.dtype), scalar(momentum, old.dtype)
+    for old, new in ((a.running_mean, mean), (a.running_var, unbiased)):
+        kept, taken = scalar(1 - a.momentum, old.dtype), scalar(a.momentum, old.dtype)
         after.append(emit("Add", emit("Mul", old, kept), emit("Mul", cast(new, old.dtype), taken)))
-    return y, batch_mean, deviation, *after
+    return y, mean, deviation, *after
 
 
 def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
@@ -181,114 +128,72 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
     return emit("Div", elements, emit("Sub", elements, scalar(1, dtype)))
 
 
-def _normalize_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
+def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
     """The normalized tensor, and per channel mean, inverse deviation and variance."""
+    x, terms = a.input, (a.weight, a.bias)
     if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
-        weight, bias = (None if one is None else cast(one, DType.FLOAT32) for one in (weight, bias))
+        terms = tuple(None if one is None else cast(one, DType.FLOAT32) for one in terms)
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
-    axes = [axis for axis in range(x.ndim) if axis != 1]
-    mean = reduce_by("ReduceMean", x, axes, True)
-    centered = emit("Sub", x, mean)
-    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
-    deviation = emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
     channels = [1, -1, *[1] * (x.ndim - 2)]
-    scale = deviation if weight is None else emit("Mul", deviation, reshape(weight, *channels))
-    y = emit("Mul", centered, scale)
-    if bias is not None:
-        y = emit("Add", y, reshape(bias, *channels))
+    weight, bias = (None if one is None else reshape(one, *channels) for one in terms)
+    mean, centered, spread, deviation = _find_moments(x, [axis for axis in range(x.ndim) if axis != 1], a.eps)
+    y = emit("Mul", centered, deviation if weight is None else emit("Mul", deviation, weight))
+    y = y if bias is None else emit("Add", y, bias)
     return y, *(reshape(one, -1) for one in (mean, deviation, spread))
 
 
-@rule("layer_norm")
-def layer_norm(
-    result: TensorType,
-    x: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = False,
-) -> Tensor:
-    if not all(isinstance(size, int) for size in normalized_shape):
+@rule_by_name("layer_norm")
+def layer_norm(result: TensorType, a: Any) -> Tensor:
+    if not all(isinstance(size, int) for size in a.normalized_shape):
         raise Unsupported("layer normalization over axes of symbolic size")
-    scale = constant(np.ones(normalized_shape), x.dtype) if weight is None else weight
-    return emit("LayerNormalization", x, scale, bias, axis=-len(normalized_shape), epsilon=float(eps))
+    scale = constant(np.ones(a.normalized_shape), a.input.dtype) if a.weight is None else a.weight
+    return emit("LayerNormalization", a.input, scale, a.bias, axis=-len(a.normalized_shape), epsilon=float(a.eps))
 
 
-@rule("native_layer_norm")
-def native_layer_norm(
-    result: Any, x: Tensor, normalized_shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Any:
-    y = layer_norm(result[0], x, normalized_shape, weight, bias, eps)
+@rule_by_name("native_layer_norm")
+def native_layer_norm(result: Any, a: Any) -> Any:
+    y, x = layer_norm(result[0], a), a.input
     if result[1] is None and result[2] is None:
         return y, None, None
-    axes = list(range(x.ndim - len(normalized_shape), x.ndim))
-    mean = reduce_by("ReduceMean", x, axes, True)
-    centered = emit("Sub", x, mean)
-    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), axes, True)
-    return y, mean, emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
+    mean, _, _, deviation = _find_moments(x, list(range(x.ndim - len(a.normalized_shape), x.ndim)), a.eps)
+    return y, mean, deviation
 
 
-@rule("rms_norm")
-def rms_norm(
-    result: TensorType, x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
-    if eps is None:
-        eps = float(np.finfo(x.dtype.numpy).eps) if x.dtype.numpy.kind == "f" else 2.0**-7
-    scale = constant(np.ones(normalized_shape), x.dtype) if weight is None else weight
-    return emit("RMSNormalization", x, scale, axis=-len(normalized_shape), epsilon=float(eps))
+@rule_by_name("rms_norm")
+def rms_norm(result: TensorType, a: Any) -> Tensor:
+    dtype = a.input.dtype.numpy
+    eps = a.eps if a.eps is not None else np.finfo(dtype).eps if dtype.kind == "f" else 2.0**-7
+    scale = constant(np.ones(a.normalized_shape), a.input.dtype) if a.weight is None else a.weight
+    return emit("RMSNormalization", a.input, scale, axis=-len(a.normalized_shape), epsilon=float(eps))
 
 
-@rule("group_norm")
-def group_norm(
-    result: TensorType,
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = False,
-) -> Tensor:
-    channels = fixed_size(x, 1)
-    scale = constant(np.ones(channels), x.dtype) if weight is None else weight
-    shift = constant(np.zeros(channels), x.dtype) if bias is None else bias
-    if x.ndim > 2:
-        return emit("GroupNormalization", x, scale, shift, num_groups=num_groups, epsilon=float(eps))
-    wide = emit("Unsqueeze", x, ints(2))
-    return emit("Squeeze", emit("GroupNormalization", wide, scale, shift, num_groups=num_groups, epsilon=float(eps)), ints(2))
+@rule_by_name("group_norm")
+def group_norm(result: TensorType, a: Any) -> Tensor:
+    return _normalize_groups(a, a.num_groups)
 
 
-@rule("native_group_norm")
-def native_group_norm(result: Any, x: Tensor, weight: Any, bias: Any, n: Any, c: Any, hw: Any, group: int, eps: float) -> Any:
-    y = group_norm(result[0], x, group, weight, bias, eps)
+def _normalize_groups(a: Any, groups: int) -> Tensor:
+    x, terms = a.input, _fill_terms(a, fixed_size(a.input, 1), a.input.dtype)
+    wide = x if x.ndim > 2 else emit("Unsqueeze", x, ints(2))
+    y = emit("GroupNormalization", wide, *terms, num_groups=groups, epsilon=float(a.eps))
+    return y if x.ndim > 2 else emit("Squeeze", y, ints(2))
+
+
+@rule_by_name("native_group_norm")
+def native_group_norm(result: Any, a: Any) -> Any:
+    y = _normalize_groups(a, a.group)
     if result[1] is None and result[2] is None:
         return y, None, None
-    rows = reshape(x, 0, group, -1)
-    mean = reduce_by("ReduceMean", rows, [2], False)
-    centered = emit("Sub", rows, emit("Unsqueeze", mean, ints(2)))
-    spread = reduce_by("ReduceMean", emit("Mul", centered, centered), [2], False)
-    return y, mean, emit("Reciprocal", emit("Sqrt", emit("Add", spread, scalar(eps, x.dtype))))
+    mean, _, _, deviation = _find_moments(reshape(a.input, 0, a.group, -1), [2], a.eps)
+    return y, emit("Squeeze", mean, ints(2)), emit("Squeeze", deviation, ints(2))
 
 
-@rule("instance_norm")
-def instance_norm(
-    result: TensorType,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Tensor:
-    if not use_input_stats:
-        return batch_norm(result, x, weight, bias, mean, variance, False, momentum, eps)
-    channels = fixed_size(x, 1)
-    scale = constant(np.ones(channels), x.dtype) if weight is None else weight
-    shift = constant(np.zeros(channels), x.dtype) if bias is None else bias
-    return emit("InstanceNormalization", x, scale, shift, epsilon=float(eps))
+@rule_by_name("instance_norm")
+def instance_norm(result: TensorType, a: Any) -> Tensor:
+    if not a.use_input_stats:
+        return _normalize_by_running(a)
+    terms = _fill_terms(a, fixed_size(a.input, 1), a.input.dtype)
+    return emit("InstanceNormalization", a.input, *terms, epsilon=float(a.eps))
 
 
 @rule("im2col")
@@ -312,54 +217,33 @@ def im2col(result: TensorType, x: Tensor, kernel: Any, dilation: Any, padding: A
 # ---------------------------------------------------------------------- pools
 
 
-def _pool(
-    op_type: str, count: int, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, **attributes: Any
-) -> Tensor:
+def _pool(op_type: str, count: int, a: Any, **attributes: Any) -> Tensor:
     """Pool the last ``count`` axes; the default stride is the kernel size."""
-    y, is_single = add_batch(x, count)
-    sizes = each(kernel, count)
-    strides = sizes if stride in ((), [], None) else each(stride, count)
-    pads = each(padding, count) * 2
-    y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(ceil_mode), **attributes)
+    y, is_single = add_batch(a.self, count)
+    sizes = each(a.kernel_size, count)
+    strides = sizes if a.stride in ((), [], None) else each(a.stride, count)
+    pads = each(a.padding, count) * 2
+    y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(a.ceil_mode), **attributes)
     return drop_batch(y, is_single)
 
 
-def _max_pool(
-    count: int,
-    result: TensorType,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    return _pool("MaxPool", count, x, kernel, stride, padding, ceil_mode, dilations=each(dilation, count))
+def _max_pool(count: int, result: TensorType, a: Any) -> Tensor:
+    return _pool("MaxPool", count, a, dilations=each(a.dilation, count))
 
 
-def _average_pool(
-    count: int,
-    result: TensorType,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    if divisor_override is not None:
+def _average_pool(count: int, result: TensorType, a: Any) -> Tensor:
+    if getattr(a, "divisor_override", None) is not None:
         raise Unsupported("an average pool with a divisor of its own")
-    return _pool("AveragePool", count, x, kernel, stride, padding, ceil_mode, count_include_pad=int(count_include_pad))
+    return _pool("AveragePool", count, a, count_include_pad=int(a.count_include_pad))
 
 
-def _max_pool_with_indices(count: int, result: Any, x: Tensor, kernel: Any, *args: Any, **options: Any) -> Any:
+def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
     """Convert the indices: ONNX counts over the whole tensor, PyTorch per plane."""
+    y, x = _max_pool(count, result[0], a), a.self
     if result[1] is None:
-        return _max_pool(count, result[0], x, kernel, *args, **options), None
+        return y, None
     if x.ndim != count + 2:
         raise Unsupported("a pool without a batch of which the indices are used")
-    _max_pool(count, result[0], x, kernel, *args, **options)
     builder = current("a pool")
     node = builder.nodes.pop()
     label = builder.names.take(f"{node.name}_indices")
@@ -410,9 +294,9 @@ def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> 
 
 
 for _count in (1, 2, 3):
-    rule(f"max_pool{_count}d")(partial(_max_pool, _count))
-    rule(f"max_pool{_count}d_with_indices")(partial(_max_pool_with_indices, _count))
-    rule(f"avg_pool{_count}d")(partial(_average_pool, _count))
+    rule_by_name(f"max_pool{_count}d")(partial(_max_pool, _count))
+    rule_by_name(f"max_pool{_count}d_with_indices")(partial(_max_pool_with_indices, _count))
+    rule_by_name(f"avg_pool{_count}d")(partial(_average_pool, _count))
     rule(f"adaptive_avg_pool{_count}d", *[f"_adaptive_avg_pool{_count}d"][: _count - 1])(partial(_adaptive_average_pool, _count))
     rule(f"adaptive_max_pool{_count}d")(partial(_adaptive_max_pool, _count))
 
@@ -552,14 +436,12 @@ def gru(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> An
     return _recurrent("GRU", [1, 0, 2], x, [state], params, options, linear_before_reset=1)
 
 
-@rule("rnn_tanh.input")
-def rnn_tanh(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
-    return _recurrent("RNN", [0], x, [state], params, options, activations=["Tanh"] * (2 if options[4] else 1))
+def _rnn(function: str, result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
+    return _recurrent("RNN", [0], x, [state], params, options, activations=[function] * (2 if options[4] else 1))
 
 
-@rule("rnn_relu.input")
-def rnn_relu(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
-    return _recurrent("RNN", [0], x, [state], params, options, activations=["Relu"] * (2 if options[4] else 1))
+for _name in ("Tanh", "Relu"):
+    rule(f"rnn_{_name.lower()}.input")(partial(_rnn, _name))
 
 
 # ---------------------------------------------------------------------- backward operators
@@ -590,27 +472,12 @@ def _differentiate(
     return [next(results) if is_wanted else None for is_wanted in wanted]
 
 
-@rule("convolution_backward")
-def convolution_backward(
-    result: Any,
-    g: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Any:
-    def record(x: Tensor, weight: Tensor) -> Tensor:
-        return convolution(g.tensor_type, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-
-    wanted = [mask and type_ is not None for mask, type_ in zip(output_mask, result, strict=True)]
+@rule_by_name("convolution_backward")
+def convolution_backward(result: Any, a: Any) -> Any:
+    g, wanted = a.grad_output, [mask and type_ is not None for mask, type_ in zip(a.output_mask, result, strict=True)]
+    gradients = _differentiate(lambda x, weight: _convolve(a, x, weight), [a.input, a.weight], g, wanted[:2])
     axes = [axis for axis in range(g.ndim) if axis != 1]
-    return *_differentiate(record, [x, weight], g, wanted[:2]), reduce_by("ReduceSum", g, axes, False) if wanted[2] else None
+    return *gradients, reduce_by("ReduceSum", g, axes, False) if wanted[2] else None
 
 
 @rule("_cdist_backward")
@@ -623,10 +490,7 @@ def _max_pool_backward(count: int, result: TensorType, g: Tensor, x: Tensor, *ar
     lead = x.ndim - count
     plane = [fixed_size(x, axis) for axis in range(lead, x.ndim)]
     rows = [0] * lead + [-1]
-    size = 1
-    for one in plane:
-        size *= one
-    target = emit("Concat", emit("Shape", x, end=lead), ints(size), axis=0)
+    target = emit("Concat", emit("Shape", x, end=lead), ints(math.prod(plane)), axis=0)
     zeros = emit("Expand", scalar(0, x.dtype), target)
     indices = args[-1]
     summed = emit("ScatterElements", zeros, reshape(indices, *rows), reshape(g, *rows), axis=lead, reduction="add")

@@ -6,12 +6,22 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
 from xrt.frontends.torch.rules.elementwise import drop
-from xrt.frontends.torch.rules.table import Unsupported, cast, constant, fixed_size, ints, lowest, reshape, rule, scalar
+from xrt.frontends.torch.rules.table import (
+    Unsupported,
+    cast,
+    constant,
+    fixed_size,
+    ints,
+    lowest,
+    reshape,
+    rule,
+    rule_by_name,
+    scalar,
+)
 from xrt.frontends.torch.symbols import set_shape
 from xrt.graph import DType, TensorType
 
@@ -169,15 +179,19 @@ def _find_scale(query: Tensor, scale: Any, dtype: DType) -> Tensor:
     return emit("Reciprocal", emit("Sqrt", cast(extent, dtype)))
 
 
-def _score(query: Tensor, key: Tensor, is_causal: bool, scale: Any) -> Tensor:
+def _score(a: Any) -> Tensor:
     """Scaled scores; ``is_causal`` masks those above the diagonal with the lowest number."""
-    wide = _widen(query)
-    scaled = set_shape(emit("Mul", wide, _find_scale(query, scale, wide.dtype)), query.shape)
-    scores = _multiply(scaled, _transpose_last(_widen(key)))
-    if not is_causal:
+    wide = _widen(a.query)
+    scaled = set_shape(emit("Mul", wide, _find_scale(a.query, a.scale, wide.dtype)), a.query.shape)
+    scores = _multiply(scaled, _transpose_last(_widen(a.key)))
+    if not a.is_causal:
         return scores
     least = scalar(float(lowest(scores.dtype)), scores.dtype)
-    return set_shape(emit("Where", _make_causal_mask(query, key), scores, least), scores.shape)
+    return set_shape(emit("Where", _make_causal_mask(a.query, a.key), scores, least), scores.shape)
+
+
+def _get_mask(a: Any) -> Tensor | None:
+    return getattr(a, "attn_mask", getattr(a, "attn_bias", None))  # not all kernels have one
 
 
 def _make_causal_mask(query: Tensor, key: Tensor) -> Tensor:
@@ -201,127 +215,81 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return emit("Add", scores, cast(numbers, scores.dtype)), is_seen
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: Any
-) -> tuple[Tensor, Tensor]:
+def _attend(a: Any) -> tuple[Tensor, Tensor]:
     """Attended values, in float32 for half precision, and weights; zero for rows without keys."""
-    scores, is_seen = _score(query, key, is_causal, scale), None
+    scores, is_seen = _score(a), None
     shape = scores.shape
-    if mask is not None:
+    if (mask := _get_mask(a)) is not None:
         scores, is_seen = _apply_mask(scores, mask)
     weights = emit("Softmax", scores, axis=-1)
-    weights = set_shape(drop(weights, dropout_p) if dropout_p else weights, shape)
-    attended = _multiply(weights, _widen(value))
+    weights = set_shape(drop(weights, a.dropout_p) if a.dropout_p else weights, shape)
+    attended = _multiply(weights, _widen(a.value))
     if is_seen is None:
         return attended, weights
     zero = scalar(0, attended.dtype)
     return emit("Where", is_seen, attended, zero), emit("Where", is_seen, weights, zero)
 
 
-def _attend_with_logs(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: Any
-) -> tuple[Tensor, Tensor]:
+def _add_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+    return scores if mask is None else emit("Add", scores, cast(mask, scores.dtype))
+
+
+def _attend_with_logs(a: Any) -> tuple[Tensor, Tensor]:
     """Attended values and log-sum-exp per row, from which a backward graph recomputes the weights."""
-    scores = _score(query, key, is_causal, scale)
+    scores = _score(a)
     shape = scores.shape
-    if mask is not None:
-        scores = emit("Add", scores, cast(mask, scores.dtype))
+    scores = _add_mask(scores, _get_mask(a))
     least = scalar(float(lowest(scores.dtype)), scores.dtype)  # avoids NaN in rows without keys
     top = emit("Max", emit("ReduceMax", scores, ints(-1), keepdims=1), least)
     weights = emit("Exp", emit("Sub", scores, top))
     total = emit("ReduceSum", weights, ints(-1), keepdims=1)
     total = emit("Where", emit("Equal", total, scalar(0, total.dtype)), scalar(1, total.dtype), total)
     logs = emit("Squeeze", emit("Add", top, emit("Log", total)), ints(-1))
-    return _multiply(set_shape(emit("Div", weights, total), shape), _widen(value)), logs
+    return _multiply(set_shape(emit("Div", weights, total), shape), _widen(a.value)), logs
 
 
 # ---------------------------------------------------------------------- the operators
 
 
-@rule("scaled_dot_product_attention")
-def attention(
-    result: TensorType,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: Any = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+@rule_by_name("scaled_dot_product_attention")
+def attention(result: TensorType, a: Any) -> Tensor:
+    return _attend(a)[0]
 
 
-@rule("_scaled_dot_product_attention_math")
-def attention_math(
-    result: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Any = None,
-    scale: Any = None,
-    enable_gqa: bool = False,
-) -> Any:
-    if dropout_mask is not None:
+@rule_by_name("_scaled_dot_product_attention_math")
+def attention_math(result: Any, a: Any) -> Any:
+    if a.dropout_mask is not None:
         raise Unsupported("attention with a mask of its dropout")
-    attended, weights = _attend(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    attended, weights = _attend(a)
     return attended, weights if result[1] is not None else None
 
 
-def _register_kernel(name: str) -> None:
-    """Register PyTorch's operator for one kernel of attention. They differ in the order of their arguments."""
-    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def attend(result: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        if arguments.get("dropout_p"):
-            raise Unsupported("attention with dropout")
-        if any(one is not None for one in result[2:]):
-            raise Unsupported("the state of a kernel of attention")
-        mask = arguments.get("attn_mask", arguments.get("attn_bias"))
-        inputs = arguments["query"], arguments["key"], arguments["value"], mask
-        options = arguments.get("is_causal", False), arguments.get("scale")
-        if result[1] is None:
-            return _attend(*inputs, 0, *options)[0], *[None] * (len(result) - 1)
-        return *_attend_with_logs(*inputs, *options), *[None] * (len(result) - 2)
-
-    rule(f"_scaled_dot_product_{name}")(attend)
+_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "fused_attention_overrideable")
 
 
-for _name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "fused_attention_overrideable"):
-    _register_kernel(_name)
-
-
-@rule("_scaled_dot_product_flash_attention_for_cpu_backward")
-def attention_backward(
-    result: Any,
-    g: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    attn_mask: Tensor | None = None,
-    scale: Any = None,
-) -> Any:
-    """Recompute the weights from the log-sum-exp; Dao et al., arXiv:2205.14135, algorithm 4."""
-    if dropout_p:
+@rule_by_name(*(f"_scaled_dot_product_{kernel}" for kernel in _KERNELS))
+def attention_kernel(result: Any, a: Any) -> Any:
+    """PyTorch's operator for one kernel of attention."""
+    if a.dropout_p:
         raise Unsupported("attention with dropout")
-    scores = _score(query, key, is_causal, scale)
+    if any(one is not None for one in result[2:]):
+        raise Unsupported("the state of a kernel of attention")
+    if result[1] is None:
+        return _attend(a)[0], *[None] * (len(result) - 1)
+    return *_attend_with_logs(a), *[None] * (len(result) - 2)
+
+
+@rule_by_name("_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(result: Any, a: Any) -> Any:
+    """Recompute the weights from the log-sum-exp; Dao et al., arXiv:2205.14135, algorithm 4."""
+    if a.dropout_p:
+        raise Unsupported("attention with dropout")
+    scores = _score(a)
     shape = scores.shape
-    if attn_mask is not None:
-        scores = emit("Add", scores, cast(attn_mask, scores.dtype))
-    logs = emit("Unsqueeze", cast(logsumexp, scores.dtype), ints(-1))
-    weights = set_shape(emit("Exp", emit("Sub", scores, logs)), shape)
-    g, wide = _widen(g), _widen(query)
-    shares = emit("ReduceSum", emit("Mul", g, _widen(out)), ints(-1), keepdims=1)
-    change = emit("Sub", _multiply(g, _transpose_last(_widen(value))), shares)
-    slope = set_shape(emit("Mul", emit("Mul", weights, change), _find_scale(query, scale, wide.dtype)), shape)
-    return _multiply(slope, _widen(key)), _multiply_transposed(slope, wide, key), _multiply_transposed(weights, g, value)
+    logs = emit("Unsqueeze", cast(a.logsumexp, scores.dtype), ints(-1))
+    weights = set_shape(emit("Exp", emit("Sub", _add_mask(scores, a.attn_mask), logs)), shape)
+    g, wide = _widen(a.grad_out), _widen(a.query)
+    shares = emit("ReduceSum", emit("Mul", g, _widen(a.out)), ints(-1), keepdims=1)
+    change = emit("Sub", _multiply(g, _transpose_last(_widen(a.value))), shares)
+    slope = set_shape(emit("Mul", emit("Mul", weights, change), _find_scale(a.query, a.scale, wide.dtype)), shape)
+    return _multiply(slope, _widen(a.key)), _multiply_transposed(slope, wide, a.key), _multiply_transposed(weights, g, a.value)

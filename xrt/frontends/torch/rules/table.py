@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -46,6 +47,29 @@ def rule(*names: str) -> Callable[[_Function], _Function]:
         return function
 
     return register
+
+
+def rule_by_name(*names: str) -> Callable[[_Function], _Function]:
+    """Decorator: register a rule that receives the result type and the arguments as attributes, see `bind_arguments`."""
+
+    def register(function: _Function) -> _Function:
+        for name in names:
+            packet, _, overload = name.partition(".")
+            rule(name)(partial(_run_by_name, function, getattr(getattr(torch.ops.aten, packet), overload or "default")))
+        return function
+
+    return register
+
+
+def _run_by_name(function: Callable[..., Any], operator: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(result, bind_arguments(operator, args, kwargs))
+
+
+def bind_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call as attributes, with the names and defaults of PyTorch's schema."""
+    schema = operator._schema.arguments
+    defaults = {one.name: one.default_value for one in schema if one.has_default_value()}
+    return SimpleNamespace(**{**defaults, **dict(zip((one.name for one in schema), args, strict=False)), **kwargs})
 
 
 # ---------------------------------------------------------------------- operands
