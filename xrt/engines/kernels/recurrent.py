@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from xrt.graph import Node
 
 Activation = Callable[[Array], Array]
+MakeAdvance = Callable[..., Advance]
+"""Makes the step of one direction: from activations, recurrent weights (hidden, gates * hidden), recurrent bias, peepholes."""
 _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
     **{name.lower(): entry for name, entry in ACTIVATIONS.items() if entry[1].keys() <= {"alpha", "beta"}},
     "affine": (lambda xp, x, alpha, beta: alpha * x + beta, {"alpha": 1.0, "beta": 0.0}),
@@ -43,39 +45,34 @@ def _clipped(node: Node, xp: Any) -> Activation:
 
 
 class _Layer:
-    """Common parts of the three layers: directions, layout, initial states, and assembly of the outputs."""
+    """The kernel of a layer: directions, layout, initial states and outputs are common, the time step is the operator's."""
 
-    def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], n_states: int) -> None:
-        self.xp = env.xp
+    def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], make_advance: MakeAdvance, n_states: int) -> None:
+        self.xp, self.make_advance, self.n_states = env.xp, make_advance, n_states
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.functions = _activations(node, env.xp, default, len(self.backwards))
-        self.clip = _clipped(node, env.xp)
         self.batch_first = bool(node.attr("layout", 0))
-        self.n_states = n_states
+        # The recurrent bias of the hidden gate is inside of the reset gate's product.
+        self.adds_biases = node.op_type != "GRU"
 
     def __call__(
-        self,
-        x: Array,
-        w: Array,
-        bias: Array | None,
-        lengths: Array | None,
-        initial: Sequence[Array | None],
-        hidden: int,
-        advance_of: Callable[[int], Advance],
+        self, x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, *rest: Array | None
     ) -> tuple[Array, ...]:
-        """Run the layer; return Y and the last states. ``bias`` is added to the input's part of the gates, per direction."""
-        xp, dtype = self.xp, x.dtype
+        """Run the layer; return Y and the last states. ``rest`` are the initial states, then the peepholes."""
+        xp, dtype, hidden = self.xp, x.dtype, r.shape[-1]
+        initial = [*rest, *[None] * self.n_states][: self.n_states]
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
-        batch = x.shape[1]
         results = []
         for d, backwards in enumerate(self.backwards):
-            gates = self.xp.matmul(x, xp.transpose(widen(xp, w[d])))
-            gates = gates if bias is None else gates + widen(xp, bias[d])
-            states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
+            own, other = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
+            gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (own + other if self.adds_biases else own)
+            states = tuple(self._state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
             if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
-            results.append(self.xp.walk(gates, states, lengths, backwards, advance_of(d)))
+            extra = [None if one is None else widen(xp, one[d]) for one in rest[self.n_states :]]
+            advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), other, *extra)
+            results.append(xp.walk(gates, states, lengths, backwards, advance))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
         if self.batch_first:
@@ -88,107 +85,55 @@ class _Layer:
         return self.xp.astype(given[:, d] if self.batch_first else given[d], dtype)
 
 
-def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
-    """Split the bias into those of the input and of the recurrence, which are concatenated."""
-    return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))
-
-
 @ops("RNN")
 def rnn(node: Node, env: NodeContext) -> Run:
-    layer = _Layer(node, env, ("Tanh",), 1)
-    xp, matmul = env.xp, env.xp.matmul
+    matmul, clip = env.xp.matmul, _clipped(node, env.xp)
 
-    def run(
-        x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
-    ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widen(xp, bias)))  # type: ignore[arg-type]  # two arrays
+    def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
+        return lambda gates, states: (functions[0](clip(gates + matmul(states[0], weights))),)
 
-        def advance_of(d: int) -> Advance:
-            (f,), recurrence = layer.functions[d], xp.transpose(widen(xp, r[d]))
-            return lambda gates, states: (f(layer.clip(gates + matmul(states[0], recurrence))),)
-
-        return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
-
-    return run
+    return _Layer(node, env, ("Tanh",), make_advance, 1)
 
 
 @ops("GRU")
 def gru(node: Node, env: NodeContext) -> Run:
     """Gates: update, reset, hidden (z, r, h). ``linear_before_reset`` applies the reset gate to the product, not the state."""
-    layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
-    xp, matmul = env.xp, env.xp.matmul
+    xp, clip, after = env.xp, _clipped(node, env.xp), bool(node.attr("linear_before_reset", 0))
 
-    def run(
-        x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
-    ) -> tuple[Array, ...]:
-        hidden = r.shape[-1]
-        of_input, of_state = _halves(xp, None if bias is None else widen(xp, bias))
+    def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
+        (f, g), hidden = functions, weights.shape[0]
+        first, last = weights[:, : 2 * hidden], weights[:, 2 * hidden :]
+        shifts = (0, 0) if isinstance(bias, int) else (bias[: 2 * hidden], bias[2 * hidden :])
 
-        def advance_of(d: int) -> Advance:
-            f, g = layer.functions[d]
-            weights = xp.transpose(widen(xp, r[d]))
-            shift = 0 if of_state is None else of_state[d]
+        def advance(gates: Array, states: States) -> States:
+            (h,) = states
+            zr = f(clip(gates[:, : 2 * hidden] + xp.matmul(h, first) + shifts[0]))
+            z, reset = zr[:, :hidden], zr[:, hidden:]
+            inner = reset * (xp.matmul(h, last) + shifts[1]) if after else xp.matmul(reset * h, last) + shifts[1]
+            return ((1 - z) * g(clip(gates[:, 2 * hidden :] + inner)) + z * h,)
 
-            def advance(gates: Array, states: States) -> States:
-                (h,) = states
-                zr = f(layer.clip(gates[:, : 2 * hidden] + matmul(h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
-                z, reset = zr[:, :hidden], zr[:, hidden:]
-                if after:
-                    inner = reset * (matmul(h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
-                else:
-                    inner = matmul(reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
-                candidate = g(layer.clip(gates[:, 2 * hidden :] + inner))
-                return ((1 - z) * candidate + z * h,)
+        return advance
 
-            return advance
-
-        return layer(x, w, of_input, lengths, [h0], hidden, advance_of)
-
-    return run
-
-
-def _first(shift: Any, n: int) -> Any:
-    return shift if isinstance(shift, int) else shift[:n]
-
-
-def _rest(shift: Any, n: int) -> Any:
-    return shift if isinstance(shift, int) else shift[n:]
+    return _Layer(node, env, ("Sigmoid", "Tanh"), make_advance, 1)
 
 
 @ops("LSTM")
 def lstm(node: Node, env: NodeContext) -> Run:
     """Gates: input, output, forget, cell (i, o, f, c), with optional peepholes; ``input_forget`` couples i and f."""
-    layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
-    xp, matmul = env.xp, env.xp.matmul
+    xp, clip, coupled = env.xp, _clipped(node, env.xp), bool(node.attr("input_forget", 0))
 
-    def run(
-        x: Array,
-        w: Array,
-        r: Array,
-        bias: Array | None = None,
-        lengths: Array | None = None,
-        h0: Array | None = None,
-        c0: Array | None = None,
-        peepholes: Array | None = None,
-    ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widen(xp, bias)))  # type: ignore[arg-type]  # two arrays
+    def make_advance(functions: Sequence[Activation], weights: Array, bias: Any, peepholes: Array | None = None) -> Advance:
+        f, g, to_output = functions
+        pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(peepholes, 3)
 
-        def advance_of(d: int) -> Advance:
-            f, g, h_ = layer.functions[d]
-            weights = xp.transpose(widen(xp, r[d]))
-            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widen(xp, peepholes[d]), 3)
+        def advance(gates: Array, states: States) -> States:
+            h, c = states
+            i, o, forget, cell = xp.split(gates + xp.matmul(h, weights), 4, axis=-1)
+            i = f(clip(i + pi * c))
+            forget = 1 - i if coupled else f(clip(forget + pf * c))
+            c = forget * c + i * g(clip(cell))
+            return f(clip(o + po * c)) * to_output(c), c
 
-            def advance(gates: Array, states: States) -> States:
-                h, c = states
-                i, o, forget, cell = xp.split(gates + matmul(h, weights), 4, axis=-1)
-                i = f(layer.clip(i + pi * c))
-                forget = 1 - i if coupled else f(layer.clip(forget + pf * c))
-                c = forget * c + i * g(layer.clip(cell))
-                o = f(layer.clip(o + po * c))
-                return o * h_(c), c
+        return advance
 
-            return advance
-
-        return layer(x, w, both, lengths, [h0, c0], r.shape[-1], advance_of)
-
-    return run
+    return _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), make_advance, 2)

@@ -1,4 +1,4 @@
-"""Reductions over axes, argmin and argmax, and cumulative sums."""
+"""Reductions over axes, argmin and argmax, cumulative sums; normalizations and softmax."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import widen
+from xrt.engines.kernels.arrays import round_once, widen
 from xrt.engines.kernels.table import Array, Factory, Run, ops
+from xrt.graph import DType
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -124,3 +125,226 @@ def cumulative(node: Node, env: NodeContext) -> Run:
         return xp.flip(total, along) if reverse else total
 
     return run
+
+
+def _per_channel(v: Array, x: Array) -> Array:
+    """Reshape a vector to broadcast along axis 1 of the tensor; other parameters (one per element) are unchanged."""
+    return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
+
+
+def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """Standardize over the axes; return the result, the mean, and the inverse standard deviation."""
+    mean = xp.mean(x, axis=axes, keepdims=True)
+    centred = x - mean
+    inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
+    return centred * inverse, mean, inverse
+
+
+# ---------------------------------------------------------------------- over the batch
+
+
+def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
+    """Normalize with mean and variance per channel, then scale and shift."""
+    factor = widen(xp, scale) / xp.sqrt(widen(xp, var) + epsilon)
+    y = widen(xp, x) * _per_channel(factor, x)
+    y += _per_channel(widen(xp, bias) - widen(xp, mean) * factor, x)
+    return xp.astype(y, x.dtype)
+
+
+def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
+    """Mean and population variance over the batch, one for each element of the running mean.
+
+    That is one per channel, or before version 9 with ``spatial=0`` one per element of a sample.
+    """
+    axes = (0, *range(1 + running.ndim, x.ndim))
+    return xp.mean(widen(xp, x), axis=axes), xp.var(widen(xp, x), axis=axes)
+
+
+def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
+    """Update the running mean of a statistic."""
+    return xp.astype(widen(xp, old) * momentum + new * (1 - momentum), old.dtype)
+
+
+@ops("BatchNormalization", since=14, train=True)
+def batch_normalization(node: Node, env: NodeContext) -> Run:
+    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+
+    def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
+        return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
+
+    def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+        now, spread = _statistics(xp, x, mean)
+        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
+        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum)
+
+    return train if node.attr("training_mode", 0) else infer
+
+
+@ops("BatchNormalization", until=13)
+def batch_normalization_by_outputs(node: Node, env: NodeContext) -> Run:
+    """Up to version 6, ``is_test=0`` means training; from 7 to 13, more than one output does."""
+    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
+
+    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
+        if not training:
+            return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
+        now, spread = _statistics(xp, x, mean)
+        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
+        saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype))
+        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
+
+    return run
+
+
+# ---------------------------------------------------------------------- over the elements of one sample
+
+
+@ops("InstanceNormalization")
+def instance_normalization(node: Node, env: NodeContext) -> Run:
+    xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
+
+    def run(x: Array, scale: Array, bias: Array) -> Array:
+        y, _, _ = _standardize(xp, x, tuple(range(2, x.ndim)), epsilon)
+        return y * _per_channel(scale, x) + _per_channel(bias, x)
+
+    return round_once(xp, run)
+
+
+@ops("GroupNormalization")
+def group_normalization(node: Node, env: NodeContext) -> Run:
+    """One scale and bias per group before version 21, per channel since then."""
+    xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
+
+    def run(x: Array, scale: Array, bias: Array) -> Array:
+        parts = x.reshape(len(x), groups, -1)
+        y = _standardize(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+        each = x.shape[1] // len(scale)
+        return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
+
+    return round_once(xp, run)
+
+
+def _stash(xp: Any, node: Node, x: Array) -> Array:
+    """Cast the tensor to the type in which the node computes its statistics."""
+    dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
+    return xp.astype(x, dtype)
+
+
+@ops("LayerNormalization")
+def layer_normalization(node: Node, env: NodeContext) -> Run:
+    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+
+    def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
+        axes = tuple(range(axis % x.ndim, x.ndim))
+        y, mean, inverse = _standardize(xp, _stash(xp, node, x), axes, epsilon)
+        y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
+        y = y if bias is None else y + widen(xp, bias)
+        return xp.astype(y, x.dtype), mean, inverse
+
+    return run
+
+
+@ops("RMSNormalization")
+def rms_normalization(node: Node, env: NodeContext) -> Run:
+    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+
+    def run(x: Array, scale: Array) -> Array:
+        wide = _stash(xp, node, x)
+        square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
+        y = xp.astype(wide / xp.sqrt(square + epsilon), x.dtype)
+        return xp.astype(widen(xp, y) * widen(xp, scale), scale.dtype)
+
+    return run
+
+
+@ops("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node, env: NodeContext) -> Run:
+    axes = node.attr("axes", (0, 2, 3))
+    return round_once(env.xp, lambda x: _standardize(env.xp, x, tuple(axes), 1e-9)[0])
+
+
+@ops("LpNormalization")
+def lp_normalization(node: Node, env: NodeContext) -> Run:
+    """A zero vector stays zero."""
+    xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
+
+    def run(x: Array) -> Array:
+        norm = xp.sum(xp.abs(x) ** p, axis=axis, keepdims=True) ** (1 / p)
+        return xp.where(norm == 0, 0, x / norm)
+
+    return round_once(xp, run)
+
+
+@ops("LRN")
+def lrn(node: Node, env: NodeContext) -> Run:
+    """Divide by a power of the sum of squares over neighboring channels."""
+    xp, size = env.xp, node.attr("size")
+    alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    before = (size - 1) // 2
+
+    def run(x: Array) -> Array:
+        channels = x.shape[1]
+        squares = xp.pad_axes(x * x, (before, size - 1 - before), "constant", 0, (1,))
+        total = squares[:, :channels]
+        for shift in range(1, size):
+            total = total + squares[:, shift : shift + channels]
+        return x / (bias + alpha / size * total) ** beta
+
+    return round_once(xp, run)
+
+
+Along = Callable[[Any, Array, int], Array]
+"""``f(namespace, tensor, axis)``."""
+
+
+def softmax(xp: Any, x: Array, axis: int) -> Array:
+    """Exponentials along an axis divided by their sum; the maximum is subtracted first to avoid overflow.
+
+    Each step is rounded to the tensor's type, as in the function body that defines the operator.
+    """
+    powers = xp.exp(xp.subtract_max(x, axis))
+    powers /= xp.astype(xp.sum(widen(xp, powers), axis=axis, keepdims=True), x.dtype)
+    return powers
+
+
+def log_softmax(xp: Any, x: Array, axis: int) -> Array:
+    """The logarithm of `softmax` without the division; narrow floats are rounded once."""
+    shifted = xp.subtract_max(widen(xp, x), axis)
+    return xp.astype(shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True)), x.dtype)
+
+
+def hardmax(xp: Any, x: Array, axis: int) -> Array:
+    """One at the first maximum along the axis, zero elsewhere."""
+    first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
+    places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+    return xp.astype(places == first, x.dtype)
+
+
+def along_axis(compute: Along) -> Factory:
+    def factory(node: Node, env: NodeContext) -> Run:
+        axis = node.attr("axis", -1)
+        return lambda x: compute(env.xp, x, axis)
+
+    return factory
+
+
+def flattened(compute: Along) -> Factory:
+    """Before version 13, the axes from ``axis`` on are flattened to one."""
+
+    def factory(node: Node, env: NodeContext) -> Run:
+        axis = node.attr("axis", 1)
+
+        def run(x: Array) -> Array:
+            start = axis + x.ndim if axis < 0 else axis
+            rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
+            return compute(env.xp, rows, -1).reshape(x.shape)
+
+        return run
+
+    return factory
+
+
+for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
+    ops(_op, since=13)(along_axis(_compute))
+    ops(_op, until=12)(flattened(_compute))

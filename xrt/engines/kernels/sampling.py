@@ -149,47 +149,30 @@ def _rounded(xp: Any, places: Array, how: str) -> Array:
 
 # ---------------------------------------------------------------------- how large
 
-Parts = Sequence[tuple[float, float]]
-"""Start and end of the sampled range of each axis."""
 
-
-def read_resize_axes(
+def find_axes(
     node: Node, shape: Sequence[int], roi: Sequence[float], scales: Sequence[float], sizes: Sequence[int]
 ) -> list[Axis]:
-    """The resized axes of a Resize from the values of its inputs; an absent input is empty.
+    """The resized axes of a Resize or Upsample from the values of its inputs; an absent input is empty.
 
-    Sizes take precedence over scales; raises ValueError if both are absent.
+    Sizes take precedence over scales, by which extents are rounded down; raises ValueError if both are absent.
     """
     listed = node.attr("axes")
     chosen = range(len(shape)) if listed is None else [axis % len(shape) for axis in listed]
-    n = len(chosen)
-    parts = list(zip(roi[:n], roi[n:], strict=True)) if roi else [(0.0, 1.0)] * n
+    extents, n = [shape[i] for i in chosen], len(chosen)
+    starts, ends = (roi[:n], roi[n:]) if roi else ([0.0] * n, [1.0] * n)
     if sizes:
-        return _sized(shape, sizes, chosen, parts, node.attr("keep_aspect_ratio_policy", "stretch"))
-    if not scales:
+        scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
+        if (policy := node.attr("keep_aspect_ratio_policy", "stretch")) != "stretch":
+            # The same scale for all axes keeps the aspect ratio.
+            one = min(scales) if policy == "not_larger" else max(scales)
+            scales, sizes = [one] * n, [int(extent * one + 0.5) for extent in extents]
+    elif scales:
+        parts = zip(extents, scales, starts, ends, strict=True)
+        sizes = [floor(extent * (end - start) * scale) for extent, scale, start, end in parts]
+    else:
         raise ValueError("neither scales nor sizes are given")
-    return _scaled(shape, scales, chosen, parts)
-
-
-def scale_coordinates(shape: Sequence[int], scales: Sequence[float]) -> list[Axis]:
-    """All axes of a tensor, one scale for each; extents are rounded down."""
-    return _scaled(shape, scales, range(len(shape)), [(0.0, 1.0)] * len(shape))
-
-
-def _scaled(shape: Sequence[int], scales: Sequence[float], chosen: Sequence[int], parts: Parts) -> list[Axis]:
-    triples = zip(chosen, scales, parts, strict=True)
-    return [Axis(i, shape[i], floor(shape[i] * (e - s) * scale), scale, s, e) for i, scale, (s, e) in triples]
-
-
-def _sized(shape: Sequence[int], sizes: Sequence[int], chosen: Sequence[int], parts: Parts, policy: str) -> list[Axis]:
-    """Axes for given sizes, or for the single scale that keeps the aspect ratio under the policy."""
-    scales = [size / shape[i] for i, size in zip(chosen, sizes, strict=True)]
-    if policy != "stretch":
-        one = min(scales) if policy == "not_larger" else max(scales)
-        # The same scale for all axes keeps the aspect ratio.
-        scales, sizes = [one] * len(scales), [int(shape[i] * one + 0.5) for i in chosen]
-    quadruples = zip(chosen, sizes, scales, parts, strict=True)
-    return [Axis(i, shape[i], size, scale, s, e) for i, size, scale, (s, e) in quadruples]
+    return [Axis(*one) for one in zip(chosen, extents, sizes, scales, starts, ends, strict=True)]
 
 
 # ---------------------------------------------------------------------- GridSample
@@ -312,7 +295,7 @@ def resize(node: Node, env: NodeContext) -> Run:
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
         region = roi if sampling.crops else None
         lists = ([] if one is None else one.tolist() for one in (region, scales, sizes))
-        return _resize(xp, x, read_resize_axes(node, x.shape, *lists), sampling)
+        return _resize(xp, x, find_axes(node, x.shape, *lists), sampling)
 
     return run
 
@@ -325,7 +308,7 @@ def upsample(node: Node, env: NodeContext) -> Run:
     listed = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
 
     def run(x: Array, scales: Array | None = None) -> Array:
-        return _resize(xp, x, scale_coordinates(x.shape, listed if scales is None else scales.tolist()), sampling)
+        return _resize(xp, x, find_axes(node, x.shape, [], listed if scales is None else scales.tolist(), []), sampling)
 
     return run
 

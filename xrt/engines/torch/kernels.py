@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from xrt.engines.kernels import eager, elementwise, normalization, ops as shared, recurrent
+from xrt.engines.kernels import eager, elementwise, ops as shared, recurrent, reduction
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import Run
@@ -225,7 +225,7 @@ def constant_of_shape(at: TorchKernelContext) -> Run:
 
 @overrides("LayerNormalization")
 def layer_normalization(at: TorchKernelContext) -> Run:
-    general, axis, epsilon = normalization.layer_normalization(at.node, at), at.attr("axis", -1), at.attr("epsilon", 1e-5)
+    general, axis, epsilon = reduction.layer_normalization(at.node, at), at.attr("axis", -1), at.attr("epsilon", 1e-5)
     stash_dtype = at.attribute_torch_dtype("stash_type") or torch.float32
 
     def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> Any:
@@ -240,7 +240,7 @@ def layer_normalization(at: TorchKernelContext) -> Run:
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
     """Half precision is rounded at each step, as in ONNX's definition."""
-    return normalization.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
+    return reduction.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 
 def log_softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
@@ -248,8 +248,8 @@ def log_softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
 
 
 for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax}.items():
-    ops(_op, since=13, priority=2)(normalization.along_axis(_compute))
-    ops(_op, until=12, priority=2)(normalization.flattened(_compute))
+    ops(_op, since=13, priority=2)(reduction.along_axis(_compute))
+    ops(_op, until=12, priority=2)(reduction.flattened(_compute))
 
 # ---------------------------------------------------------------------- convolutions
 
