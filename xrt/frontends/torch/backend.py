@@ -24,9 +24,8 @@ from xrt.engines.contract.registry import list_by_rank
 from xrt.errors import FallbackWarning, ModelError, OptionError, PlanError, warn
 from xrt.forking import renew_after_fork
 from xrt.frontends.torch.capture import Leaf
-from xrt.frontends.torch.decompositions import BEFORE_LOWERING
 from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
-from xrt.frontends.torch.lower import Lowering
+from xrt.frontends.torch.lower import BEFORE_LOWERING, Lowering
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import TensorType
 from xrt.graph.node import DOMAIN

@@ -93,11 +93,6 @@ def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
     return tuple([leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
 
 
-def list_written_tensors(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
-    """Tensors that a call wrote to without PyTorch's knowledge."""
-    return [*buffers, *(leaves[index] for index in found.updated)]
-
-
 def describe(leaf: Any) -> object:
     """The properties of a leaf that a capture depends on, sizes excluded."""
     if isinstance(leaf, torch.Tensor):
@@ -137,30 +132,21 @@ def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor
 
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
     """Indices of two tensors that share an element, at least one of them in `written`; None if there are none."""
-    spans = sorted(
-        (start := one.data_ptr(), start + _find_extent(one), index)
+    arrays = {
+        index: share_array(one)
         for index, one in enumerate(tensors)
         if one is not None and one.numel() and one.layout is torch.strided
-    )
-    before: list[tuple[int, int, int]] = []
-    for start, end, index in spans:
-        before = [span for span in before if span[1] > start]
-        for _, _, other in before:
-            if (index in written or other in written) and _have_common_element(tensors[index], tensors[other]):
+    }
+    for index in sorted(arrays.keys() & set(written)):
+        for other, array in arrays.items():
+            if other != index and np.may_share_memory(arrays[index], array) and _have_common_element(arrays[index], array):
                 return min(index, other), max(index, other)
-        before.append((start, end, index))
     return None
-
-
-def _find_extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the end of the last element."""
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((reach + 1) * tensor.itemsize)
 
 
 def _have_common_element(one: Any, other: Any) -> bool:
     try:
-        return np.shares_memory(share_array(one), share_array(other), max_work=100_000)  # type: ignore[arg-type]  # any number
+        return np.shares_memory(one, other, max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return True
 
@@ -358,7 +344,8 @@ class TorchModule:
                 self._split = self._split or split(self.model, self._arguments, error)
             return self._split.run(leaves, structure, given)
         results = results if isinstance(results, tuple) else (results,)
-        if written := list_written_tensors(compiled.capture, buffers, leaves):
+        # Tensors that the call wrote to without PyTorch's knowledge.
+        if written := [*buffers, *(leaves[index] for index in compiled.capture.updated)]:
             torch.autograd.graph.increment_version(written)
         tensors = [share_tensor(result) for result in results]
         outputs = [leaf.pick(tensors, leaves) for leaf in compiled.capture.leaves]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import apply, emit
@@ -29,26 +30,20 @@ _SAME_NAMES = (
 _UNARY = {**{name: name.capitalize() for name in _SAME_NAMES}, "sgn": "Sign", "hardswish": "HardSwish"}
 
 
-def _register_unary(name: str, op_type: str) -> None:
-    def unary(result: TensorType, x: Tensor) -> Tensor:
-        return emit(op_type, cast(x, result.dtype))
-
-    rule(name)(unary)
+def _unary(op_type: str, result: TensorType, x: Tensor) -> Tensor:
+    return emit(op_type, cast(x, result.dtype))
 
 
 for _name, _op_type in _UNARY.items():
-    _register_unary(_name, _op_type)
+    rule(_name)(partial(_unary, _op_type))
 
 
-def _register_rounding(name: str, op_type: str) -> None:
-    def rounded(result: TensorType, x: Tensor) -> Tensor:
-        return emit(op_type, x) if x.dtype.is_float else x
-
-    rule(name)(rounded)
+def _round(op_type: str, result: TensorType, x: Tensor) -> Tensor:
+    return emit(op_type, x) if x.dtype.is_float else x
 
 
 for _name in ("floor", "ceil", "round"):
-    _register_rounding(_name, _name.capitalize())
+    rule(_name)(partial(_round, _name.capitalize()))
 
 
 @rule("trunc")
@@ -61,15 +56,12 @@ def rsqrt(result: TensorType, x: Tensor) -> Tensor:
     return emit("Reciprocal", emit("Sqrt", cast(x, result.dtype)))
 
 
-def _register_log(name: str, base: float) -> None:
-    def logarithm(result: TensorType, x: Tensor) -> Tensor:
-        return emit("Mul", emit("Log", cast(x, result.dtype)), scalar(1 / math.log(base), result.dtype))
-
-    rule(name)(logarithm)
+def _logarithm(base: int, result: TensorType, x: Tensor) -> Tensor:
+    return emit("Mul", emit("Log", cast(x, result.dtype)), scalar(1 / math.log(base), result.dtype))
 
 
-_register_log("log2", 2)
-_register_log("log10", 10)
+for _base in (2, 10):
+    rule(f"log{_base}")(partial(_logarithm, _base))
 
 
 @rule("log1p")
@@ -191,17 +183,12 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
     return emit("Pow", *_both(result.dtype, a, b))
 
 
-def _register_extreme(op_type: str, *names: str) -> None:
-    def extreme(result: TensorType, a: Any, b: Any) -> Tensor:
-        if result.dtype is DType.BOOL:
-            return emit("Or" if op_type == "Max" else "And", *_both(DType.BOOL, a, b))
-        return emit(op_type, *_both(result.dtype, a, b))
-
-    rule(*names)(extreme)
+def _extreme(op_type: str, of_booleans: str, result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit(of_booleans if result.dtype is DType.BOOL else op_type, *_both(result.dtype, a, b))
 
 
-_register_extreme("Max", "maximum")
-_register_extreme("Min", "minimum")
+rule("maximum")(partial(_extreme, "Max", "Or"))
+rule("minimum")(partial(_extreme, "Min", "And"))
 
 
 @rule("atan2")
@@ -228,42 +215,35 @@ def hypot(result: TensorType, a: Any, b: Any) -> Tensor:
 # ---------------------------------------------------------------------- comparison and logic
 
 
-def _register_comparison(name: str, op_type: str) -> None:
-    def compare(result: TensorType, a: Any, b: Any) -> Tensor:
-        x, y = _both(combine_types(a, b), a, b)
-        if x.dtype is DType.BOOL and op_type != "Equal":
-            x, y = cast(x, DType.UINT8), cast(y, DType.UINT8)
-        compared = emit(op_type, x, y)
-        return emit("Not", compared) if name == "ne" else compared
-
-    rule(f"{name}.Tensor", f"{name}.Scalar")(compare)
+def _compare(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(combine_types(a, b), a, b)
+    if x.dtype is DType.BOOL and op_type != "Equal":
+        x, y = cast(x, DType.UINT8), cast(y, DType.UINT8)
+    return emit(op_type, x, y)
 
 
-for _name, _op_type in {
-    "eq": "Equal",
-    "ne": "Equal",
-    "lt": "Less",
-    "le": "LessOrEqual",
-    "gt": "Greater",
-    "ge": "GreaterOrEqual",
-}.items():
-    _register_comparison(_name, _op_type)
+_COMPARISONS = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
+for _name, _op_type in _COMPARISONS.items():
+    rule(f"{_name}.Tensor", f"{_name}.Scalar")(partial(_compare, _op_type))
 
 
-def _register_logical(word: str) -> None:
-    def logical(result: TensorType, a: Any, b: Any) -> Tensor:
-        return emit(word, *_both(DType.BOOL, a, b))
-
-    def bitwise(result: TensorType, a: Any, b: Any) -> Tensor:
-        return emit(word if result.dtype is DType.BOOL else f"Bitwise{word}", *_both(result.dtype, a, b))
-
-    low = word.lower()
-    rule(f"logical_{low}")(logical)
-    rule(f"bitwise_{low}.Tensor", f"bitwise_{low}.Scalar")(bitwise)
+@rule("ne.Tensor", "ne.Scalar")
+def not_equal(result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit("Not", _compare("Equal", result, a, b))
 
 
-for _name in ("And", "Or", "Xor"):
-    _register_logical(_name)
+def _logical(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit(op_type, *_both(DType.BOOL, a, b))
+
+
+def _bitwise(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit(op_type if result.dtype is DType.BOOL else f"Bitwise{op_type}", *_both(result.dtype, a, b))
+
+
+for _op_type in ("And", "Or", "Xor"):
+    _name = _op_type.lower()
+    rule(f"logical_{_name}")(partial(_logical, _op_type))
+    rule(f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar")(partial(_bitwise, _op_type))
 
 
 @rule("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor")
@@ -349,21 +329,15 @@ def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
     return emit("PRelu", x, weight)
 
 
-@rule("softmax.int", "_softmax")
-def softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    return _normalized("Softmax", result, x, dim)
-
-
-@rule("log_softmax.int", "_log_softmax")
-def log_softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    return _normalized("LogSoftmax", result, x, dim)
-
-
-def _normalized(op_type: str, result: TensorType, x: Tensor, dim: int) -> Tensor:
+def _softmax(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     y = cast(x, result.dtype)
     if x.shape == ():
         return emit("Sub" if op_type == "LogSoftmax" else "Div", y, y)
     return emit(op_type, y, axis=dim)
+
+
+rule("softmax.int", "_softmax")(partial(_softmax, "Softmax"))
+rule("log_softmax.int", "_log_softmax")(partial(_softmax, "LogSoftmax"))
 
 
 def drop(x: Tensor, p: float) -> Tensor:
@@ -386,16 +360,6 @@ def feature_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Ten
     return emit("Mul", x, drop(_make_ones(x, channels=True), p))
 
 
-@rule("alpha_dropout", "alpha_dropout_")
-def alpha_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    return _drop_to_alpha(x, p, channels=False) if train and p > 0 else x
-
-
-@rule("feature_alpha_dropout", "feature_alpha_dropout_")
-def feature_alpha_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    return _drop_to_alpha(x, p, channels=True) if train and p > 0 else x
-
-
 def _make_ones(x: Tensor, *, channels: bool) -> Tensor:
     if not channels:
         return emit("Expand", scalar(1, x.dtype), emit("Shape", x))
@@ -403,8 +367,10 @@ def _make_ones(x: Tensor, *, channels: bool) -> Tensor:
     return emit("Expand", scalar(1, x.dtype), shape)
 
 
-def _drop_to_alpha(x: Tensor, p: float, *, channels: bool) -> Tensor:
+def _drop_to_alpha(channels: bool, result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
     """Alpha dropout: dropped elements become SELU's limit; Klambauer et al., arXiv:1706.02515, section 2."""
+    if not train or p == 0:
+        return x
     if p >= 1:
         return emit("Mul", x, scalar(0, x.dtype))
     alpha = 1.7580993408473766
@@ -412,6 +378,10 @@ def _drop_to_alpha(x: Tensor, p: float, *, channels: bool) -> Tensor:
     kept = emit("Mul", drop(_make_ones(x, channels=channels), p), scalar(1 - p, x.dtype))
     shift = emit("Add", emit("Mul", kept, scalar(alpha * scale, x.dtype)), scalar(alpha * scale * (p - 1), x.dtype))
     return emit("Add", emit("Mul", x, emit("Mul", kept, scalar(scale, x.dtype))), shift)
+
+
+rule("alpha_dropout", "alpha_dropout_")(partial(_drop_to_alpha, False))
+rule("feature_alpha_dropout", "feature_alpha_dropout_")(partial(_drop_to_alpha, True))
 
 
 @rule("native_dropout")

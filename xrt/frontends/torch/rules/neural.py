@@ -318,30 +318,25 @@ def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attribute
     return emit("Resize", x, None, None, make_shape(size), axes=axes, **attributes)
 
 
-def _register(name: str, mode: str) -> None:
-    has_corners = mode != "nearest"
-
-    def attributes(align_corners: bool) -> dict[str, Any]:
-        if mode == "nearest":
-            return {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        where = "align_corners" if align_corners else "pytorch_half_pixel" if mode == "linear" else "half_pixel"
-        return {"mode": mode, "coordinate_transformation_mode": where, "cubic_coeff_a": -0.75 if mode == "cubic" else None}
-
-    def resize_vec(result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
-        corners, factors = rest if has_corners else (False, *rest)
-        return _resized(result, x, size, factors, **attributes(bool(corners)))
-
-    def resize(result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
-        corners, factors = (bool(rest[0]) if has_corners else False), rest[has_corners:]
-        known = None if not factors or any(one is None for one in factors) else factors
-        return _resized(result, x, size, known, **attributes(corners))
-
-    rule(f"{name}.vec")(resize_vec)
-    rule(name)(resize)
+def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
+    """Nearest-neighbor operators have no ``align_corners``; the others have one before the factors."""
+    corners, *factors = (False, *rest) if mode == "nearest" else rest
+    if is_vector:
+        (factors,) = factors
+    elif not factors or any(one is None for one in factors):
+        factors = None
+    if mode == "nearest":
+        attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return _resized(result, x, size, factors, mode=mode, **attributes)
+    where = "align_corners" if corners else "pytorch_half_pixel" if mode == "linear" else "half_pixel"
+    cubic = -0.75 if mode == "cubic" else None
+    return _resized(result, x, size, factors, mode=mode, coordinate_transformation_mode=where, cubic_coeff_a=cubic)
 
 
 for _name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
-    _register(f"upsample_{_name}", next(mode for mode in ("nearest", "linear", "cubic") if mode in _name))
+    _mode = next(mode for mode in ("nearest", "linear", "cubic") if mode in _name)
+    rule(f"upsample_{_name}.vec")(partial(_upsample, _mode, True))
+    rule(f"upsample_{_name}")(partial(_upsample, _mode, False))
 _MODES = {0: "linear", 1: "nearest", 2: "cubic"}
 _PADDINGS = {0: "zeros", 1: "border", 2: "reflection"}
 

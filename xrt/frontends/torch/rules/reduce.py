@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import apply, emit
@@ -18,20 +19,14 @@ def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor
     return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
 
 
-def _reduced(op_type: str, result: TensorType, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+def _reduced(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     return reduce_by(op_type, cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else [], keepdim)
 
 
-def _register(op_type: str, *names: str) -> None:
-    def reduction(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-        return _reduced(op_type, result, x, dim, keepdim)
-
-    rule(*names)(reduction)
-
-
-_register("ReduceSum", "sum", "sum.dim_IntList")
-_register("ReduceMean", "mean", "mean.dim")
-_register("ReduceProd", "prod", "prod.dim_int")
+rule("sum", "sum.dim_IntList")(partial(_reduced, "ReduceSum"))
+rule("mean", "mean.dim")(partial(_reduced, "ReduceMean"))
+rule("prod", "prod.dim_int")(partial(_reduced, "ReduceProd"))
+rule("logsumexp")(partial(_reduced, "ReduceLogSumExp"))
 
 
 def _register_extreme(op_type: str, index: str, *names: str) -> None:
@@ -64,21 +59,12 @@ _register_extreme("ReduceMax", "ArgMax")
 _register_extreme("ReduceMin", "ArgMin")
 
 
-def _register_truth(name: str, op_type: str) -> None:
-    def truth(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        counted = cast(cast(x, DType.BOOL), DType.INT32)
-        return cast(reduce_by(op_type, counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
-
-    rule(name, f"{name}.dim", f"{name}.dims")(truth)
+def _test(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return cast(_reduced(op_type, TensorType(DType.INT32), cast(x, DType.BOOL), dim, keepdim), result.dtype)
 
 
-_register_truth("any", "ReduceMax")
-_register_truth("all", "ReduceMin")
-
-
-@rule("logsumexp")
-def logsumexp(result: TensorType, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    return _reduced("ReduceLogSumExp", result, x, dim, keepdim)
+for _name, _op_type in {"any": "ReduceMax", "all": "ReduceMin"}.items():
+    rule(_name, f"{_name}.dim", f"{_name}.dims")(partial(_test, _op_type))
 
 
 # ---------------------------------------------------------------------- variance and norms
@@ -127,16 +113,13 @@ def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keep
 # ---------------------------------------------------------------------- along an axis
 
 
-@rule("cumsum")
-def cumsum(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+def _accumulate(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     y = cast(x, result.dtype)
-    return emit("CumSum", y, scalar(dim % x.ndim, DType.INT64)) if x.ndim else y
+    return emit(op_type, y, scalar(dim % x.ndim, DType.INT64)) if x.ndim else y
 
 
-@rule("cumprod")
-def cumprod(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    y = cast(x, result.dtype)
-    return emit("CumProd", y, scalar(dim % x.ndim, DType.INT64)) if x.ndim else y
+rule("cumsum")(partial(_accumulate, "CumSum"))
+rule("cumprod")(partial(_accumulate, "CumProd"))
 
 
 @rule("topk")

@@ -43,14 +43,7 @@ def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return cast(x, result.dtype)
 
 
-@rule(
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "unflatten.int",
-    "view_as",
-    "flatten.using_ints",
-)
+@rule("view", "reshape", "_unsafe_view", "unflatten.int", "view_as", "flatten.using_ints")
 def view(result: TensorType, x: Tensor, *args: Any) -> Tensor:
     return reshape_to(x, result, args[0] if args and isinstance(args[0], list | tuple) else None)
 
@@ -220,17 +213,13 @@ for _prefix, _mode in {"reflection": "reflect", "replication": "replicate"}.item
     rule(*(f"{_prefix}_pad{count}d" for count in (1, 2, 3)))(partial(pad, mode=_mode))
 
 
-def _register_triangle(name: str, upper: int) -> None:
-    def triangle(result: TensorType, x: Tensor, diagonal: int = 0) -> Tensor:
-        if x.dtype is DType.BOOL:
-            return cast(emit("Trilu", cast(x, DType.INT32), scalar(diagonal, DType.INT64), upper=upper), DType.BOOL)
-        return emit("Trilu", x, scalar(diagonal, DType.INT64), upper=upper)
-
-    rule(name)(triangle)
+def _triangle(upper: int, result: TensorType, x: Tensor, diagonal: int = 0) -> Tensor:
+    y = cast(x, DType.INT32) if x.dtype is DType.BOOL else x
+    return cast(emit("Trilu", y, scalar(diagonal, DType.INT64), upper=upper), x.dtype)
 
 
-_register_triangle("tril", 0)
-_register_triangle("triu", 1)
+for _name, _upper in {"tril": 0, "triu": 1}.items():
+    rule(_name)(partial(_triangle, _upper))
 
 
 @rule("diagonal")
