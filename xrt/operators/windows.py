@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -81,6 +81,20 @@ class Window:
                 f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}"
             )
         return Placement(self, tuple(extents), begins, ends, declared, positions)
+
+    def with_pads(self, extents: Sequence[int | None]) -> Window | None:
+        """The window with explicit padding; None if that depends on an extent that is None."""
+        if self.auto_pad == "NOTSET":
+            return self
+        begins = ends = (0,) * len(self.kernel)
+        if self.auto_pad != "VALID":
+            if any(extent is None and stride != 1 for extent, stride in zip(extents, self.strides, strict=True)):
+                return None
+            # With stride 1 the padding is the same for each extent.
+            known = [span if extent is None else extent for extent, span in zip(extents, self.spans, strict=True)]
+            placement = self.over(known)
+            begins, ends = placement.begins, placement.declared_ends
+        return replace(self, begins=begins, ends=ends, auto_pad="NOTSET")
 
     def spread(self, positions: Sequence[int]) -> list[int]:
         """The input extents, without declared padding, of a pool with this many positions."""

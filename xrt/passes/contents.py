@@ -331,14 +331,9 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
         return None
     found = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-        step = 1 if steps is None else steps[k]
-        extent = elements.shape[axis]
-        first, last = (n + extent if n < 0 else n for n in (starts[k], ends[k]))
-        first = min(max(first, 0), extent if step > 0 else extent - 1)
-        # With a negative step the end may be -1: before the first element.
-        last = min(max(last, 0 if step > 0 else -1), extent)
-        chosen = range(first, last, step)
-        found = np.take(found, list(chosen), axis) if chosen else np.delete(found, range(extent), axis)
+        # ONNX clamps the bounds as Python does.
+        chosen = slice(starts[k], ends[k], 1 if steps is None else steps[k])
+        found = found[(slice(None),) * (axis % elements.ndim) + (chosen,)]
     return found
 
 

@@ -158,11 +158,7 @@ def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
         return extent
     if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
         return None
-    first, last = (n + extent if n < 0 else n for n in (start, end))
-    first = min(max(first, 0), extent if step > 0 else extent - 1)
-    # With a negative step the end may be -1: before the first element.
-    last = min(max(last, 0 if step > 0 else -1), extent)
-    return len(range(first, last, step))
+    return len(range(*slice(start, end, step).indices(extent)))  # ONNX clamps the bounds as Python does
 
 
 def _pad(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:

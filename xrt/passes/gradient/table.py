@@ -52,14 +52,33 @@ def extent(x: Tensor, axis: int) -> Any:
     return emit("Shape", x, start=axis, **end)
 
 
+def calculate(op: str, a: Any, b: Any) -> Any:
+    """Add, Sub, Mul or Div of extents: an array if both are static, else a tensor."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _ARITHMETIC[op](a, b)
+    return emit(op, a, b)
+
+
+_ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.floor_divide}
+
+
+def join(*extents: Any) -> Any:
+    """Concatenate extents: an array if all are static, else a tensor."""
+    if all(isinstance(one, np.ndarray) for one in extents):
+        return np.concatenate(extents)
+    return emit("Concat", *extents, axis=0)
+
+
+def reshape(x: Tensor, shape: Any) -> Tensor:
+    """Reshape to exactly these extents, which may be zero."""
+    return emit("Reshape", x, shape, allowzero=None if isinstance(shape, np.ndarray) and shape.all() else 1)
+
+
 def reshape_to(x: Tensor, like: Tensor) -> Tensor:
     """Reshape `x` to the shape of `like`, if necessary."""
     if x.type == like.type and x.tensor_type.is_static:
         return x
-    wanted = get_shape(like)
-    # Without allowzero, Reshape copies an input extent where the shape has 0.
-    may_be_empty = not like.tensor_type.is_static or 0 in like.shape
-    return emit("Reshape", x, wanted, allowzero=1 if may_be_empty else None)
+    return reshape(x, get_shape(like))
 
 
 def flatten(x: Tensor) -> Tensor:

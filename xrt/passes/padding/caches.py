@@ -11,7 +11,7 @@ from xrt.errors import ModelError
 from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_states
 from xrt.graph.state import Capacity, declare_capacity
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.padding.function import walk
+from xrt.passes.padding.function import decompose_without_rule, walk
 from xrt.passes.padding.padder import SIZE, Extent, Padded, Padder, PaddingRefusal, Refused, multiply
 from xrt.passes.shape_inference import infer_shapes
 
@@ -49,10 +49,7 @@ class _CachePadder(Padder):
         self.fed[self._dim] = LENGTH
         self._room = Extent.of(capacity) - added
         # Read the capacity from the output: another reader of the input would prevent an update in place.
-        self._sources[CAPACITY] = (
-            caches[0].state.output,
-            caches[0].axis,
-        )  # another reader of the input would prevent the update in place
+        self._sources[CAPACITY] = caches[0].state.output, caches[0].axis
         self.rules.update({cache.node.name: _write(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
@@ -106,6 +103,7 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
         raise ModelError(f"no state of {function.name!r} grows by a Concat of what was and what is new")
     if strange := sorted({cache.dim for cache in caches} - {caches[0].dim}):
         raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(strange)}); give them one")
+    function = decompose_without_rule(function)
     added = _find_added(function, caches)
     p = _CachePadder(function, caches, added, CAPACITY if capacity is None else capacity)
     walk(p)

@@ -32,15 +32,6 @@ def apply_integer_division(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(given, divisor))
 
 
-def apply_first(p: Padder, node: Node) -> None:
-    """Pad outputs like the first input; the other inputs are parameters."""
-    if any(name in p.states for name in node.inputs[1:] if name):
-        raise p.refuse("a parameter is padded", *(axis for name in node.inputs[1:] if name for axis in p.axes(name)))
-    p.set(node.outputs[0], p.axes(node.inputs[0]))
-    for name in filter(None, node.outputs[1:]):
-        p.set(name, p.axes(node.inputs[0]))
-
-
 def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
     """Axes that the inputs broadcast to, without the last `skip` ones."""
     shapes = [p.axes(name) for name in node.inputs if name]
@@ -290,13 +281,6 @@ def apply_cumulative(p: Padder, node: Node) -> Node:
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
         return node
     return replace(node, inputs=(p.mask(node.inputs[0], axis, 0), *node.inputs[1:]))
-
-
-@rule("Dropout")
-def apply_dropout(p: Padder, node: Node) -> None:
-    if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
-        raise Refused("it is in training mode")
-    apply_first(p, node)
 
 
 @rule("CastLike")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.operators import SHAPE_OPERANDS, find_constant
+from xrt.operators import SHAPE_OPERANDS, decompose_nodes, find_constant
 from xrt.passes import contents
 from xrt.passes.contents import MOVES, propagate
 from xrt.passes.padding import elementwise, movement, windows  # noqa: F401  # they register their rules
@@ -222,16 +222,30 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
     is repeated once per dim that cannot be padded.
     """
     left = list(_list_open(function) if dims is None else dims)
-    refusals = _check_inputs(function, left)
+    refusals, decomposed = _check_inputs(function, left), decompose_without_rule(function)
     while True:
         # A refused dim changes which values are padded, so walk again.
-        p = Padder(function, frozenset(left) - frozenset(refusals))
+        p = Padder(decomposed, frozenset(left) - frozenset(refusals))
         walk(p)
         found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
         if not found:
-            return _finish(p, {dim: refusals[dim] for dim in left if dim in refusals})
+            return _finish(p, function, {dim: refusals[dim] for dim in left if dim in refusals})
         for refusal in found:
             refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, refusal))
+
+
+def decompose_without_rule(function: Function) -> Function:
+    """Decompose the nodes of dynamic shape whose operators have no rule."""
+    from xrt.passes.decomposition import find_decomposition  # imports onnx, which a stored program does not need
+
+    def decompose(node: Node, holder: Function) -> Function | None:
+        if node.op in RULES or (not node.domain and (node.op_type in _ARITHMETIC or node.op_type in MOVES)):
+            return None
+        types = (holder.get_type(name) for name in node.defines)
+        is_static = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
+        return None if is_static else find_decomposition(node, holder)
+
+    return decompose_nodes(function, decompose)
 
 
 def _list_open(function: Function) -> dict[str, None]:
@@ -334,7 +348,7 @@ def _apply(p: Padder, node: Node) -> Node:
     return node if made is None else made
 
 
-def _finish(p: Padder, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
+def _finish(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]
@@ -342,7 +356,7 @@ def _finish(p: Padder, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction
         inputs=(*function.inputs, *sizes), nodes=tuple(p.nodes), constants={**function.constants, **p.constants}
     )
     return PaddedFunction(
-        made if p.dims else function,
+        made if p.dims else original,
         tuple(sorted(p.dims)),
         tuple(p.fed),
         tuple(state.axes if isinstance(state, Padded) else None for state in states),

@@ -3,87 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from xrt.graph import Node
-from xrt.operators.windows import make_window
+from xrt.operators.windows import Window, make_window
 from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, rule
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Window of one spatial axis."""
-
-    reach: int
-    """Extent of the window, dilation included."""
-    stride: int
-    begin: int
-    end: int
-    """Padding attributes of the node, in elements."""
-
-    def count(self, extent: Extent) -> Extent:
-        """Number of window positions."""
-        return (extent + Extent.of(self.begin + self.end - self.reach)) // self.stride + Extent.of(1)
-
-
-def _read_windows(p: Padder, node: Node, kernel: Sequence[int]) -> list[_Window]:
-    window = make_window(node, kernel)
-    found = []
-    for n, (begin, end) in enumerate(zip(window.begins, window.ends, strict=True)):
-        if window.auto_pad == "VALID":
-            begin = end = 0  # noqa: PLW2901
-        elif window.auto_pad != "NOTSET":
-            begin, end = _same(p, node, n, window.spans[n], window.strides[n])  # noqa: PLW2901
-        found.append(_Window(window.spans[n], window.strides[n], begin, end))
+def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
+    window, axes = make_window(node, kernel), p.axes(node.inputs[0])[2:]
+    # SAME padding depends on the extent modulo the stride.
+    sizes = [None if p.is_padded(axis) else axis[0].number or span for axis, span in zip(axes, window.spans, strict=True)]
+    if (found := window.with_pads(sizes)) is None:
+        raise p.refuse("what auto_pad adds depends on the size", *axes)
     return found
 
 
-def _same(p: Padder, node: Node, number: int, reach: int, stride: int) -> tuple[int, int]:
-    """Padding of the SAME modes, which is independent of the size only for stride 1."""
-    axis = p.axes(node.inputs[0])[2 + number]
-    # SAME padding depends on the extent modulo the stride.
-    if stride != 1 and p.is_padded(axis):
-        raise p.refuse("what auto_pad adds depends on the size", axis)
-    less, more = (reach - 1) // 2, reach // 2
-    return (less, more) if node.attr("auto_pad") == "SAME_UPPER" else (more, less)
-
-
-def _slide(p: Padder, name: str, windows: Sequence[_Window], fill: float) -> tuple[str, list[Axis]]:
+def _slide(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
     """Mask the input if windows reach behind its end; return it and the spatial axes of the output."""
     axes = p.axes(name)
     if p.is_padded(axes[1]):
         raise p.refuse("its channels are padded", axes[1])
     spatial: list[Axis] = []
-    for number, (axis, window) in enumerate(zip(axes[2:], windows, strict=True), 2):
-        p.require(p.only(axis) + Extent.of(window.begin + window.end - window.reach))
-        spatial.append((window.count(axis[0]),))
+    steps = zip(axes[2:], window.begins, window.ends, window.spans, window.strides, strict=True)
+    for number, (axis, begin, end, span, stride) in enumerate(steps, 2):
+        room = p.only(axis) + Extent.of(begin + end - span)
+        p.require(room)
+        spatial.append((room // stride + Extent.of(1),))
         # Without padding at the end, windows of valid outputs stay within the valid part.
-        if window.end > 0 and p.is_padded(axis):
+        if end > 0 and p.is_padded(axis):
             name = p.mask(name, number, fill)
     return name, spatial
+
+
+def _read_kernel(p: Padder, node: Node) -> list[int]:
+    """Spatial extents of the kernel of a convolution."""
+    kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(node.inputs[1])[2:]]
+    if None in kernel or any(name in p.states for name in node.inputs[1:]):
+        raise Refused("its weights are padded, or of unknown shape")
+    return list(kernel)
 
 
 @rule("Conv")
 def apply_conv(p: Padder, node: Node) -> Node:
     """Windows that reach behind the end must read zeros, so padding is masked."""
     given, weight = node.inputs[:2]
-    kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(weight)[2:]]
-    if None in kernel or any(name in p.states for name in node.inputs[1:]):
-        raise Refused("its weights are padded, or of unknown shape")
-    masked, spatial = _slide(p, given, _read_windows(p, node, kernel), 0)
+    masked, spatial = _slide(p, given, _read_window(p, node, _read_kernel(p, node)), 0)
     p.set(node.outputs[0], [p.axes(given)[0], p.axes(weight)[0], *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
 
-def _check_pool(p: Padder, node: Node) -> list[_Window]:
+def _check_pool(p: Padder, node: Node) -> Window:
     is_spatial = any(map(p.is_padded, p.axes(node.inputs[0])[2:]))
     if is_spatial and (node.attr("ceil_mode", 0) or len(node.outputs) > 1):
         raise p.refuse("it rounds up (ceil_mode), or gives indices", *p.axes(node.inputs[0])[2:])
     if node.attr("ceil_mode", 0):
         raise Refused("it rounds up (ceil_mode)")
-    return _read_windows(p, node, node.attr("kernel_shape"))
+    return _read_window(p, node, node.attr("kernel_shape"))
 
 
 @rule("MaxPool")
@@ -101,12 +79,12 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
 def apply_average_pool(p: Padder, node: Node) -> Node:
     """As Conv, if all windows have the same divisor; LpPool has none."""
     (given,) = node.inputs
-    windows = _check_pool(p, node)
+    window = _check_pool(p, node)
     counts_all = node.op_type == "LpPool" or node.attr("count_include_pad", 0)
-    for axis, window in zip(p.axes(given)[2:], windows, strict=True):
-        if window.end and not counts_all and p.is_padded(axis):
+    for axis, end in zip(p.axes(given)[2:], window.ends, strict=True):
+        if end and not counts_all and p.is_padded(axis):
             raise p.refuse("windows at the end divide by fewer elements", axis)
-    masked, spatial = _slide(p, given, windows, 0)
+    masked, spatial = _slide(p, given, window, 0)
     p.set(node.outputs[0], [*p.axes(given)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
@@ -117,16 +95,15 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
     given, weight = node.inputs[:2]
     if node.attr("output_shape") or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise Refused("its output has a given size")
-    kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(weight)[2:]]
-    if None in kernel or any(name in p.states for name in node.inputs[1:]):
-        raise Refused("its weights are padded, or of unknown shape")
-    windows, axes = _read_windows(p, node, kernel), p.axes(given)
-    more = node.attr("output_padding") or [0] * len(windows)
+    window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(given)
+    ones = (1,) * len(window.kernel)
+    more = node.attr("output_padding") or [0] * len(ones)
     # A window that reaches behind the end forces the mask.
-    masked, _ = _slide(p, given, [_Window(1, 1, 0, 1)] * len(windows), 0)
+    masked, _ = _slide(p, given, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
     spatial: list[Axis] = []
-    for axis, window, extra in zip(axes[2:], windows, more, strict=True):
-        size = (axis[0] - Extent.of(1)) * Extent.of(window.stride) + Extent.of(window.reach + extra - window.begin - window.end)
+    steps = zip(axes[2:], window.strides, window.spans, more, window.begins, window.ends, strict=True)
+    for axis, stride, span, extra, begin, end in steps:
+        size = (axis[0] - Extent.of(1)) * Extent.of(stride) + Extent.of(span + extra - begin - end)
         p.require(size)
         spatial.append((size,))
     p.set(node.outputs[0], [axes[0], (p.axes(weight)[1][0] * Extent.of(node.attr("group", 1)),), *spatial])

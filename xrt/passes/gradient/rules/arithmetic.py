@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xrt.builder.record_op import emit
 from xrt.passes.gradient.table import (
     RULES,
@@ -18,8 +20,11 @@ from xrt.passes.gradient.table import (
     add_axes,
     cast,
     expand_to,
+    extent,
     integers,
+    join,
     number,
+    reshape,
     reshape_to,
     rule,
     sum_to,
@@ -282,13 +287,11 @@ def _swap(x: Tensor) -> Tensor:
 
 def _as_rows(x: Tensor) -> Tensor:
     """Flatten a stack of matrices to one matrix."""
-    last = x.shape[-1]
-    columns = integers(last) if isinstance(last, int) else emit("Shape", x, start=-1)
+    columns = extent(x, -1)
     # Reshape cannot infer -1 next to an extent of 0.
-    if isinstance(last, int) and last != 0:
-        return emit("Reshape", x, integers(-1, last))
-    leading = emit("ReduceProd", emit("Shape", x, end=-1), keepdims=1)
-    return emit("Reshape", x, emit("Concat", leading, columns, axis=0), allowzero=1)
+    if isinstance(columns, np.ndarray) and columns.all():
+        return reshape(x, join(integers(-1), columns))
+    return reshape(x, emit("Concat", emit("ReduceProd", emit("Shape", x, end=-1), keepdims=1), columns, axis=0))
 
 
 @rule("MatMul")

@@ -19,14 +19,17 @@ from xrt.operators.windows import Window, compute_padding_trims, make_window
 from xrt.passes.gradient.rules.indexing import sum_at_places
 from xrt.passes.gradient.table import (
     RuleContext,
+    calculate,
     cast,
     count,
     expand_to,
     extent,
     flatten,
     integers,
+    join,
     number,
     reduce_sum,
+    reshape,
     reshape_to,
     rule,
     transpose,
@@ -37,17 +40,12 @@ if TYPE_CHECKING:
 
 
 def read_window(at: RuleContext, kernel: Sequence[int], inputs: Tensor) -> Window:
-    """Read the window of a node with explicit padding. `auto_pad` SAME modes need static extents."""
-    window, sizes = make_window(at.node, kernel), inputs.tensor_type.shape
-    if window.auto_pad == "NOTSET":
-        return window
-    if window.auto_pad == "VALID":
-        return _unpadded(window)
-    extents = [size for size in sizes[2:] if isinstance(size, int)] if sizes is not None else []
-    if len(extents) != len(kernel):
-        at.refuse(f"its padding is {window.auto_pad!r}, which needs extents that are known; bind the symbolic ones first")
-    place = window.over(extents)
-    return replace(window, begins=place.begins, ends=place.declared_ends)
+    """Read the window of a node with explicit padding."""
+    sizes = inputs.tensor_type.shape or (None,) * (2 + len(kernel))
+    window = make_window(at.node, kernel).with_pads([size if isinstance(size, int) else None for size in sizes[2:]])
+    if window is None:
+        at.refuse(f"its padding is {at.attr('auto_pad')!r}, which needs extents that are known; bind the symbolic ones first")
+    return window
 
 
 def _unpadded(window: Window) -> Window:
@@ -63,25 +61,20 @@ def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int
     axes = np.arange(2, 2 + len(begins))
     if any(begin > least for begin, least in zip(begins, leasts, strict=True)):  # `whole` may end before `begins`
         nothing = (0,) * len(begins)
-        longer = _pad(whole, like, nothing, begins, axes)
+        longer = _fit_end(whole, like, nothing, begins, axes)
         return emit("Slice", longer, integers(*begins), integers(*(np.iinfo(np.int64).max,) * len(begins)), axes)
-    return _pad(whole, like, begins, begins, axes)
+    return _fit_end(whole, like, begins, begins, axes)
 
 
-def _pad(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
+def _fit_end(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
     """Cut `cut` elements off the front, and pad or crop the end to the end of `like`."""
-    sizes, wanted = whole.tensor_type.shape, like.tensor_type.shape
-    if sizes is not None and wanted is not None and all(isinstance(d, int) for d in (*sizes[2:], *wanted[2:])):
-        after = [wanted[a] + begin - sizes[a] for a, begin in zip(axes, begins, strict=True)]
-        if not any(cut) and not any(after):
-            return whole
-        pads: Any = integers(*(-begin for begin in cut), *after)
-    else:
-        ends = [
-            emit("Sub", emit("Add", extent(like, a), integers(b)), extent(whole, a)) for a, b in zip(axes, begins, strict=True)
-        ]
-        pads = emit("Concat", integers(*(-begin for begin in cut)), *ends, axis=0)
-    return emit("Pad", whole, pads, None, axes)
+    ends = (calculate("Add", extent(like, a), integers(b)) for a, b in zip(axes, begins, strict=True))
+    more = [calculate("Sub", end, extent(whole, a)) for a, end in zip(axes, ends, strict=True)]
+    return _pad(whole, join(integers(*(-begin for begin in cut)), *more), axes)
+
+
+def _pad(x: Tensor, pads: Any, axes: Any) -> Tensor:
+    return x if isinstance(pads, np.ndarray) and not pads.any() else emit("Pad", x, pads, None, axes)
 
 
 MOST_PRODUCTS = 25
@@ -116,12 +109,11 @@ def _exchange(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     exchanged = [1, 0, *spatial]
     rows = transpose(x, exchanged)
     if group != 1:  # (N, group C', ...) as C' batches of group N channels
-        shape = [extent(x, axis) for axis in range(2 + len(window.kernel))]
-        channels = shape[1] // group if isinstance(shape[1], np.ndarray) else emit("Div", shape[1], integers(group))
-        parts = _reshape(x, [shape[0], integers(group), channels, *shape[2:]])
+        batch, channels, *extents = (extent(x, axis) for axis in range(2 + len(window.kernel)))
+        each = calculate("Div", channels, integers(group))
+        parts = reshape(x, join(batch, integers(group), each, *extents))
         moved = transpose(parts, [2, 1, 0, *range(3, 3 + len(window.kernel))])
-        merged = shape[0] * group if isinstance(shape[0], np.ndarray) else emit("Mul", shape[0], integers(group))
-        rows = _reshape(moved, [channels, merged, *shape[2:]])
+        rows = reshape(moved, join(each, calculate("Mul", batch, integers(group)), *extents))
     # If the strides leave part of the input unread, the result is larger than the kernel: reduce the padding or crop.
     rests = _find_rests(x, g, window)
     is_read = rests is not None and all(rest <= end for rest, end in zip(rests, window.ends, strict=True))
@@ -176,13 +168,6 @@ def _cut(x: Tensor, g: Tensor, window: Window) -> list[Tensor]:
         steps = np.asarray(window.strides, np.int64)
         parts.append(emit("Slice", x, begins, begins + (integers(*results) - 1) * steps + 1, spatial, steps))
     return parts
-
-
-def _reshape(x: Tensor, sizes: Sequence[Any]) -> Tensor:
-    if all(isinstance(size, np.ndarray) for size in sizes):
-        shape = np.concatenate(sizes)
-        return emit("Reshape", x, shape, allowzero=None if shape.all() else 1)
-    return emit("Reshape", x, emit("Concat", *sizes, axis=0), allowzero=1)
 
 
 Gradients = Sequence["Tensor | None"]
@@ -247,20 +232,9 @@ def _uncut(g: Tensor, x: Tensor, window: Window) -> Tensor:
     """
     ends: list[Any] = []
     for axis, (begin, stride, reach) in enumerate(zip(window.begins, window.strides, window.spans, strict=True), 2):
-        size, result = extent(x, axis), extent(g, axis)
-        if isinstance(size, np.ndarray) and isinstance(result, np.ndarray):
-            ends.append((size - 1) * stride + reach - begin - result)
-        else:
-            whole = emit("Add", emit("Mul", size, integers(stride)), integers(reach - stride - begin))
-            ends.append(emit("Sub", whole, result))
-    begins = integers(*window.begins)
-    if all(isinstance(end, np.ndarray) for end in ends):
-        pads: Any = np.concatenate([begins, *ends])
-        if not pads.any():
-            return g
-    else:
-        pads = emit("Concat", begins, *ends, axis=0)
-    return emit("Pad", g, pads, None, np.arange(2, 2 + len(window.kernel)))
+        whole = calculate("Add", calculate("Mul", extent(x, axis), integers(stride)), integers(reach - stride - begin))
+        ends.append(calculate("Sub", whole, extent(g, axis)))
+    return _pad(g, join(integers(*window.begins), *ends), np.arange(2, 2 + len(window.kernel)))
 
 
 def _read_transposed_window(at: RuleContext, kernel: Sequence[int]) -> Window:
@@ -351,8 +325,7 @@ def _spread(g: Tensor, like: Tensor, window: Window) -> Tensor:
         whole = emit("ConvTranspose", g, ones, group=channels, **options)
     else:  # merge channels into the batch
         spatial = [extent(g, axis) for axis in range(2, 2 + len(window.kernel))]
-        apart = emit("Reshape", g, emit("Concat", integers(-1, 1), *spatial, axis=0))
+        apart = emit("Reshape", g, join(integers(-1, 1), *spatial))
         whole = emit("ConvTranspose", apart, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
-        ends = [emit("Shape", whole, start=2), emit("Shape", like, end=2)]
-        whole = emit("Reshape", whole, emit("Concat", ends[1], ends[0], axis=0), allowzero=1)
+        whole = reshape(whole, emit("Concat", emit("Shape", like, end=2), emit("Shape", whole, start=2), axis=0))
     return fit(whole, like, window.begins, window.spans)

@@ -18,7 +18,9 @@ from xrt.passes.gradient.table import (
     flatten,
     get_shape,
     integers,
+    join,
     reduce_sum,
+    reshape,
     reshape_to,
     rule,
     split,
@@ -69,10 +71,7 @@ def sum_tiles(at: RuleContext) -> Gradients:
 def cut_apart(at: RuleContext) -> Gradients:
     """Split the gradient."""
     axis, operands = at.attr("axis"), [at.input(i) for i in range(len(at.node.inputs))]
-    sizes = [extent(operand, axis) for operand in operands]
-    if all(isinstance(size, np.ndarray) for size in sizes):
-        return split(at.g, np.concatenate(sizes), axis, len(operands))
-    return split(at.g, emit("Concat", *sizes, axis=0), axis, len(operands))
+    return split(at.g, join(*(extent(operand, axis) for operand in operands)), axis, len(operands))
 
 
 @rule("Split")
@@ -181,10 +180,9 @@ def _sum_sources(at: RuleContext, move: Any) -> Tensor:
 
 def list_places(x: Tensor) -> Tensor:
     """Linear indices 0, 1, ... in the shape of `x`."""
-    known = x.tensor_type.is_static
-    size = np.asarray(np.prod(get_shape(x), dtype=np.int64)) if known else emit("Size", x)
-    row = emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64))
-    return emit("Reshape", row, get_shape(x), allowzero=None if known and 0 not in x.shape else 1)
+    shape = get_shape(x)
+    size = np.asarray(np.prod(shape, dtype=np.int64)) if isinstance(shape, np.ndarray) else emit("Size", x)
+    return reshape(emit("Range", np.asarray(0, np.int64), size, np.asarray(1, np.int64)), shape)
 
 
 def sum_at_places(g: Tensor, places: Tensor, like: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from xrt.passes.gradient.table import (
     add_up,
     extent,
     integers,
+    join,
     number,
     reduce_sum,
     rule,
@@ -390,10 +391,7 @@ def _read_state(given: Tensor | None, x: Tensor, hidden: int) -> Tensor:
     """A state, or the gradient of one, as (batch, hidden); zeros by default."""
     if given is not None:
         return _squeeze(given)
-    batch = extent(x, 1)
-    if isinstance(batch, np.ndarray):
-        return zeros(integers(int(batch[0]), hidden), x.dtype)
-    return zeros(emit("Concat", batch, integers(hidden), axis=0), x.dtype)
+    return zeros(join(extent(x, 1), integers(hidden)), x.dtype)
 
 
 def _shift(y: Tensor, start: Tensor, way: int) -> Tensor:
@@ -406,6 +404,4 @@ def _shift(y: Tensor, start: Tensor, way: int) -> Tensor:
 
 def _as_rows(x: Tensor) -> Tensor:
     """Reshape (T, B, N) to (T * B, N)."""
-    size = extent(x, 2)
-    known = isinstance(size, np.ndarray)
-    return emit("Reshape", x, integers(-1, *size.tolist()) if known else emit("Concat", integers(-1), size, axis=0))
+    return emit("Reshape", x, join(integers(-1), extent(x, 2)))
