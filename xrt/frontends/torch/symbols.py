@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -137,21 +138,14 @@ MOST_FACTORS = 8
 """Powers up to this exponent become products: not every engine supports integer Pow."""
 
 
-def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
+def _apply(op_type: str) -> Callable[[list[Tensor]], Tensor]:
+    """Rule: combine the operands by an operator of two; mixed ones are promoted to float64, as in Python."""
+
     def combine(rows: list[Tensor]) -> Tensor:
-        result = rows[0]
-        # Mixed operands are promoted to float64, as in Python.
-        rows = [_float(row) for row in rows] if any(row.dtype.is_float for row in rows) else rows
-        result = rows[0]
-        for row in rows[1:]:
-            result = emit(op_type, result, row)
-        return result
+        promoted = map(_float, rows) if any(row.dtype.is_float for row in rows) else rows
+        return reduce(lambda one, other: emit(op_type, one, other), promoted)
 
     return combine
-
-
-def _compare(op_type: str, rows: list[Tensor]) -> Tensor:
-    return emit(op_type, *([_float(row) for row in rows] if any(row.dtype.is_float for row in rows) else rows))
 
 
 def _float(row: Tensor) -> Tensor:
@@ -170,10 +164,10 @@ def _power(rows: list[Tensor]) -> Tensor:
 
 
 _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
-    "Add": _chain("Add"),
-    "Mul": _chain("Mul"),
-    "Max": _chain("Max"),
-    "Min": _chain("Min"),
+    "Add": _apply("Add"),
+    "Mul": _apply("Mul"),
+    "Max": _apply("Max"),
+    "Min": _apply("Min"),
     "Pow": _power,
     "PowByNatural": _power,
     "FloatPow": _power,
@@ -188,15 +182,15 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "ToFloat": lambda rows: _float(rows[0]),
     "IntTrueDiv": _divide,
     "FloatTrueDiv": _divide,
-    "Equality": lambda rows: _compare("Equal", rows),
-    "Unequality": lambda rows: emit("Not", _compare("Equal", rows)),
-    "StrictGreaterThan": lambda rows: _compare("Greater", rows),
-    "GreaterThan": lambda rows: _compare("GreaterOrEqual", rows),
-    "StrictLessThan": lambda rows: _compare("Less", rows),
-    "LessThan": lambda rows: _compare("LessOrEqual", rows),
+    "Equality": _apply("Equal"),
+    "Unequality": lambda rows: emit("Not", _apply("Equal")(rows)),
+    "StrictGreaterThan": _apply("Greater"),
+    "GreaterThan": _apply("GreaterOrEqual"),
+    "StrictLessThan": _apply("Less"),
+    "LessThan": _apply("LessOrEqual"),
     "Not": lambda rows: emit("Not", rows[0]),
-    "And": _chain("And"),
-    "Or": _chain("Or"),
+    "And": _apply("And"),
+    "Or": _apply("Or"),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _float(rows[0])),
 }
 """Emits a SymPy or PyTorch function from its arguments, by name."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from xrt.frontends.torch.rules import (  # noqa: F401
     elementwise,
-    index,
     neural,
     product,
-    reduce,
     shape,
 )
 from xrt.frontends.torch.rules.table import RULES, Rule, Unsupported

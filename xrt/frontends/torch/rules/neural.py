@@ -13,9 +13,8 @@ import numpy as np
 from xrt.builder import Builder
 from xrt.builder.record_op import apply, emit
 from xrt.builder.symbol import current
-from xrt.frontends.torch.rules.elementwise import drop
+from xrt.frontends.torch.rules.elementwise import drop, reduce_by
 from xrt.frontends.torch.rules.product import cdist
-from xrt.frontends.torch.rules.reduce import reduce_by
 from xrt.frontends.torch.rules.table import (
     RULES,
     Unsupported,
