@@ -136,7 +136,6 @@ def test_bodies_read_the_parameters_of_the_module_by_its_names(case: Case) -> No
     model = Layer(case.function)
     function = xrt.from_torch(model, (make_inputs()[0],))
     assert function.constants["layer.weight"].array.ctypes.data == model.layer.weight.data_ptr()
-    assert "layer/gemm_1" in {node.name for _, node in function.walk()}
 
 
 def test_checkpointed_parts_and_transforms_are_computed_in_place() -> None:

@@ -377,20 +377,13 @@ def test_a_sequence_that_identity_cannot_copy_keeps_its_if() -> None:
         assert ops(inline_constant_control_flow(function)) == expected
 
 
-def test_control_edges_lead_to_the_last_nodes_and_come_to_the_first() -> None:
-    choice = replace(one_if(EXP, EXP, name="choice").nodes[0], control=("before",))
-    more = (node("Abs", "x", "a", name="before"), node("Sqrt", "x", "b", name="behind", control=("choice",)))
-    result = inlined(graph({"x": F3}, {"y": F3, "b": F3}, *more, choice, constants={"yes": TRUE}))
-    edges = {node.name: node.control for node in result.nodes}
-    assert edges == {"before": (), "u": ("before",), "t": (), "behind": ("t",)}
-
-
-def test_a_chain_of_control_edges_through_inlined_nodes() -> None:
-    nested = body({}, {"t": F3}, node("If", "yes", "t", name="inner", then_branch=NEG, else_branch=EXP))
-    function = one_if(nested, nested, name="choice")
-    behind = node("Sqrt", "x", "b", name="behind", control=("choice",))
-    result = inlined(function.replace(nodes=(*function.nodes, behind), outputs=(*function.outputs, Value("b"))))
-    assert {node.name: node.control for node in result.nodes} == {"t": (), "behind": ("t",)}
+def test_an_if_with_control_edges_stays() -> None:
+    waiting = replace(one_if(EXP, EXP, name="choice").nodes[0], control=("before",))
+    first = (node("Abs", "x", "a", name="before"), waiting)
+    awaited = (one_if(EXP, EXP, name="choice").nodes[0], node("Sqrt", "x", "b", name="behind", control=("choice",)))
+    for nodes in (first, awaited):
+        function = one_if(EXP, EXP, name="choice").replace(nodes=nodes)
+        assert inline_constant_control_flow(function) is function
 
 
 def test_inlined_nodes_run_on_the_device_of_the_if() -> None:

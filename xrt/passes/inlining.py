@@ -18,9 +18,8 @@ _ANY_TYPE_OPSET = 16
 def inline_constant_control_flow(function: Function) -> Function:
     """Replace each If with a constant condition by its branch.
 
-    Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. A
-    control edge to an inlined node becomes an edge to its last nodes, and its control inputs move to its first ones. Return
-    `function` itself if nothing is inlined. Linear time.
+    Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. An If
+    with control edges stays. Return `function` itself if nothing is inlined. Linear time.
     """
     return _inlined(function, {}, BodyNames(function))
 
@@ -94,8 +93,6 @@ class Splice:
         self.inlined: list[Node] = []
         """The nodes inlined last."""
         self._awaited = {name for node in function.nodes for name in node.control}
-        self._last: dict[str, tuple[str, ...]] = {}
-        """By replaced node: the nodes that control edges to it must point to."""
         self._node_names: FreshNames | None = None
         self._inlined_values: set[str] = set()
 
@@ -107,11 +104,10 @@ class Splice:
     def inline(self, node: Node, branch: Function) -> bool:
         """Replace the node by the nodes of its branch, which are visited next; return False if that is not possible.
 
-        Names are kept unless they collide within the model. The first nodes inherit the control inputs of the node, and the
-        nodes that waited for it wait for the last ones.
+        Names are kept unless they collide within the model.
         """
         results = [(value.name, name) for value, name in zip(branch.outputs, node.outputs, strict=True) if name]
-        if not _can_be_copied(branch, results, self.function):
+        if node.control or self.is_awaited(node) or not _can_be_copied(branch, results, self.function):
             return False
         if self._node_names is None:
             self._node_names = FreshNames((node.name for node in self.function.nodes), start=2)
@@ -128,13 +124,9 @@ class Splice:
             new, type_ = values.get(name, name), branch.get_type(name)
             if type_ is not None and new not in outer and new not in self.constants:
                 self.types[new] = type_
-        self.inlined = [_on_device(inner, node.device) for inner in _after(inlined, node.control)]
+        self.inlined = [replace(inner, device=inner.device or node.device) for inner in inlined]
         self._pending += reversed(self.inlined)
-        self._last[node.name] = tuple(_last_names(inlined))
         self._awaited.update(name for inner in self.inlined for name in inner.control)
-        if self.is_awaited(node):
-            # The last nodes inherit the waiters of the replaced node.
-            self._awaited.update(self._last[node.name])
         return True
 
     def is_awaited(self, node: Node) -> bool:
@@ -161,9 +153,9 @@ class Splice:
         """The rewritten Function, or the original if nothing changed. Constants that lost their last reader are removed."""
         function = self.function
         pairs = zip(self.nodes, function.nodes, strict=False)
-        if not self._last and len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
+        if len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
             return function
-        nodes = tuple(map(self._redirect_control, self.nodes))
+        nodes = tuple(self.nodes)
         unread = (_read(function.nodes, function) | self._inlined_values) - _read(nodes, function)
         outputs = {value.name for value in function.outputs}
         types = {name: type_ for name, type_ in {**function.types, **self.types}.items() if name not in self.constants}
@@ -173,18 +165,6 @@ class Splice:
             constants={name: constant for name, constant in self.constants.items() if name not in unread},
             types={name: type_ for name, type_ in types.items() if name not in outputs},
         )
-
-    def _redirect_control(self, node: Node) -> Node:
-        """Redirect control edges from replaced nodes to the inlined ones."""
-        if self._last.keys().isdisjoint(node.control):
-            return node
-        return replace(node, control=tuple(dict.fromkeys(name for old in node.control for name in self._resolve(old))))
-
-    def _resolve(self, name: str) -> Iterator[str]:
-        if name not in self._last:
-            yield name
-        for inner in self._last.get(name, ()):
-            yield from self._resolve(inner)
 
 
 def _read(nodes: Sequence[Node], function: Function) -> set[str]:
@@ -200,25 +180,6 @@ def _can_be_copied(branch: Function, results: Sequence[tuple[str, str]], functio
     computed = [result for result, _ in results if branch.producer(result) is not None]
     copied = [name for result, name in results if result not in computed or computed.count(result) > 1]
     return all(isinstance(function.get_type(name), TensorType) for name in copied)
-
-
-def _after(nodes: list[Node], control: tuple[str, ...]) -> Iterator[Node]:
-    """Yield the nodes; those without predecessors among them get the control edges."""
-    defined = {name for node in nodes for name in node.defines}
-    for node in nodes:
-        first = bool(control) and not node.control and defined.isdisjoint(node.uses)
-        yield replace(node, control=control) if first else node
-
-
-def _last_names(nodes: list[Node]) -> Iterator[str]:
-    """Yield the names of the nodes that no other node in the list depends on."""
-    read = {name for node in nodes for name in node.uses}
-    before = {name for node in nodes for name in node.control}
-    return (node.name for node in nodes if node.name not in before and read.isdisjoint(node.defines))
-
-
-def _on_device(inner: Node, device: str) -> Node:
-    return replace(inner, device=device) if device and not inner.device else inner
 
 
 def drop_dead_nodes(function: Function) -> Function:

@@ -330,8 +330,6 @@ class Lowering:
         self.values: dict[Call, Any] = {}
         self.declined: dict[Any, str] = {}
         self._root = builder
-        self._path = ""
-        """The module whose bodies are being lowered."""
         self._constants: dict[object, Tensor] = {}
         self._decomposing: list[Any] = []
         """Operators whose decompositions are being lowered, outermost first."""
@@ -406,11 +404,10 @@ class Lowering:
         if name in CHECKS:
             return None
         args, kwargs = self.argument(call.args), self.argument(call.kwargs)
-        path = _find_path(call) or self._find_owner(args)
-        with self.builder.scope(path) if path else nullcontext():
+        with self.builder.scope(path) if (path := _find_path(call)) else nullcontext():
             if isinstance(call.target, torch._ops.OpOverload):
                 return self._lowered(call, name, args, kwargs, fake)
-            return self._other(call, args, path, fake)
+            return self._other(call, args, fake)
 
     def _number(self, call: Call, fake: Any, name: str) -> Any:
         """Convert a number; one read from a tensor by ``item`` becomes a known value."""
@@ -420,21 +417,11 @@ class Lowering:
             self.symbols.know_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
         return self.symbols.number(fake)
 
-    def _find_owner(self, args: Any) -> str:
-        """The module of a call in a body, inferred from its parameters: PyTorch records none there."""
-        for one in args if self.builder is not self._root else ():
-            if isinstance(one, Tensor) and one.name in self._root.constants and one.name.startswith(self._path):
-                return one.name[len(self._path) :].strip(".").rpartition(".")[0]
-        return ""
-
-    def _other(self, call: Call, args: Any, path: str, fake: Any) -> Any:
+    def _other(self, call: Call, args: Any, fake: Any) -> Any:
         """Lower a call of a Python function or a higher-order operator."""
         name = getattr(call.target, "__name__", str(call.target))
         if isinstance(call.target, torch._ops.OperatorBase):
-            before, self._path = self._path, f"{self._path}.{path}".strip(".")
-            results = lower_control_flow(self, name, args, fake)
-            self._path = before
-            return results
+            return lower_control_flow(self, name, args, fake)
         if name in _PYTHON:
             return call.target(*args)
         if isinstance(fake, torch.Tensor):

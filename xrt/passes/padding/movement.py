@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -469,8 +469,8 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
     starts, ends = (_read(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
     places = [n % len(axes) for n in p.integers(node, 3, "axes") or range(len(starts))]
     steps = p.integers(node, 4) or [1] * len(starts)
-    moved: dict[int, tuple[int, Extent]] = {}
-    for number, (start, end, place, step) in enumerate(zip(starts, ends, places, steps, strict=True)):
+    moved: Extent | None = None
+    for start, end, place, step in zip(starts, ends, places, steps, strict=True):
         # Padding does not affect this axis: the slice is the same with and without it.
         if not p.is_padded(axes[place]) and not _is_size(p, start) and not _is_size(p, end):
             axes[place] = _cut_clean(p, node, axes[place], place, (start, end, step))
@@ -478,31 +478,14 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
         start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # resolved to non-negative
         axes[place] = ((end - start + Extent.of(step - 1)) // step,)
         if p.is_padded(start):
-            if step != 1 or p.is_padded(axes[place]):
+            if step != 1 or len(places) > 1 or p.is_padded(axes[place]):
                 raise p.refuse("it begins at a place that depends on the size", start)
-            moved[number] = place, start
+            moved = start
     p.set(node.outputs[0], axes, () if moved else p.zeros(node.inputs[0]))
-    return _gather_moved(p, node, places, axes, moved) if moved else None
-
-
-def _gather_moved(
-    p: Padder, node: Node, places: Sequence[int], axes: Sequence[Axis], moved: Mapping[int, tuple[int, Extent]]
-) -> Node:
-    """Slice the fixed axes and gather the others; return the last node."""
-    given, kept = node.inputs[0], [number for number in range(len(places)) if number not in moved]
-    if kept:
-        if len(node.inputs) < 3:
-            raise Refused("its bounds are attributes")
-        chosen = p.constant(np.array(kept, np.int64))
-        bounds = [p.node("Gather", name, chosen, axis=0) for name in node.inputs[1:3]]
-        steps = [(p.integers(node, 4) or [1] * len(places))[number] for number in kept]
-        along = p.constant(np.array([places[number] for number in kept], np.int64))
-        given = p.node("Slice", given, *bounds, along, p.constant(np.array(steps, np.int64)))
-    *first, (last_place, last_start) = moved.values()
-    for place, start in first:
-        given = p.node("Gather", given, p.positions(start, axes[place][0]), axis=place)
-    at = p.positions(last_start, axes[last_place][0])
-    return replace(node, op_type="Gather", inputs=(given, at), attributes=()).with_attributes(axis=last_place)
+    if moved is None:
+        return None
+    positions = p.positions(moved, axes[places[0]][0])
+    return replace(node, op_type="Gather", inputs=(node.inputs[0], positions), attributes=()).with_attributes(axis=places[0])
 
 
 def _read(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
