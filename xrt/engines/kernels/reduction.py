@@ -345,6 +345,6 @@ def flattened(compute: Along) -> Factory:
     return factory
 
 
-for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
-    ops(_op, since=13)(along_axis(_compute))
-    ops(_op, until=12)(flattened(_compute))
+for _op, _along in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
+    ops(_op, since=13)(along_axis(_along))
+    ops(_op, until=12)(flattened(_along))

@@ -1,15 +1,16 @@
-"""Interpolation: Resize, GridSample, pooling over regions of interest; and non-maximum suppression."""
+"""Interpolation: Resize, GridSample, deformable convolution, pooling over regions of interest; and non-maximum suppression."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, floor, nan
+from math import ceil, floor, nan, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.arrays import along
 from xrt.engines.kernels.table import Array, Run, eager, ops
 from xrt.engines.kernels.windows import cut_bins
 
@@ -189,9 +190,13 @@ class Grid:
     padding: str
     corners: bool
     """Whether -1 and 1 are the centers of the outer elements; otherwise their borders."""
+    is_absolute: bool = False
+    """Whether positions are indices of elements already."""
 
     def places(self, grid: Array, extent: int) -> Array:
         """Convert positions from [-1, 1] to element indices."""
+        if self.is_absolute:
+            return grid
         return (grid + 1) / 2 * (extent - 1) if self.corners else ((grid + 1) * extent - 1) / 2
 
     def within(self, xp: Any, places: Array, extent: int) -> Array:
@@ -256,6 +261,43 @@ def _read_grid(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
 def grid_sample(node: Node, env: NodeContext) -> Run:
     xp, how = env.xp, sample_grid(node)
     return lambda x, grid: _read_grid(xp, xp.asarray(x), xp.asarray(grid), how)
+
+
+@eager("DeformConv", devices=("cpu",))
+def deform_conv(node: Node, env: NodeContext) -> Run:
+    """Sample with linear interpolation, zero outside; sums are in double precision."""
+    xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
+    how = Grid(Sampling("linear"), "zeros", corners=False, is_absolute=True)
+
+    def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
+        n, channels, *extents = x.shape
+        kernel, places, images = w.shape[2:], offset.shape[2:], n * offsets
+        moves = offset.reshape(images, prod(kernel), len(extents), *places)
+        at = [starts + moves[:, :, axis] for axis, starts in enumerate(_starts(xp, node, kernel, places))]
+        # The window elements join the first axis of the positions.
+        grid = xp.stack(at[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
+        columns = _read_grid(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, how)
+        columns = columns if mask is None else columns * mask.reshape(images, 1, *grid.shape[1:-1])
+        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
+        out = xp.matmul(xp.astype(w, np.float64).reshape(group, len(w) // group, -1), columns).reshape(n, len(w), *places)
+        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(places))
+        return xp.astype(out, x.dtype)
+
+    return run
+
+
+def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
+    """Per axis, the positions of the elements of each window before offsets are added: [elements, *positions]."""
+    axes = len(kernel)
+    strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
+    pads = node.attr("pads", (0,) * (2 * axes))
+    found = []
+    for axis in range(axes):
+        elements = along(xp.arange(kernel[axis]), axis, axes)
+        elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
+        windows = along(xp.arange(places[axis]), axis, axes) * strides[axis] - pads[axis]
+        found.append(elements + windows)
+    return found
 
 
 # ---------------------------------------------------------------------- Resize

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.kernels.arrays import along, round_once
+from xrt.engines.kernels.arrays import round_once
 from xrt.engines.kernels.table import Array, Run, eager, ops
 from xrt.operators.windows import (
     Placement,
@@ -276,59 +276,3 @@ def max_unpool(node: Node, env: NodeContext) -> Run:
         return xp.pad_axes(whole, [*(0 for _ in natural), *missing], "constant", 0)
 
     return run
-
-
-@eager("DeformConv", devices=("cpu",))
-def deform_conv(node: Node, env: NodeContext) -> Run:
-    """Sample with linear interpolation, zero outside; sums are in double precision."""
-    xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
-
-    def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
-        n, channels, *extents = x.shape
-        kernel, places = w.shape[2:], offset.shape[2:]
-        moves = offset.reshape(n, offsets, prod(kernel), len(extents), *places)
-        at = [
-            starts + moves[:, :, :, axis] for axis, starts in enumerate(_starts(xp, node, kernel, places))
-        ]  # each (images, offset groups, window elements, *positions)
-        parts = xp.astype(xp.moveaxis(x.reshape(n, offsets, channels // offsets, *extents), 2, -1), np.float64)
-        columns = _read(xp, parts, at, extents)
-        if mask is not None:
-            columns = columns * mask.reshape(at[0].shape)[..., None]
-        columns = xp.moveaxis(columns, -1, 2)  # next to the offset groups, so that both form the channels
-        columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
-        weights = xp.astype(w, np.float64).reshape(group, len(w) // group, -1)
-        out = (weights @ columns).reshape(n, len(w), *places)
-        out = out if bias is None else out + bias.reshape(-1, *(1,) * len(places))
-        return xp.astype(out, x.dtype)
-
-    return run
-
-
-def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
-    """Per axis, the positions of the elements of each window before offsets are added: [elements, *positions]."""
-    axes = len(kernel)
-    strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
-    pads = node.attr("pads", (0,) * (2 * axes))
-    found = []
-    for axis in range(axes):
-        elements = along(xp.arange(kernel[axis]), axis, axes)
-        elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
-        windows = along(xp.arange(places[axis]), axis, axes) * strides[axis] - pads[axis]
-        found.append(elements + windows)
-    return found
-
-
-def _read(xp: Any, x: Array, at: list[Array], extents: list[int]) -> Array:
-    """Interpolate images (n, groups, *extents, channels) at positions (n, groups, ...) along each axis."""
-    lows = [xp.floor(places) for places in at]
-    image = xp.arange(x.shape[0]).reshape(-1, *(1,) * (at[0].ndim - 1))
-    part = xp.arange(x.shape[1]).reshape(1, -1, *(1,) * (at[0].ndim - 2))
-    total = xp.zeros((*at[0].shape, x.shape[-1]), dtype=np.float64)
-    for corner in product((0, 1), repeat=len(at)):
-        share, index = xp.ones(at[0].shape, dtype=np.float64), [image, part]
-        for step, low, places, extent in zip(corner, lows, at, extents, strict=True):
-            tap = low + step
-            share = share * (1 - xp.abs(places - tap)) * ((tap >= 0) & (tap < extent))
-            index.append(xp.astype(xp.clip(tap, 0, extent - 1), np.int64))
-        total += share[..., None] * x[tuple(index)]
-    return total

@@ -129,9 +129,9 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 
 def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
     """The normalized tensor, and per channel mean, inverse deviation and variance."""
-    x, terms = a.input, (a.weight, a.bias)
+    x, terms = a.input, [a.weight, a.bias]
     if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
-        terms = tuple(None if one is None else cast(one, DType.FLOAT32) for one in terms)
+        terms = [None if one is None else cast(one, DType.FLOAT32) for one in terms]
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
     channels = [1, -1, *[1] * (x.ndim - 2)]
     weight, bias = (None if one is None else reshape(one, *channels) for one in terms)
@@ -319,11 +319,8 @@ def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attribute
 
 def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: Any, *rest: Any) -> Tensor:
     """Nearest-neighbor operators have no ``align_corners``; the others have one before the factors."""
-    corners, *factors = (False, *rest) if mode == "nearest" else rest
-    if is_vector:
-        (factors,) = factors
-    elif not factors or any(one is None for one in factors):
-        factors = None
+    corners, *scales = (False, *rest) if mode == "nearest" else rest
+    factors = scales[0] if is_vector else None if not scales or None in scales else scales
     if mode == "nearest":
         attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         return _resized(result, x, size, factors, mode=mode, **attributes)
