@@ -344,15 +344,20 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
         raise Unsupported("a write by mask and numbers")
     if used != list(range(len(used))):
         return _put_behind(x, indices, used, values, accumulate)
-    return _put_first(x, [indices[i] for i in used], x.ndim, values, accumulate)
+    return _put_first(x, [indices[i] for i in used], values, accumulate)
 
 
-def _put_first(x: Tensor, indices: list[Tensor], rank: int, values: Tensor, accumulate: bool) -> Tensor:
+def _put_first(x: Tensor, indices: list[Tensor], values: Tensor, accumulate: bool) -> Tensor:
     """Write by indices of the leading axes."""
     where, _ = stack_indices(indices)
+    return _put_at(x, where, len(indices), values, accumulate)
+
+
+def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bool) -> Tensor:
+    """Write at positions in the leading ``depth`` axes, the rows of ``where``."""
     shape: Any = emit("Shape", where, start=0, end=-1)
-    if rank > len(indices):
-        shape = emit("Concat", shape, emit("Shape", x, start=len(indices)), axis=0)
+    if x.ndim > depth:
+        shape = emit("Concat", shape, emit("Shape", x, start=depth), axis=0)
     updates = emit("Expand", cast(values, x.dtype), shape)
     return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
 
@@ -368,7 +373,7 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
         values = emit("Unsqueeze", values, ints(*range(rank - values.ndim))) if values.ndim < rank else values
         moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
         values = emit("Transpose", values, perm=moved)
-    written = _put_first(emit("Transpose", x, perm=order), [indices[i] for i in used], x.ndim, values, accumulate)
+    written = _put_first(emit("Transpose", x, perm=order), [indices[i] for i in used], values, accumulate)
     return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
 
 
@@ -376,23 +381,12 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
     if values.ndim == 0 or values.shape == (1,):
         if accumulate:
             raise Unsupported("a sum into the elements of a mask")
-        wide = emit("Reshape", mask, _mask_shape(x, mask))
-        return emit("Where", wide, cast(values, x.dtype), x)
+        shape = emit("Shape", mask)
+        if x.ndim > mask.ndim:
+            shape = emit("Concat", shape, ints(*[1] * (x.ndim - mask.ndim)), axis=0)
+        return emit("Where", emit("Reshape", mask, shape), cast(values, x.dtype), x)
     where = emit("Transpose", emit("NonZero", mask), perm=[1, 0])
-    shape: Any = emit("Shape", where, start=0, end=1)
-    if x.ndim > mask.ndim:
-        shape = emit("Concat", shape, emit("Shape", x, start=mask.ndim), axis=0)
-    updates = emit("Expand", cast(values, x.dtype), shape)
-    return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
-
-
-def _mask_shape(x: Tensor, mask: Tensor) -> Any:
-    """The mask's shape, extended by ones to the rank of the tensor."""
-    return (
-        emit("Concat", emit("Shape", mask), ints(*[1] * (x.ndim - mask.ndim)), axis=0)
-        if x.ndim > mask.ndim
-        else emit("Shape", mask)
-    )
+    return _put_at(x, where, mask.ndim, values, accumulate)
 
 
 def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
@@ -401,18 +395,6 @@ def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
     axis = dim % x.ndim
     order = [axis, *(other for other in range(x.ndim) if other != axis)]
     return (emit("Transpose", x, perm=order) if axis else x), order
-
-
-def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str) -> Tensor:
-    return _write_rows(x, dim, index, _to_front(source, dim)[0], reduction)
-
-
-def _write_rows(x: Tensor, dim: int, index: Tensor, rows: Tensor, reduction: str = "none") -> Tensor:
-    """Write rows along an axis, which is the first one of the rows."""
-    moved, order = _to_front(x, dim)
-    where = reshape(cast(index, DType.INT64), -1, 1)
-    written = emit("ScatterND", moved, where, cast(rows, x.dtype), reduction=reduction)
-    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
 
 
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
@@ -464,7 +446,9 @@ def slice_scatter(
         extent = emit("Squeeze", emit("Shape", x, start=axis, end=axis + 1), ints(0))
         numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
         where = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
-    return _along(x, dim, where, source, "none")
+    moved, order = _to_front(x, dim)
+    written = emit("ScatterND", moved, reshape(where, -1, 1), cast(_to_front(source, dim)[0], x.dtype))
+    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if axis else written
 
 
 @rule("masked_select")
