@@ -109,11 +109,6 @@ def split(x: Tensor, sizes: Any, axis: int, parts: int) -> Sequence[Tensor]:
     return tuple(found)
 
 
-def gather_axis(x: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Select one index along an axis and drop the axis."""
-    return emit("Gather", x, index, axis=axis)
-
-
 # ---------------------------------------------------------------------- numbers
 
 

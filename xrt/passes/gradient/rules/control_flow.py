@@ -18,7 +18,7 @@ from xrt.builder.record_op import apply, emit
 from xrt.builder.symbol import current
 from xrt.graph import Function, Node, TensorType, Type, Value
 from xrt.passes.gradient.preparation import Sweep, check_repeatable, expand_body, find_active, record_function
-from xrt.passes.gradient.table import RuleContext, add_up, gather_axis, integers, may_have_gradient, rule, zeros_like
+from xrt.passes.gradient.table import RuleContext, add_up, integers, may_have_gradient, rule, zeros_like
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
@@ -158,12 +158,12 @@ def loop(at: RuleContext) -> Gradients:
     def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
         place, yes = last - turn, current("a condition").symbol(np.asarray(True))
         given = [_in_shape_of(body.inputs[0], place), _in_shape_of(body.inputs[1], yes)]
-        given += [gather_axis(stack, place, 0) for stack in stacks[1:]]
+        given += [emit("Gather", stack, place) for stack in stacks[1:]]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(chosen, gradients, strict=False):
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
-            arriving[1 + len(carried) + index] = None if scan is None else gather_axis(scan, place, 0)
+            arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
         return [go, *_step(at, body, given, arriving, wanted, gradients[len(chosen) :])]
 
     results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))

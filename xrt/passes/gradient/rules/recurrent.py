@@ -227,9 +227,8 @@ def is_usual(node: Node) -> bool:
         return False
     if (node.op == "GRU" and not node.attr("linear_before_reset")) or not _has_one_direction(node):
         return False
-    return [name.lower() for name in node.attr("activations") or _ACTIVATIONS[node.op]] == [
-        name.lower() for name in _ACTIVATIONS[node.op]
-    ]
+    usual = _ACTIVATIONS[node.op]
+    return "".join(node.attr("activations") or usual).lower() == "".join(usual).lower()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
