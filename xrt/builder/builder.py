@@ -145,25 +145,25 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
     return rename_function(function, {a: b for a, b in values.items() if a != b}, {}).replace(opsets=dict(builder.opsets))
 
 
-def inline_function(builder: Builder, function: Function, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Record the nodes of a Function on other inputs, with its name as prefix, and return its outputs."""
-    if len(inputs) != len(function.inputs):
-        names = ", ".join(value.name for value in function.inputs) or "none"
-        raise ModelError(f"function {function.name!r} takes {len(function.inputs)} inputs ({names}); got {len(inputs)}")
-    if function.aliases or function.captures:
-        obstacle = "updates its inputs" if function.aliases else f"reads {function.captures[0]!r} from outside"
-        raise ModelError(f"function {function.name!r} {obstacle}, so its nodes cannot be recorded in another graph")
-    _check_opsets(builder, function)
-    constants = {name: builder.constant(constant) for name, constant in function.constants.items()}
-    arguments = {value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)}
-    values = {name: tensor.name for name, tensor in {**constants, **arguments}.items()}
+def record_function(
+    builder: Builder, function: Function, inputs: Sequence[Tensor], outer: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Record the nodes of a Function on other inputs, with its name as prefix; return its values by name.
+
+    ``outer`` has the values that it captures.
+    """
+    tensors = {name: outer[name] for name in function.captures}
+    tensors.update((name, builder.constant(constant)) for name, constant in function.constants.items())
+    tensors.update((value.name, tensor) for value, tensor in zip(function.inputs, inputs, strict=True))
+    values = {name: tensor.name for name, tensor in tensors.items()}
     with builder.scope(function.name):
         values.update((name, builder.fresh(name)) for name in list_definitions(function) if name not in values)
         nodes = {node.name: values.get(node.name) or builder.fresh(node.name) for node in function.nodes}
     for node in function.nodes:
         types = [function.get_type(name) if name else None for name in node.outputs]
-        builder.record(builder.add_placement(rename_node(node, values, nodes)), types)
-    return tuple(builder.tensor(values[value.name], value.type) for value in function.outputs)
+        results = builder.record(builder.add_placement(rename_node(node, values, nodes)), types)
+        tensors.update(zip(node.outputs, results, strict=True))
+    return tensors
 
 
 def _check_opsets(builder: Builder, function: Function) -> None:
@@ -476,7 +476,15 @@ class Builder:
 
     def inline(self, function: Function, *inputs: Any) -> tuple[Tensor, ...]:
         """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
-        return inline_function(self, function, [self.symbol(item) for item in inputs])
+        if len(inputs) != len(function.inputs):
+            names = ", ".join(value.name for value in function.inputs) or "none"
+            raise ModelError(f"function {function.name!r} takes {len(function.inputs)} inputs ({names}); got {len(inputs)}")
+        if function.aliases or function.captures:
+            obstacle = "updates its inputs" if function.aliases else f"reads {function.captures[0]!r} from outside"
+            raise ModelError(f"function {function.name!r} {obstacle}, so its nodes cannot be recorded in another graph")
+        _check_opsets(self, function)
+        values = record_function(self, function, [self.symbol(item) for item in inputs], {})
+        return tuple(values[value.name] for value in function.outputs)
 
 
 def _copy_if_writable(array: Any) -> Any:

@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from xrt.builder.builder import record_function
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph import Function, Node
 from xrt.graph.function import pause_gc
 from xrt.passes.gradient import rules  # noqa: F401  # registers the rules
-from xrt.passes.gradient.preparation import Sweep, continue_function, find_active, prepare, record_function
+from xrt.passes.gradient.preparation import Sweep, continue_function, find_active, prepare
 from xrt.passes.gradient.table import fill_like, may_have_gradient, zeros_like
 from xrt.passes.inlining import drop_dead_nodes
 

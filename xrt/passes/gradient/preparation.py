@@ -14,7 +14,7 @@ from xrt.builder.builder import Builder
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function, Node
-from xrt.graph.node import list_definitions, list_names, rename_node
+from xrt.graph.node import list_names
 from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
 from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
@@ -42,28 +42,6 @@ def continue_function(function: Function) -> tuple[Builder, dict[str, Tensor]]:
     builder.types = {name: type_ for node in function.nodes for name in node.defines if (type_ := function.get_type(name))}
     builder.inputs = [builder.tensor(value.name, value.type) for value in function.inputs]
     return builder, {name: builder.tensor(name, function.get_type(name)) for name in function.value_names()}
-
-
-def record_function(
-    builder: Builder, function: Function, inputs: Sequence[Tensor], outer: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Record the nodes of a Function on other inputs and return its values by original name.
-
-    ``outer`` resolves captures. All names defined in the Function, nested bodies included, are replaced by fresh ones.
-    """
-    found = {name: outer[name] for name in function.captures}
-    found.update({value.name: tensor for value, tensor in zip(function.inputs, inputs, strict=True)})
-    found.update({name: builder.constant(constant) for name, constant in function.constants.items()})
-    names = {name: tensor.name for name, tensor in found.items()}
-    for name in list_definitions(function):
-        if name not in names:
-            names[name] = builder.names.take(name)
-    nodes = {node.name: names.get(node.name) or builder.names.take(node.name) for node in function.nodes}
-    for node in function.nodes:
-        renamed = rename_node(node, names, nodes)
-        tensors = builder.record(renamed, [function.get_type(name) if name else None for name in node.outputs])
-        found.update(zip(node.outputs, tensors, strict=True))
-    return found
 
 
 DEFINITIONS: dict[str, Rule] = {}
