@@ -1,10 +1,10 @@
-"""Elementwise operators: math, activations, broadcasting arithmetic, comparison, logic, selection; and products."""
+"""Elementwise operators: math, activations, broadcasting arithmetic, comparison, logic, selection; products and optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from math import pi
+from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -371,6 +371,34 @@ def einsum(node: Node, env: NodeContext) -> Run:
     def run(*tensors: Array) -> Array:
         wide = [widen(xp, t) for t in tensors]
         return xp.astype(xp.einsum(equation, *wide, optimize=len(wide) > 2), tensors[0].dtype)
+
+    return run
+
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+@eager("Adam", domain=DOMAIN, model_update=True, host=(0, 1))
+def adam(node: Node, env: NodeContext) -> Run:
+    """Outputs: the updated tensors, then the averages of their gradients, then those of the squared gradients."""
+    xp, alpha, beta = env.xp, node.attr("alpha", 0.9), node.attr("beta", 0.999)
+    epsilon = node.attr("epsilon", 1e-6)
+    norm, norm_post = (node.attr(name, 0.0) for name in ("norm_coefficient", "norm_coefficient_post"))
+
+    def step(rate: float, x: Array, gradient: Array, mean: Array, square: Array) -> tuple[Array, Array, Array]:
+        wide = [xp.astype(value, np.float64) for value in (x, gradient, mean, square)]
+        gradient = norm * wide[0] + wide[1]
+        new_mean = alpha * wide[2] + (1 - alpha) * gradient
+        new_square = beta * wide[3] + (1 - beta) * gradient * gradient
+        moved = wide[0] - rate * new_mean / (xp.sqrt(new_square) + epsilon)
+        return xp.astype((1 - norm_post) * moved, x.dtype), xp.astype(new_mean, mean.dtype), xp.astype(new_square, square.dtype)
+
+    def run(rate: Array, count: Array, *tensors: Array) -> tuple[Array, ...]:
+        r, t = float(rate), int(count)
+        r = r * sqrt(1 - beta**t) / (1 - alpha**t) if t > 0 else r
+        n = len(tensors) // 4
+        steps = [step(r, *(tensors[i + part * n] for part in range(4))) for i in range(n)]
+        return tuple(steps[i][part] for part in range(3) for i in range(n))
 
     return run
 

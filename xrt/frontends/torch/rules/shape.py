@@ -373,8 +373,8 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
         values = emit("Unsqueeze", values, ints(*range(rank - values.ndim))) if values.ndim < rank else values
         moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
         values = emit("Transpose", values, perm=moved)
-    moved = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
-    written = _put_first(moved, [indices[i] for i in used], values, accumulate)
+    front = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
+    written = _put_first(front, [indices[i] for i in used], values, accumulate)
     return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
 
 
