@@ -76,9 +76,9 @@ def test_operators_take_the_default_schedules(name: str, count: int, held: str) 
 @pytest.mark.slow
 def test_a_call_is_handed_all_its_memory() -> None:
     program = built(traced(*_flat("net")))
-    assert len(program.made) == 2 and all(nbytes > 0 for nbytes in program.workspace)
-    first_made = 2 + len(program.constants) + len(program.workspace)
-    assert sorted(program.results) == [first_made, first_made + 1]
+    assert len(program.result_types) == 2 and all(nbytes > 0 for nbytes in program.workspace)
+    first_result = 2 + len(program.constants) + len(program.workspace)
+    assert sorted(program.results) == [first_result, first_result + 1]
 
 
 def _flat(name: str) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ def _flat(name: str) -> tuple[Any, ...]:
 
 def test_results_that_are_not_computed_are_reported() -> None:
     program = built(traced(*_flat("odd")))
-    assert len(program.made) == 1 and program.results[0] == program.results[2] and program.results[1] == 0
+    assert len(program.result_types) == 1 and program.results[0] == program.results[2] and program.results[1] == 0
 
 
 class Named(xrt.Graph):
@@ -126,8 +126,8 @@ ELF = b"\x7fELF"
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_nvrtc_makes_machine_code(architecture: str) -> None:
-    made = codegen.binary(source("net"), architecture)
-    assert made[:4] == ELF and all(name.encode() in made for name in kernels(source("net")))
+    code = codegen.binary(source("net"), architecture)
+    assert code[:4] == ELF and all(name.encode() in code for name in kernels(source("net")))
 
 
 @pytest.mark.sample(4)

@@ -76,7 +76,7 @@ class Tvm(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
-            return self._on_device(function, context)
+            return self._compile_on_device(function, context)
         target = make_target(self.mcpu, self.opt_level)
         try:
             with compiler_lock:
@@ -88,9 +88,9 @@ class Tvm(GraphCompiler):
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {summarize_error(cause)}") from cause
         return RelaxExecutable(program, context.threads, function)
 
-    def _on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
+    def _compile_on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
         """Compile for the device's architecture; raises CompileRefused if part of CUDA is missing."""
-        accelerator = _addressed(context)
+        accelerator = _require_accelerator(context)
         load_runtime()
         host, architecture = make_target(self.mcpu, self.opt_level), accelerator.architecture
         try:
@@ -104,7 +104,7 @@ class Tvm(GraphCompiler):
             raise CompileRefused(
                 f"TVM cannot compile {function.name!r} for {context.device}: {summarize_error(cause)}"
             ) from cause
-        return TvmOnDevice(program, function, accelerator, _device(context))
+        return TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Serialize the library and constants that are not in the Function; needs a C compiler."""
@@ -119,7 +119,7 @@ class Tvm(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
-            return self._loaded_on_device(data, function, context)
+            return self._load_on_device(data, function, context)
         executable = RelaxExecutable(load_program(data, function, context.workdir), context.threads, function)
         executable.saved = data
         return executable
@@ -128,11 +128,11 @@ class Tvm(GraphCompiler):
         """Parallel loops use the threads of the call. A program for one thread has no parallel loops."""
         return saved == threads or saved > 1
 
-    def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
-        accelerator = _addressed(context)
+    def _load_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
+        accelerator = _require_accelerator(context)
         load_runtime()
         program = codegen.load_program(data, function, context.workdir)
-        executable = TvmOnDevice(program, function, accelerator, _device(context))
+        executable = TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
         executable.saved = data
         return executable
 
@@ -143,13 +143,13 @@ class Tvm(GraphCompiler):
         return f"tvm {tvm.__version__}, llvm {tvm_codegen.llvm_version_major()}, tvm-ffi {tvm_ffi.__version__}"
 
 
-def _addressed(context: CompileContext) -> Accelerator:
+def _require_accelerator(context: CompileContext) -> Accelerator:
     """The device of a compile; raises CompileRefused if libraries cannot access its memory."""
     if context.accelerator is None or not context.accelerator.has_addresses:
         raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
     return context.accelerator
 
 
-def _device(context: CompileContext) -> Any:
+def _get_tvm_device(context: CompileContext) -> Any:
     """TVM's handle of the device."""
     return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

@@ -64,17 +64,17 @@ class RelaxExecutable(Executable):
         self._idle: list[dict[str, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
-        self._idle.append(self._machine())
+        self._idle.append(self._make_machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if not all(inputs[place].size for place in self._sized):
             raise RunFailed("TVM's loops need tensors with elements")
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
-        if out is not None and self._fills(out, inputs):
+        if out is not None and self._can_fill(out, inputs):
             self._call(DESTINATION, [*tensors, *map(to_tensor, out)])
             return out
-        results = self._arrays(self._call("main", tensors))
-        return results if out is None else _placed(results, out)
+        results = self._copy_shared_results(self._call("main", tensors))
+        return results if out is None else _copy_to_buffers(results, out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         if self.program.fresh != (True,) or self._is_open:
@@ -89,21 +89,21 @@ class RelaxExecutable(Executable):
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Bind prepared tensors, if the code can compute into the output buffers."""
-        if not all(map(_is_shared, inputs)) or not self._fills(outputs, inputs):
+        if not all(map(_is_shared, inputs)) or not self._can_fill(outputs, inputs):
             return super().bind(inputs, outputs)
         tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
-        twin, threads = self._machine()[DESTINATION], self._threads
+        main, threads = self._make_machine()[DESTINATION], self._threads
 
         def run() -> None:
             try:
-                call_function(twin, tensors, threads)
+                call_function(main, tensors, threads)
             except Exception as cause:
-                raise self._failed(cause) from cause
+                raise self._make_error(cause) from cause
 
         return run
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        if not self._fills(outputs):
+        if not self._can_fill(outputs):
             return super().bind_outputs(outputs)
         call, rest = self._call, [*self._constants, *map(to_tensor, outputs)]
 
@@ -118,25 +118,25 @@ class RelaxExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
 
-    def _fills(self, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> bool:
+    def _can_fill(self, outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> bool:
         """Whether compiled code can write to the buffers: they are shared, writable, and overlap no input."""
         is_writable = all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
         return self.program.fills and is_writable and not any(np.may_share_memory(x, y) for x in inputs for y in outputs)
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
-        """Call an idle machine; a machine whose call fails is not used again."""
+        """Call an idle machine, or a new one. A machine whose call fails is dropped."""
         try:
             machine = self._idle.pop()
         except IndexError:
-            machine = self._machine()
+            machine = self._make_machine()
         try:
             returned = call_function(machine[entry], tensors, self._threads)
         except Exception as cause:
-            raise self._failed(cause) from cause
+            raise self._make_error(cause) from cause
         self._idle.append(machine)
         return returned
 
-    def _failed(self, cause: Exception) -> RunFailed:
+    def _make_error(self, cause: Exception) -> RunFailed:
         return RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}")
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -147,17 +147,17 @@ class RelaxExecutable(Executable):
     def close(self) -> None:
         self._idle.clear()
 
-    def _machine(self) -> dict[str, Callable[..., Any]]:
+    def _make_machine(self) -> dict[str, Callable[..., Any]]:
         # The pooling allocator would keep memory of every size that ever occurred.
         allocator = "naive" if self._is_open else None
         machine = relax.VirtualMachine(self.program.code, tvm.cpu(), memory_cfg=allocator)
         return {entry: machine[entry] for entry in (("main", DESTINATION) if self.program.fills else ("main",))}
 
-    def _arrays(self, returned: Any) -> list[Array]:
-        pairs = zip(self._views(returned), self.program.fresh, strict=True)
+    def _copy_shared_results(self, returned: Any) -> list[Array]:
+        pairs = zip(self._view_results(returned), self.program.fresh, strict=True)
         return [array if fresh else array.copy() for array, fresh in pairs]
 
-    def _views(self, returned: Any) -> list[Array]:
+    def _view_results(self, returned: Any) -> list[Array]:
         """Views of the machine's results as arrays."""
         return [_to_array(tensor) for tensor in ((returned,) if isinstance(returned, Tensor) else returned)]
 
@@ -187,15 +187,15 @@ def _to_array(tensor: Any) -> Array:
 
 
 def _may_be_empty(type_: TensorType) -> bool:
-    """Whether the input may be empty, depending on the sizes of a call. No loop reads an input that always is."""
+    """Whether the sizes of a call can make the input empty. No loop reads an input that is always empty."""
     return not type_.is_static and 0 not in (type_.shape or ())
 
 
-def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
+def _copy_to_buffers(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
     """Copy results into the caller's buffers."""
-    placed = []
+    arrays = []
     for result, buffer in zip(results, out, strict=True):
         if buffer is not None:
             fill(buffer, result)
-        placed.append(result if buffer is None else buffer)
-    return placed
+        arrays.append(result if buffer is None else buffer)
+    return arrays

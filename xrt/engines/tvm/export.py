@@ -56,25 +56,25 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     elements) become parameters, so that they are not copied through protobuf and do not affect the compile time. With
     ``polynomials`` exponentials are approximated, for CPUs. Raises whatever TVM's importer raises.
     """
-    function = decompose(fold_constants(function, _no_evaluation))
-    heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
+    function = decompose(fold_constants(function, _refuse_evaluation))
+    weights = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
-        inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
-        constants={name: c for name, c in function.constants.items() if name not in heavy},
+        inputs=(*function.inputs, *(Value(name, c.type) for name, c in weights.items())),
+        constants={name: c for name, c in function.constants.items() if name not in weights},
     )
     model = lowest_model(lifted)
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
-    importer = onnx_frontend.ONNXGraphImporter(_shapes(lifted), {}, sanitize=False)
-    with compiler_lock, _quiet(importer):
+    importer = onnx_frontend.ONNXGraphImporter(_list_shapes(lifted), {}, sanitize=False)
+    with compiler_lock, _log_output(importer):
         module = rewrite(importer.from_onnx(model.graph, opset), polynomials)
-    return ImportedModule(module, tuple(heavy.values()), _result_types(module))
+    return ImportedModule(module, tuple(weights.values()), _result_types(module))
 
 
-def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+def _refuse_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
     raise NotImplementedError("only nodes that need no computation are folded")
 
 
-def _shapes(function: Function) -> dict[str, list[Any]]:
+def _list_shapes(function: Function) -> dict[str, list[Any]]:
     """Shapes by input, with a variable for each symbolic dim.
 
     They are passed separately, because the importer treats an extent of 0 in the model as unknown, and parses sums and products
@@ -89,7 +89,7 @@ def _shapes(function: Function) -> dict[str, list[Any]]:
 
 
 @contextmanager
-def _quiet(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
+def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
     """Log what the importer prints before it raises, and close the block that it leaves open."""
     onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
     try:
@@ -166,7 +166,7 @@ def _pow(w: NodeWriter) -> str:
 
 
 def _batch_normalization(w: NodeWriter) -> str | None:
-    """Write one product and one sum with precomputed factors."""
+    """Replace the normalization by one product and one sum with factors computed at compile time."""
     weights = [weight.astype(np.float64) for place in range(1, 5) if (weight := w.find_input(place)) is not None]
     if len(weights) < 4 or len(w.node.outputs) > 1 or not w.dtype(w.x).is_float:
         return None
@@ -185,28 +185,28 @@ def _gemm(w: NodeWriter) -> str | None:
     weights = w.find_input(1)
     if weights is None or not w.attr("transB", 0):
         return None
-    turned = w.constant(np.ascontiguousarray(weights.T))
+    transposed = w.constant(np.ascontiguousarray(weights.T))
     attributes = tuple(a for a in w.node.attributes if a.name != "transB")
-    return w.op("Gemm", w.x, turned, *w.node.inputs[2:], attributes=attributes)
+    return w.op("Gemm", w.x, transposed, *w.node.inputs[2:], attributes=attributes)
 
 
 def _roi_align(w: NodeWriter) -> str:
     """Clamp the batch indices to the batch and make the boxes finite: otherwise TVM reads out of bounds."""
     boxes, places = w.node.inputs[1:3]
     finite = w.op("Clip", boxes, w.number(-FARTHEST), w.number(FARTHEST))
-    return w.op("RoiAlign", w.x, finite, _inside_batch(w, places), attributes=w.node.attributes)
+    return w.op("RoiAlign", w.x, finite, _clamp_to_batch(w, places), attributes=w.node.attributes)
 
 
 def _max_roi_pool(w: NodeWriter) -> str:
-    """Clamp as for RoiAlign; here the batch index is the first number of each box."""
+    """Clamp batch indices as for RoiAlign; here they are the first number of each box."""
     boxes = w.node.inputs[1]
     first, second, last, axis = (w.constant(np.array([k])) for k in (0, 1, 5, 1))
-    places = _inside_batch(w, w.op("Slice", boxes, first, second, axis))
-    kept = w.op("Concat", places, w.op("Slice", boxes, second, last, axis), axis=1)
-    return w.op("MaxRoiPool", w.x, kept, attributes=w.node.attributes)
+    places = _clamp_to_batch(w, w.op("Slice", boxes, first, second, axis))
+    clamped = w.op("Concat", places, w.op("Slice", boxes, second, last, axis), axis=1)
+    return w.op("MaxRoiPool", w.x, clamped, attributes=w.node.attributes)
 
 
-def _inside_batch(w: NodeWriter, places: str) -> str:
+def _clamp_to_batch(w: NodeWriter, places: str) -> str:
     type_, kind = w.function.get_type(w.x), w.dtype(places if w.node.op == "RoiAlign" else w.x).numpy
     extent = type_.shape[0] if isinstance(type_, TensorType) and type_.shape else 1
     batch = extent if isinstance(extent, int) else 1

@@ -24,21 +24,21 @@ from xrt.engines.tvm.export import compiler_lock, tensor_type
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Constant
 
-_WRAPS = ('"prim.FloorMod"', '"prim.Mod"')
+_REMAINDERS = ('"prim.FloorMod"', '"prim.Mod"')
 _NO_VECTORISER = "-vectorize-loops:bool=false"
 
 
 def find_wrapping_functions(module: IRModule) -> frozenset[str]:
     """Names of functions that compute a remainder, found by searching their serialized loops."""
     functions = {gvar.name_hint: f for gvar, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)}
-    if not _wraps(module):
+    if not _computes_remainder(module):
         return frozenset()
-    return frozenset(name for name, function in functions.items() if _wraps(function))
+    return frozenset(name for name, function in functions.items() if _computes_remainder(function))
 
 
-def _wraps(node: Any) -> bool:
+def _computes_remainder(node: Any) -> bool:
     text = to_json_graph_str(node)
-    return any(word in text for word in _WRAPS)
+    return any(word in text for word in _REMAINDERS)
 
 
 def compile_without_vectorizer(module: IRModule, names: Collection[str], target: Target) -> IRModule:
@@ -48,14 +48,14 @@ def compile_without_vectorizer(module: IRModule, names: Collection[str], target:
     gvars = [module.get_global_var(name) for name in names]
     loops = IRModule({gvar: module[gvar].with_attr("global_symbol", gvar.name_hint) for gvar in gvars})
     library = tvm.tirx.build(loops, target=Target({**target.export(), "cl-opt": [_NO_VECTORISER]}))
-    main = _ByName(module, names).visit_expr(module["main"])
+    main = _LibraryCaller(module, names).visit_expr(module["main"])
     rest = {gvar: f for gvar, f in module.functions_items() if gvar.name_hint not in names}
     rest[module.get_global_var("main")] = main
     return IRModule(rest).with_attr("external_mods", [library])
 
 
 @mutator
-class _ByName(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+class _LibraryCaller(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     """Replaces calls of functions of the module by calls of a library."""
 
     def __init__(self, module: IRModule, names: Collection[str]) -> None:
@@ -79,7 +79,7 @@ def legalize_operators(module: IRModule) -> IRModule:
     """Lower Relax operators to TIR loops with TVM's legalization rules; raises the first error of a rule."""
     with compiler_lock:
         try:
-            legal = relax.transform.LegalizeOps(_rules())(module)
+            legal = relax.transform.LegalizeOps(_list_rules())(module)
             if _failures:
                 raise _failures[0]
             return legal
@@ -88,13 +88,13 @@ def legalize_operators(module: IRModule) -> IRModule:
 
 
 @cache
-def _rules() -> Any:
+def _list_rules() -> Any:
     """TVM's legalization rules, wrapped so that none raises: an exception within the pass would lose its message."""
     legalizations = {name: Op.get(name).get_attr("FLegalize") for name in Op.list_op_names() if name.startswith("relax.")}
-    return tvm_ffi.convert({name: _without_raising(rule) for name, rule in legalizations.items() if rule is not None})
+    return tvm_ffi.convert({name: _record_errors(rule) for name, rule in legalizations.items() if rule is not None})
 
 
-def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _record_errors(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def legalize(builder: Any, call: Any) -> Any:
         try:
             return rule(builder, call)
@@ -108,29 +108,29 @@ def _without_raising(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], An
 def lift_constants(module: IRModule) -> tuple[IRModule, tuple[Constant, ...]]:
     """Turn the constants of ``main`` into its last parameters; also return them."""
     main = module["main"]
-    lifting = _Lifting(module)
-    body = lifting.visit_expr(main.body)
-    if lifting.found:
-        parameters = [variable for variable, _ in lifting.found.values()]
+    lifter = _ConstantLifter(module)
+    body = lifter.visit_expr(main.body)
+    if lifter.lifted:
+        parameters = [variable for variable, _ in lifter.lifted.values()]
         module["main"] = relax.Function([*main.params, *parameters], body, main.ret_ty, main.is_pure, main.attrs)
-    return module, tuple(constant for _, constant in lifting.found.values())
+    return module, tuple(constant for _, constant in lifter.lifted.values())
 
 
 @mutator
-class _Lifting(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+class _ConstantLifter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     """Replaces each constant tensor by a variable."""
 
     def __init__(self, module: IRModule) -> None:
         super().__init__(module)
-        self.found: dict[bytes, tuple[relax.Var, Constant]] = {}
+        self.lifted: dict[bytes, tuple[relax.Var, Constant]] = {}
 
     def visit_generic_const_(self, literal: Any) -> Any:
         if not isinstance(literal.value, Tensor):
             return literal
         constant = Constant(np.array(literal.value.numpy()))
-        if constant.digest not in self.found:
-            self.found[constant.digest] = relax.Var(f"constant_{len(self.found)}", literal.ty), constant
-        return self.found[constant.digest][0]
+        if constant.digest not in self.lifted:
+            self.lifted[constant.digest] = relax.Var(f"constant_{len(self.lifted)}", literal.ty), constant
+        return self.lifted[constant.digest][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,10 @@ def build(
         fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
         fresh = fresh_results(fused["main"])
         wrapping = find_wrapping_functions(fused)
-        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
+        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_drop_alignment(fused))
         free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
-        workspace = None if is_open else _storage(planned["main"])
+        workspace = None if is_open else _count_storage(planned["main"])
         both, fills = (planned, False) if is_open else add_destination_variant(planned)
         code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
     return TvmProgram(code, (*weights, *constants), fresh, fills, workspace)
@@ -200,8 +200,8 @@ LOWERING = [
 ]
 
 
-def _any_alignment(module: IRModule) -> IRModule:
-    """Let loops accept arrays at any address: TVM requires multiples of 64, NumPy guarantees 16.
+def _drop_alignment(module: IRModule) -> IRModule:
+    """Let loops accept arrays at any address: TVM requires multiples of 64 bytes, NumPy guarantees 16.
 
     A buffer's alignment cannot be changed from Python, so edit the module's serialized form. Unaligned vector loads are as fast
     as aligned ones on the processors of the last ten years. Scatter operators carry a pragma that only TVM's front end
@@ -211,7 +211,7 @@ def _any_alignment(module: IRModule) -> IRModule:
     return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))
 
 
-def _storage(main: relax.Function) -> int:
+def _count_storage(main: relax.Function) -> int:
     """Bytes of storage that a planned function allocates."""
     sizes: list[int] = []
 
@@ -272,11 +272,11 @@ def get_operator_name(binding: Any) -> Any:
 
 def list_tuple_fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
     """The results of a function as a list."""
-    whole = _named(returned, values)
-    return [_named(field, values) for field in whole.fields] if isinstance(whole, relax.Tuple) else [whole]
+    whole = _resolve(returned, values)
+    return [_resolve(field, values) for field in whole.fields] if isinstance(whole, relax.Tuple) else [whole]
 
 
-def _named(expression: Any, values: Mapping[Any, Any]) -> Any:
+def _resolve(expression: Any, values: Mapping[Any, Any]) -> Any:
     while expression in values and not isinstance(expression, Call):
         expression = values[expression]
     return expression

@@ -95,14 +95,14 @@ POLYNOMIALS: Mapping[str, Callable[[Call, BlockBuilder], Any]] = {
 
 def rewrite(module: IRModule, polynomials: bool = True) -> IRModule:
     """Rewrite the calls of ``main`` by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
-    guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
-    guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
-    rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
+    rewriter = _CallRewriter(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
+    rewriter.builder_.update_func(module.get_global_var("main"), rewriter.visit_expr(module["main"]))
+    rewritten: IRModule = relax.transform.DeadCodeElimination()(rewriter.builder_.finalize())
     return rewritten
 
 
 @mutator
-class _Guard(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+class _CallRewriter(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def __init__(self, module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> None:
         super().__init__(module)
         self.rewrites = rewrites
@@ -110,17 +110,17 @@ class _Guard(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        rewrite = self.rewrites.get(name, _as_it_is)
+        rewrite = self.rewrites.get(name, _keep_call)
         if name in _IN_FLOAT32 and (narrow := infer_scalar_dtype(call.args[0])) in ("float16", "bfloat16"):
-            return relax.op.astype(rewrite(_widened(call, self.builder_), self.builder_), narrow)
+            return relax.op.astype(rewrite(_widen_operands(call, self.builder_), self.builder_), narrow)
         return rewrite(call, self.builder_)
 
 
-def _as_it_is(call: Call, builder: BlockBuilder) -> Any:
+def _keep_call(call: Call, builder: BlockBuilder) -> Any:
     return call
 
 
-def _widened(call: Call, builder: BlockBuilder) -> Call:
+def _widen_operands(call: Call, builder: BlockBuilder) -> Call:
     """The same call on float32 tensors."""
     wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
     return builder.normalize(Call(call.op, wide, call.attrs))
@@ -134,30 +134,30 @@ def _take(call: Call, builder: BlockBuilder) -> Any:
 def _gather_elements(call: Call, builder: BlockBuilder) -> Any:
     data, indices = call.args
     axis = int(call.attrs.axis)
-    return relax.op.gather_elements(data, _inside(indices, _shape(data)[axis]), axis)
+    return relax.op.gather_elements(data, _clamp_indices(indices, _shape(data)[axis]), axis)
 
 
 def _gather_nd(call: Call, builder: BlockBuilder) -> Any:
     data, indices = call.args
     batch = int(call.attrs.batch_dims)
-    return relax.op.gather_nd(data, _inside(indices, _coordinates(data, indices, batch)), batch)
+    return relax.op.gather_nd(data, _clamp_indices(indices, _list_extents(data, indices, batch)), batch)
 
 
 def _scatter_elements(call: Call, builder: BlockBuilder) -> Any:
     data, indices, updates = call.args
     axis = int(call.attrs.axis)
-    inside = _inside(indices, _shape(data)[axis], from_end=True)
-    return relax.op.scatter_elements(data, inside, updates, axis, call.attrs.reduction)
+    clamped = _clamp_indices(indices, _shape(data)[axis], from_end=True)
+    return relax.op.scatter_elements(data, clamped, updates, axis, call.attrs.reduction)
 
 
 def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
     data, indices, updates = call.args
-    return relax.op.scatter_nd(data, _inside(indices, _coordinates(data, indices, 0)), updates, call.attrs.reduction)
+    return relax.op.scatter_nd(data, _clamp_indices(indices, _list_extents(data, indices, 0)), updates, call.attrs.reduction)
 
 
 def _power(call: Call, builder: BlockBuilder) -> Any:
     base, exponent = call.args
-    if not isinstance(exponent, GenericConst) or (times := _whole(exponent)) is None:
+    if not isinstance(exponent, GenericConst) or (times := _get_small_exponent(exponent)) is None:
         return call
     product = base
     for _ in range(times - 1):
@@ -167,19 +167,19 @@ def _power(call: Call, builder: BlockBuilder) -> Any:
 
 def _left_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
-    near = _inside_width(amount)
-    return relax.op.where(relax.op.equal(amount, near), relax.op.left_shift(value, near), scalar(0, value))
+    clamped = _clamp_shift(amount)
+    return relax.op.where(relax.op.equal(amount, clamped), relax.op.left_shift(value, clamped), scalar(0, value))
 
 
 def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
-    near = _inside_width(amount)
+    clamped = _clamp_shift(amount)
     sign = (
         relax.op.right_shift(value, scalar(_bits(value) - 1, value))
         if infer_scalar_dtype(value).startswith("int")
         else scalar(0, value)
     )
-    return relax.op.where(relax.op.equal(amount, near), relax.op.right_shift(value, near), sign)
+    return relax.op.where(relax.op.equal(amount, clamped), relax.op.right_shift(value, clamped), sign)
 
 
 def _where(call: Call, builder: BlockBuilder) -> Any:
@@ -218,7 +218,7 @@ def _bits(tensor: Any) -> int:
     return np.dtype(infer_scalar_dtype(tensor)).itemsize * 8
 
 
-def _inside_width(amount: Any) -> Any:
+def _clamp_shift(amount: Any) -> Any:
     return relax.op.minimum(relax.op.maximum(amount, scalar(0, amount)), scalar(_bits(amount) - 1, amount))
 
 
@@ -226,12 +226,12 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in tensor.ty.shape)
 
 
-def _coordinates(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
+def _list_extents(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
     """The extent of each coordinate in the last axis of the indices."""
     return _shape(data)[batch : batch + _shape(indices)[-1]]
 
 
-def _inside(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
+def _clamp_indices(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
     """Clamp indices to their axes. The importer has counted negative ones from the end, unless ``from_end``."""
     dtype = infer_scalar_dtype(indices)
     extent = np.asarray(extents, dtype)
@@ -239,7 +239,7 @@ def _inside(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = Fa
     return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
 
 
-def _whole(exponent: GenericConst) -> int | None:
+def _get_small_exponent(exponent: GenericConst) -> int | None:
     """The exponent of a power that is written as a product: a scalar from 2 to 8."""
     value = exponent.value.numpy()
     if value.size != 1 or value.ndim or float(value) not in range(2, 9):

@@ -138,12 +138,12 @@ class LoopNest:
 
     def walk(self) -> None:
         """Fuse loops over contiguous elements, tile transposed accesses, and parallelize the outermost loop."""
-        runs = self._runs()
-        loops = self._collapse(runs)
+        runs = self._group_loops()
+        loops = self._fuse_runs(runs)
         if self.spatial < len(self.kinds):
-            self._share(loops[0])
+            self._parallelize(loops[0])
         else:
-            self._share(self._several_vectors(loops[0]) if len(runs) == 1 else self._turn(runs, loops))
+            self._parallelize(self._interleave(loops[0]) if len(runs) == 1 else self._tile_transposed(runs, loops))
 
     @property
     def work(self) -> int:
@@ -152,30 +152,30 @@ class LoopNest:
             work *= extent
         return work
 
-    def _share(self, outermost: Loop) -> None:
+    def _parallelize(self, outermost: Loop) -> None:
         if self.machine.threads > 1 and self.work >= PARALLEL_WORK:
             self.schedule.parallel(outermost)
 
     # ------------------------------------------------------------------ elementwise
 
-    def _runs(self) -> list[list[int]]:
+    def _group_loops(self) -> list[list[int]]:
         """Group neighboring spatial loops that every access traverses contiguously."""
         stmt = self.schedule.get(self.block)
         accesses = [*stmt.reads, *stmt.writes]
         runs = [[0]]
         for index in range(1, self.spatial):
-            if all(self._walks_as_one(access, runs[-1][-1], index) for access in accesses):
+            if all(self._is_one_run(access, runs[-1][-1], index) for access in accesses):
                 runs[-1].append(index)
             else:
                 runs.append([index])
         return runs
 
-    def _collapse(self, runs: list[list[int]]) -> list[Loop]:
+    def _fuse_runs(self, runs: list[list[int]]) -> list[Loop]:
         """Fuse each run, so that LLVM can vectorize the last one."""
         loops = self.schedule.get_loops(self.block)
         return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
 
-    def _several_vectors(self, loop: Loop) -> Loop:
+    def _interleave(self, loop: Loop) -> Loop:
         """Interleave several vectors of a long arithmetic expression; return the outer loop.
 
         Each operation depends on the previous one, and out-of-order execution looks only some hundred operations ahead. LLVM
@@ -193,12 +193,12 @@ class LoopNest:
         self.schedule.vectorize(lane)
         return outer
 
-    def _turn(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
+    def _tile_transposed(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
         """Tile by cache lines if an operand is read across the order of writing; return the outermost loop.
 
         Vectorize along the reads and scatter the writes: twice as fast as the opposite, measured.
         """
-        across = self._read_across(runs)
+        across = self._find_transposed_run(runs)
         if across is None or self.work < PARALLEL_WORK:
             return loops[0]
         schedule, (*others, last) = self.schedule, loops
@@ -208,7 +208,7 @@ class LoopNest:
         schedule.vectorize(high)
         return schedule.fuse(*others) if len(others) > 1 else others[0]
 
-    def _read_across(self, runs: list[list[int]]) -> int | None:
+    def _find_transposed_run(self, runs: list[list[int]]) -> int | None:
         """The run, other than the last, along which an operand is read contiguously; None if there is none.
 
         Operands that do not depend on the last run are read once per row and do not count.
@@ -228,7 +228,7 @@ class LoopNest:
             length *= self.extents[index]
         return _divisor(length, 8)
 
-    def _walks_as_one(self, access: Any, outer: int, inner: int) -> bool:
+    def _is_one_run(self, access: Any, outer: int, inner: int) -> bool:
         """Whether the access depends on neither loop, or traverses both as adjacent dimensions with a full inner extent."""
         if 1 in (self.extents[outer], self.extents[inner]):
             return True
@@ -252,7 +252,7 @@ class LoopNest:
         """
         last = self.spatial - 1
         reads = [read for read in self.schedule.get(self.block).reads if _runs_along(read, self.variables[last])]
-        reuse = self._reused(reads)
+        reuse = self._find_reuse_axis(reads)
         if not reads or (reuse is None and any(_runs_along(r, v) for r in reads for v in self.variables[self.spatial :])):
             return False
         lanes = _divisor(self.extents[last], self.machine.lanes(self._bits))
@@ -261,7 +261,7 @@ class LoopNest:
         self._reorder_tile(reuse, rows, vectors, lanes)
         return True
 
-    def _reused(self, reads: list[Any]) -> int | None:
+    def _find_reuse_axis(self, reads: list[Any]) -> int | None:
         """The innermost axis of the result that none of the reads depends on."""
         for axis in range(self.spatial - 2, -1, -1):
             if self.extents[axis] > 1 and not any(_reads(dim, self.variables[axis]) for read in reads for dim in read.region):
@@ -281,7 +281,7 @@ class LoopNest:
         schedule.reorder(*outer, column, *reduced, *inner, vector, lane)
         outermost = schedule.fuse(*outer) if len(outer) > 1 else [*outer, column][0]
         schedule.reverse_compute_at(registers, column)
-        self._share(outermost)
+        self._parallelize(outermost)
         schedule.vectorize(lane)
         for loop in (*inner, vector):
             schedule.unroll(loop)
@@ -300,7 +300,7 @@ class LoopNest:
         spatial = schedule.get_loops(self.block)[: self.spatial]
         outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
         schedule.compute_at(partial, outermost)
-        self._share(outermost)
+        self._parallelize(outermost)
         _, lane, *reduced = schedule.get_loops(partial)
         schedule.reorder(*reduced, lane)
         schedule.vectorize(lane)
@@ -373,19 +373,19 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         if blocks is None:
             return None
         machine = CpuModel(self.threads, llvm_get_vector_width(target))
-        remaining = _inlined(schedule, blocks)
+        remaining = _inline_producers(schedule, blocks)
         movable = {block.name for block in remaining[:-1] if _can_move(schedule, block, remaining)}
         for block in remaining:
             if block.name not in movable:
-                schedule = _arranged(schedule, block, machine)
+                schedule = _schedule_block(schedule, block, machine)
         # Blocks that move come last, because their readers determine their place.
         for block in reversed(remaining):
             if block.name in movable and not move_block(schedule, block):
-                schedule = _arranged(schedule, block, machine)
+                schedule = _schedule_block(schedule, block, machine)
         return schedule
 
 
-def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> s_tir.Schedule:
+def _schedule_block(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> s_tir.Schedule:
     """Apply the first transformation that fits the block and that TVM accepts."""
     nest = LoopNest(schedule, block, machine)
     if not nest.is_plain:
@@ -401,7 +401,7 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) ->
     return schedule
 
 
-def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBlockInfo]:
+def _inline_producers(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBlockInfo]:
     """Inline elementwise producers, except where expressions would explode; return the remaining blocks.
 
     An expression that is read three times is repeated three times, so a chain of maxima would grow exponentially.
@@ -411,16 +411,16 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBl
     for block in blocks[:-1]:
         if not block.is_injective():
             continue
-        reading = _Reading.of(schedule, block, remaining)
-        if reading.is_worth_inlining(budget) and _inline(schedule, block):
-            budget -= max(reading.extra, 0)
+        usage = _Usage.of(schedule, block, remaining)
+        if usage.is_worth_inlining(budget) and _inline(schedule, block):
+            budget -= max(usage.extra, 0)
             remaining.remove(block)
     return remaining
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """How the result of an elementwise block is read, to decide about inlining."""
+class _Usage:
+    """How the readers of an elementwise block use its result, to decide about inlining."""
 
     cost: int
     """Operations in its expression."""
@@ -439,7 +439,7 @@ class _Reading:
     were exact: ``(x + c) - c`` becomes ``x``, which is wrong with rounding or infinities."""
 
     @classmethod
-    def of(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Reading:
+    def of(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Usage:
         names = {schedule.get(reader).name_hint for reader in schedule.get_consumers(block.block_rv)}
         readers = [other for other in blocks if other.name in names]
         buffer, cost = schedule.get(block.block_rv).writes[0].source, operations(schedule.get(block.block_rv).body)
@@ -450,7 +450,7 @@ class _Reading:
             extra=cost * (sum(map(_size, readers)) - _size(block)),
             repeated=cost * (sum(times) - 1),
             largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
-            can_move=all(_walks_alike(schedule, block, reader) for reader in readers),
+            can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _size(r) > _size(block) for r in readers),
             may_cancel=any(_may_cancel(schedule.get(block.block_rv), schedule.get(r.block_rv)) for r in readers),
         )
@@ -471,19 +471,19 @@ def _may_cancel(block: Any, reader: Any) -> bool:
     return any(times * loads(block.body, source) + loads(reader.body, source) > 1 for source in sources)
 
 
-def _walks_alike(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
+def _has_same_traversal(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
     """Whether the reader is elementwise too, and reads each element at the position where the block writes it."""
-    written = schedule.get(block.block_rv).writes[0]
-    read = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(written.source)]
+    write = schedule.get(block.block_rv).writes[0]
+    read = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(write.source)]
     return (
         reader.is_injective()
         and reader.dom() == block.dom()
-        and _is_whole(written, block)
-        and all(_is_whole(access, reader) for access in read)
+        and _is_identity_access(write, block)
+        and all(_is_identity_access(access, reader) for access in read)
     )
 
 
-def _is_whole(access: Any, block: SBlockInfo) -> bool:
+def _is_identity_access(access: Any, block: SBlockInfo) -> bool:
     """Whether the indices of the access are exactly the block's loop variables, in order."""
     return len(access.region) == len(block.iters) and all(
         dim.min.same_as(item.var) for dim, item in zip(access.region, block.iters, strict=True)
@@ -501,7 +501,7 @@ def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
 def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
     """Whether the block may be computed element by element at its readers."""
-    return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Reading.of(schedule, block, blocks).can_move
+    return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Usage.of(schedule, block, blocks).can_move
 
 
 def _size(block: SBlockInfo) -> int:

@@ -41,9 +41,9 @@ def link(code: Any, folder: Path) -> bytes:
     if reason := _why_not_in_memory():
         raise CompileRefused(f"LLVM ends the process where it cannot write a file, and {reason}")
     objects = []
-    for index, module in enumerate(_modules(getattr(code, "mod", code))):
+    for index, module in enumerate(_iter_modules(getattr(code, "mod", code))):
         objects.append(folder / f"{index}.o")
-        objects[-1].write_bytes(_object(module))
+        objects[-1].write_bytes(_write_object(module))
     library = folder / _LIBRARY
     try:
         cc.create_shared(str(library), list(map(str, objects)))
@@ -52,7 +52,7 @@ def link(code: Any, folder: Path) -> bytes:
     return library.read_bytes()
 
 
-def _modules(root: Any) -> Iterator[Any]:
+def _iter_modules(root: Any) -> Iterator[Any]:
     """Yield the modules to link: those with code, and one that packs the other imports."""
     targets = set()
     for module in root._collect_dso_modules():
@@ -73,7 +73,7 @@ def _why_not_in_memory() -> str | None:
     return None if limit == resource.RLIM_INFINITY else f"this one may write none of more than {limit} bytes (ulimit -f)"
 
 
-def _object(module: Any) -> bytes:
+def _write_object(module: Any) -> bytes:
     """Compile a module to an object file."""
     number = os.memfd_create("xrt-object")
     with os.fdopen(number, "rb") as file:
@@ -98,15 +98,15 @@ def pack(
     if folder is None:
         raise CompileRefused("TVM exports through a file, and there is no working directory")
     library = link(code, folder)
-    described, parts = _described(constants, function)
-    text = json.dumps({**details, "constants": described, "library": len(library)}).encode()
+    entries, parts = _describe_constants(constants, function)
+    text = json.dumps({**details, "constants": entries, "library": len(library)}).encode()
     start = len(text).to_bytes(8, "little") + text + library
     return b"".join([start, bytes(-len(start) % ALIGNMENT), *parts])
 
 
-def _described(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
+def _describe_constants(constants: tuple[Constant, ...], function: Function) -> tuple[list[dict[str, Any]], list[bytes]]:
     """The header entry of each constant, and the bytes of constants that are not in the Function."""
-    places = {constant.digest: place for place, constant in reversed(list(enumerate(_in_order(function))))}
+    places = {constant.digest: place for place, constant in reversed(list(enumerate(_list_constants(function))))}
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for constant in constants:
@@ -120,7 +120,7 @@ def _described(constants: tuple[Constant, ...], function: Function) -> tuple[lis
     return entries, parts
 
 
-def _in_order(function: Function) -> list[Constant]:
+def _list_constants(function: Function) -> list[Constant]:
     """Constants in order of first use, which is the same in equal Functions."""
     used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
     used.update(dict.fromkeys(v.name for v in function.outputs if v.name in function.constants))
@@ -144,11 +144,11 @@ def unpack(data: memoryview, function: Function, folder: Path | None) -> tuple[A
     (folder / _LIBRARY).write_bytes(data[start:end])
     code = load_module(str(folder / _LIBRARY))
     stored = data[end + -end % ALIGNMENT :]
-    ordered = _in_order(function)
-    constants = tuple(ordered[e["place"]] if "place" in e else _stored(e, stored) for e in header["constants"])
+    ordered = _list_constants(function)
+    constants = tuple(ordered[e["place"]] if "place" in e else _read_constant(e, stored) for e in header["constants"])
     return code, constants, header
 
 
-def _stored(entry: Mapping[str, Any], data: memoryview) -> Constant:
+def _read_constant(entry: Mapping[str, Any], data: memoryview) -> Constant:
     content = np.frombuffer(data[entry["at"] : entry["at"] + entry["size"]], np.uint8)
     return Constant(content.view(DType.parse(entry["dtype"]).numpy).reshape(entry["shape"]))

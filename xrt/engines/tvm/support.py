@@ -57,7 +57,7 @@ def _answer(node: Node, function: Function) -> str | None:
     version, used = since_version(node, function), list_used_outputs(node, function)
     query = NodeQuery.of(node, function, limit=INLINE, version=version, outputs=used)
     reason = _check_conversion(query)
-    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(query)
+    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _check_device_build(query)
 
 
 _EVERY_SIZE = support_every_size(AT_EVERY_SIZE)
@@ -71,44 +71,44 @@ _SUPPORT = LibrarySupport(
 
 
 @lru_cache(maxsize=4096)
-def _check_conversion(question: NodeQuery) -> str | None:
+def _check_conversion(query: NodeQuery) -> str | None:
     """Import and legalize the single node, which takes a few milliseconds, and compare the types that TVM and ONNX infer."""
-    if reason := _varying(question):
+    if reason := _why_not_constant(query):
         return reason
     try:
         with compiler_lock:
-            imported = import_function(question.to_function())
+            imported = import_function(query.to_function())
             legalize(imported.module, make_target(None, 3))
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
-        return f"TVM cannot take this {question.op_type}: {summarize_error(cause)}"
-    wanted = question.asked
-    if len(imported.results) != len(wanted):
-        return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
-    is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in question.inputs)
+        return f"TVM cannot take this {query.op_type}: {summarize_error(cause)}"
+    declared = query.asked
+    if len(imported.results) != len(declared):
+        return f"TVM takes this {query.op_type} for one of {len(imported.results)} results, where {len(declared)} are asked for"
+    is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in query.inputs)
     if any(got.shape is None or not (got.is_static or is_open) for got in imported.results):
-        return f"the shape of what {question.op_type} returns is not known to TVM before the run"
-    return explain_disagreement("TVM", question.op_type, imported.results, wanted)
+        return f"the shape of what {query.op_type} returns is not known to TVM before the run"
+    return explain_disagreement("TVM", query.op_type, imported.results, declared)
 
 
 @lru_cache(maxsize=4096)
-def _trial_on_device(question: NodeQuery) -> str | None:
+def _check_device_build(query: NodeQuery) -> str | None:
     """Generate CUDA C++ for the node, which takes about 60 ms and needs neither a GPU nor CUDA."""
     try:
         with compiler_lock:
-            imported = import_function(question.to_function(), polynomials=False)
+            imported = import_function(query.to_function(), polynomials=False)
             build(imported.module, imported.weights, device_target(OLDEST, make_target(None, 3)), 3)
     except CompileRefused as refused:
-        return f"TVM cannot take this {question.op_type} on CUDA: {refused}"
+        return f"TVM cannot take this {query.op_type} on CUDA: {refused}"
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
-        return f"TVM's schedules for GPUs cannot take this {question.op_type}: {summarize_error(cause)}"
+        return f"TVM's schedules for GPUs cannot take this {query.op_type}: {summarize_error(cause)}"
     return None
 
 
-def _varying(question: NodeQuery) -> str | None:
-    """Name an input that would have to be a constant; None if all are."""
-    for position in positions_read_at_import(question.op_type):
-        if position < len(question.inputs) and isinstance(question.inputs[position], TensorType):
-            schema = find_schema(question.op_type, question.version)
+def _why_not_constant(query: NodeQuery) -> str | None:
+    """Name an input that TVM needs as a constant but that is computed; None if there is none."""
+    for position in positions_read_at_import(query.op_type):
+        if position < len(query.inputs) and isinstance(query.inputs[position], TensorType):
+            schema = find_schema(query.op_type, query.version)
             name = schema.inputs[position].name if schema is not None else str(position)
-            return f"TVM needs the {name!r} of {question.op_type} as a constant, and here it is known only at run time"
+            return f"TVM needs the {name!r} of {query.op_type} as a constant, and here it is known only at run time"
     return None

@@ -19,7 +19,7 @@ LOWERED = frozenset(
         *("Celu", "Equal", "LayerNormalization", "Max", "Mean", "MeanVarianceNormalization", "Min", "Mish", "Softplus", "Sum"),
     }
 )
-"""Operators that TVM's importer gets wrong, or slow: decomposed where possible."""
+"""Operators that are wrong or slow as TVM imports them: decomposed where possible."""
 LOOPS_APART = frozenset(
     ["Gemm", "LayerNormalization", "LogSoftmax", "MatMul", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Softmax"]
 )

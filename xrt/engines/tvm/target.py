@@ -43,11 +43,11 @@ _EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gf
 def call_function(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
     """Call compiled code with parallel loops on ``threads`` threads, at most `TVM_NUM_THREADS`."""
     if threading.get_ident() == _orphan:
-        return _stand_in.submit(_called, main, arguments, threads).result()
-    return _called(main, arguments, threads)
+        return _stand_in.submit(_call_configured, main, arguments, threads).result()
+    return _call_configured(main, arguments, threads)
 
 
-def _called(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
+def _call_configured(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
     _configure(_ANY_CORE, threads)  # applies to the calling thread only
     return main(*arguments)
 
@@ -71,11 +71,11 @@ if hasattr(os, "register_at_fork"):
 def make_target(mcpu: str | None, opt_level: int) -> Target:
     """The LLVM target for a processor by LLVM's name; None is this one, with the features that it actually has."""
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
-    hidden = sorted({f"-{feature}" for name in _not_found() for feature in _HIDDEN.get(name, ())})
+    hidden = sorted({f"-{feature}" for name in _list_missing_extensions() for feature in _HIDDEN.get(name, ())})
     return Target({**config, "mattr": hidden} if hidden else config)
 
 
-def _not_found() -> list[str]:
+def _list_missing_extensions() -> list[str]:
     """Vector extensions that NumPy checked for and did not find."""
     config: Any = np.show_config(mode="dicts")
     return list(config.get("SIMD Extensions", {}).get("not found", ()))
@@ -83,13 +83,13 @@ def _not_found() -> list[str]:
 
 def check_mcpu(mcpu: str) -> None:
     """Raise OptionError for a processor that LLVM does not know, or whose code this one cannot run."""
-    here = make_target(None, 3)
-    processors = [str(name) for name in codegen.llvm_get_cpu_archlist(here)]
+    native = make_target(None, 3)
+    processors = [str(name) for name in codegen.llvm_get_cpu_archlist(native)]
     if mcpu not in processors:
         raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, processors)}")
-    lacking = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(here)
-    if lacking:
-        raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(lacking))}, which this processor does not have")
+    missing = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(native)
+    if missing:
+        raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(missing))}, which this processor does not have")
 
 
 def _extensions(target: Target) -> set[str]:

@@ -78,7 +78,7 @@ _NUMBERS = """\
 """
 PROVIDED = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS, "math_constants.h": _NUMBERS}
 """Replacements of the CUDA headers that TVM's sources include: parsing the originals takes most of a compile."""
-_OWN = """\
+_MIN_MAX_MACROS = """\
 template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
 #define max xrt_max
@@ -90,22 +90,22 @@ both devices agree."""
 
 def source_with_prelude(source: str) -> str:
     """Define max and min after CUDA's headers, which declare functions of these names."""
-    headers = [f"#include <{name}>\n" for name in _needs_headers(source)]
+    headers = [f"#include <{name}>\n" for name in _list_float_headers(source)]
     place = max((source.index(header) + len(header) for header in headers), default=0)
-    return source[:place] + _OWN + source[place:]
+    return source[:place] + _MIN_MAX_MACROS + source[place:]
 
 
-def _needs_headers(source: str) -> tuple[str, ...]:
+def _list_float_headers(source: str) -> tuple[str, ...]:
     return tuple(name for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h") if f"#include <{name}>\n" in source)
 
 
 def binary(source: str, architecture: str) -> bytes:
     """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
     library = _library()
-    flags = ["-default-device", f"--gpu-architecture={architecture}", *_includes(source)]
+    flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
     program = _Program(library, source_with_prelude(source))
     try:
-        return program.compiled(flags)
+        return program.compile(flags)
     finally:
         program.close()
 
@@ -117,14 +117,14 @@ def version() -> str:
     return f"nvrtc {major.value}.{minor.value}"
 
 
-def _includes(source: str) -> list[str]:
-    wanted = _needs_headers(source)
-    if not wanted:
+def _make_include_flags(source: str) -> list[str]:
+    headers = _list_float_headers(source)
+    if not headers:
         return []
     for folder in folders("include"):
-        if all((folder / name).is_file() for name in wanted):
+        if all((folder / name).is_file() for name in headers):
             return [f"-I{folder}"]
-    raise CompileRefused(f"float16 and bfloat16 on CUDA need the header {wanted[0]}, which is not to be found; {HEADERS_PIP}")
+    raise CompileRefused(f"float16 and bfloat16 on CUDA need the header {headers[0]}, which is not to be found; {HEADERS_PIP}")
 
 
 def folders(name: str) -> Iterator[Path]:
@@ -157,7 +157,7 @@ class _Program:
         arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
         self._check(library.nvrtcCreateProgram(*arguments))
 
-    def compiled(self, options: Sequence[str]) -> bytes:
+    def compile(self, options: Sequence[str]) -> bytes:
         status = self._library.nvrtcCompileProgram(self._handle, len(options), _texts(options))
         if status:
             log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
@@ -165,11 +165,11 @@ class _Program:
             raise CompileRefused(f"NVRTC refuses what TVM has generated: {first_error}")
         return self._read("CUBIN")
 
-    def _read(self, what: str) -> bytes:
+    def _read(self, kind: str) -> bytes:
         size = ctypes.c_size_t()
-        self._check(getattr(self._library, f"nvrtcGet{what}Size")(self._handle, ctypes.byref(size)))
+        self._check(getattr(self._library, f"nvrtcGet{kind}Size")(self._handle, ctypes.byref(size)))
         content = ctypes.create_string_buffer(size.value)
-        self._check(getattr(self._library, f"nvrtcGet{what}")(self._handle, content))
+        self._check(getattr(self._library, f"nvrtcGet{kind}")(self._handle, content))
         return content.raw
 
     def _check(self, status: int) -> None:
@@ -222,7 +222,7 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
     """
     refused: list[CompileRefused] = []
 
-    def compiled(source: object) -> bytes:
+    def compile_source(source: object) -> bytes:
         try:
             return compiler(str(source))
         except CompileRefused as error:
@@ -230,7 +230,7 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
             raise
 
     before = tvm.get_global_func(_COMPILER)
-    tvm_ffi.register_global_func(_COMPILER, compiled, override=True)
+    tvm_ffi.register_global_func(_COMPILER, compile_source, override=True)
     try:
         yield
     except Exception:
@@ -242,8 +242,8 @@ def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
 
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
-_WITHIN = tvm.ir.Op.get("relax.memory.alloc_tensor")
-_DROPPED = (_STORAGE, RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
+_TENSOR_IN_STORAGE = tvm.ir.Op.get("relax.memory.alloc_tensor")
+_MEMORY_OPERATORS = (_STORAGE, RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
 _VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 
@@ -254,8 +254,8 @@ class AllocationFree:
     module: IRModule
     workspace: tuple[int, ...]
     """Bytes of each block, which inner values share over time."""
-    made: tuple[TensorType, ...]
-    """Types of the arrays that ``main`` writes: its last parameters."""
+    result_types: tuple[TensorType, ...]
+    """Types of the result arrays that ``main`` fills: its last parameters."""
     results: tuple[int, ...]
     """For each result, the position of the parameter that holds it after the call."""
 
@@ -267,24 +267,24 @@ def lift_allocations(module: IRModule) -> AllocationFree:
     """
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    blocks = {binding.var: _block(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
+    blocks = {binding.var: _make_block_parameter(binding) for binding in bindings if get_operator_name(binding) == _STORAGE}
     outputs = [binding.var for binding in bindings if get_operator_name(binding) == RESULT]
-    inner = [_rewritten(binding, blocks) for binding in bindings if get_operator_name(binding) not in _DROPPED]
+    inner = [_rewrite_binding(binding, blocks) for binding in bindings if get_operator_name(binding) not in _MEMORY_OPERATORS]
     parameters = [*main.params, *blocks.values(), *outputs]
     body = relax.SeqExpr([relax.BindingBlock(inner)], main.body.body)
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
     values = {binding.var: binding.value for binding in inner}
-    results = tuple(_position(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
+    results = tuple(_find_parameter(field, values, parameters) for field in list_tuple_fields(main.body.body, values))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
     return AllocationFree(module, sizes, tuple(tensor_type(variable.ty) for variable in outputs), results)
 
 
-def _block(binding: Any) -> relax.Var:
+def _make_block_parameter(binding: Any) -> relax.Var:
     (extent,) = binding.value.args[0].values
     return relax.Var(binding.var.name, relax.TensorType((int(extent),), "uint8"))
 
 
-def _rewritten(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
+def _rewrite_binding(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
     """Rewrite an allocation within a storage to a view of its block; other bindings are unchanged.
 
     TVM's code supports no views with an offset, so each storage is a separate block; the planner puts tensors at offset 0.
@@ -292,20 +292,20 @@ def _rewritten(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
     call = binding.value
     if not isinstance(call, Call) or isinstance(call.op, GlobalVar):
         return binding
-    if call.op != _WITHIN or int(call.args[1]):
-        raise CompileRefused(f"TVM computes a part of it by {_called(call)}, which is no kernel of the device")
+    if call.op != _TENSOR_IN_STORAGE or int(call.args[1]):
+        raise CompileRefused(f"TVM computes a part of it by {_get_callee_name(call)}, which is no kernel of the device")
     storage, offset, shape, dtype, _ = call.args
     return relax.VarBinding(binding.var, Call(_VIEW, [blocks[storage], shape, dtype, offset], ty_args=[binding.var.ty]))
 
 
-def _called(call: Call) -> str:
+def _get_callee_name(call: Call) -> str:
     if isinstance(call.op, relax.ExternFunc):
         return str(call.op.global_symbol)
     first = call.args[0] if call.args else None
     return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
 
 
-def _position(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
+def _find_parameter(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
     origin = find_result_origin(result, values)
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
@@ -326,8 +326,8 @@ class DeviceProgram:
     constants: tuple[Constant, ...]
     workspace: tuple[int, ...]
     """Bytes of each block."""
-    made: tuple[TensorType, ...]
-    """Types of the arrays that it writes."""
+    result_types: tuple[TensorType, ...]
+    """Types of the result arrays, the last arguments."""
     results: tuple[int, ...]
     """For each result, the position of the argument that holds it after the call: a result array, an input or a constant."""
 
@@ -348,17 +348,17 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
 
     Raises CompileRefused for work that cannot run on the device alone, and if NVRTC is missing or fails.
     """
-    with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(lambda source: _machine_code(source, architecture)):
-        fused = tvm.transform.Sequential(FUSION)(legalize(_plainly_named(module), target))
-        free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_rules())(_quiet(fused)))
-        bare = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
-        code = relax.build(tvm.transform.Sequential(LOWERING)(bare.module), target, relax_pipeline=None)
+    with target, tvm.transform.PassContext(opt_level=opt_level), use_nvrtc(lambda source: _compile_source(source, architecture)):
+        fused = tvm.transform.Sequential(FUSION)(legalize(_rename_parameters(module), target))
+        free, constants = lift_constants(dlight.ApplyDefaultSchedule(*_list_schedule_rules())(_remove_pragmas(fused)))
+        lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
+        code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
     _check_memory(code)
-    return _program(code, (*weights, *constants), bare)
+    return _program(code, (*weights, *constants), lifted)
 
 
-def _plainly_named(module: IRModule) -> IRModule:
-    """Rename parameters of ``main`` to C identifiers, since TVM writes the names to its source unchanged."""
+def _rename_parameters(module: IRModule) -> IRModule:
+    """Rename parameters of ``main`` to C identifiers, because TVM copies the names to its CUDA source."""
     main = module["main"]
     plain = [relax.Var(f"given{place}", old.ty) for place, old in enumerate(main.params)]
     bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, plain, strict=True)]
@@ -367,37 +367,37 @@ def _plainly_named(module: IRModule) -> IRModule:
     return IRModule({gvar: f.with_attrs(main.attrs) if gvar.name_hint == "main" else f for gvar, f in functions.items()})
 
 
-def _program(code: Any, constants: tuple[Constant, ...], bare: AllocationFree) -> DeviceProgram:
-    return DeviceProgram(code, constants, bare.workspace, bare.made, bare.results)
+def _program(code: Any, constants: tuple[Constant, ...], lifted: AllocationFree) -> DeviceProgram:
+    return DeviceProgram(code, constants, lifted.workspace, lifted.result_types, lifted.results)
 
 
-def _machine_code(source: str, architecture: str) -> bytes:
+def _compile_source(source: str, architecture: str) -> bytes:
     return binary(source, architecture) if architecture else b""
 
 
-def _rules() -> list[Any]:
+def _list_schedule_rules() -> list[Any]:
     """TVM's default schedule rules in its order: the first that fits a loop nest is applied."""
     gpu = dlight.gpu
     return [gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback()]
 
 
-def _quiet(module: IRModule) -> IRModule:
+def _remove_pragmas(module: IRModule) -> IRModule:
     """Remove the pragma of scatter operators, about which the host's code generator warns on stderr."""
     return from_json_graph_str(to_json_graph_str(module).replace('"pragma_scope"', '"scope"'))
 
 
 def list_kernel_sources(program: DeviceProgram) -> str:
     """The CUDA C++ of a compiled program; empty if it launches nothing."""
-    return "\n".join(str(module.inspect_source()) for module in _imported(program.code.mod) if module.kind == "cuda")
+    return "\n".join(str(module.inspect_source()) for module in _list_imports(program.code.mod) if module.kind == "cuda")
 
 
-def _imported(module: Any) -> list[Any]:
-    return [inner for direct in module.imports for inner in (direct, *_imported(direct))]
+def _list_imports(module: Any) -> list[Any]:
+    return [inner for direct in module.imports for inner in (direct, *_list_imports(direct))]
 
 
 def _check_memory(code: Any) -> None:
     """Raise CompileRefused if host code allocates device memory: TVM's pools are per thread and ignore streams."""
-    for module in _imported(code.mod):
+    for module in _list_imports(code.mod):
         if module.kind == "llvm" and _WORKSPACE in str(module.inspect_source("ll")):
             raise CompileRefused("TVM's schedule takes working memory that follows no stream, as those that sort and scan do")
 
@@ -410,7 +410,7 @@ def export_program(program: DeviceProgram, function: Function, folder: Path | No
 
     Raises CompileRefused without a C compiler or a folder.
     """
-    outputs = [[str(type_.dtype), type_.shape] for type_ in program.made]
+    outputs = [[str(type_.dtype), type_.shape] for type_ in program.result_types]
     details = {"workspace": program.workspace, "made": outputs, "results": program.results}
     return pack(program.code, program.constants, details, function, folder)
 

@@ -53,51 +53,51 @@ class TvmOnDevice(Executable):
         with accelerator.activate(self._stream):
             self._constants = [accelerator.upload(constant.array) for constant in self.program.constants]
         accelerator.wait([self._stream])
-        self._idle.append(self._machine())
+        self._idle.append(self._make_machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         """Enqueue the work on the stream of the options, which is the thread's current one; without one, wait for the results."""
         if options.stream is not None:
-            return self._put(inputs, options.stream)
+            return self._launch(inputs, options.stream)
         with self._accelerator.activate(self._stream):
-            results = self._put(inputs, self._stream)
+            results = self._launch(inputs, self._stream)
         self._accelerator.wait([self._stream])
         return results
 
-    def _put(self, inputs: Sequence[Any], stream: Any) -> list[Any]:
+    def _launch(self, inputs: Sequence[Any], stream: Any) -> list[Any]:
         if self._closed:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
         program, empty = self.program, self._accelerator.xp.empty
-        arrays = [*map(self._laid, inputs), *self._constants]
+        arrays = [*map(self._align, inputs), *self._constants]
         arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
-        first_made = len(arrays)
-        arrays += [empty(type_.shape, type_.dtype.numpy) for type_ in program.made]
-        main = self._idle_machine()
+        first_result = len(arrays)
+        arrays += [empty(type_.shape, type_.dtype.numpy) for type_ in program.result_types]
+        main = self._acquire_machine()
         try:
-            with self._on(stream):
+            with self._use_stream(stream):
                 main(*map(share_program, arrays))
         except Exception as cause:
             raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         self._idle.append(main)
-        return _fresh(arrays, program.results, first_made)
+        return _collect_results(arrays, program.results, first_result)
 
-    def _on(self, stream: Any) -> AbstractContextManager[object]:
+    def _use_stream(self, stream: Any) -> AbstractContextManager[object]:
         context: AbstractContextManager[object] = tvm_ffi.use_raw_stream(self._device, self._accelerator.address(stream))
         return context
 
-    def _laid(self, array: Any) -> Any:
+    def _align(self, array: Any) -> Any:
         """Make the array C-contiguous and aligned as TVM's code expects; copies only if necessary."""
         if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
             return array
         return array.copy(order="C")
 
-    def _idle_machine(self) -> Callable[..., Any]:
+    def _acquire_machine(self) -> Callable[..., Any]:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._machine()
+            return self._make_machine()
 
-    def _machine(self) -> Callable[..., Any]:
+    def _make_machine(self) -> Callable[..., Any]:
         machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, self._device)["main"]
         return machine
 
@@ -131,12 +131,12 @@ def share_program(array: Any) -> Tensor:
 _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
-def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
+def _collect_results(arrays: Sequence[Any], results: Sequence[int], first_result: int) -> list[Any]:
     """Deliver each computed array at most once; repeated ones and inputs are copied."""
     seen: set[int] = set()
     returned = []
     for position in results:
-        new = position >= first_made and position not in seen
+        new = position >= first_result and position not in seen
         seen.add(position)
         returned.append(arrays[position] if new else arrays[position].copy())
     return returned
