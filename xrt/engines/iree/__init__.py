@@ -1,8 +1,8 @@
 """The ``iree`` engine: regions compiled by IREE, through MLIR, to LLVM code for this processor.
 
-A Function goes in, is written as MLIR (torch-mlir's ONNX operators), compiled by ``iree-compile`` in a process of its own,
-and comes out as a module of IREE's virtual machine, which runs in this one. This package is the only home of IREE; the
-compiler itself, 350 MB, is never loaded into the process.
+A Function is exported to MLIR (torch-mlir's ONNX operators), compiled by ``iree-compile`` in a separate process, and run in
+this one as a module of IREE's virtual machine. Only this package imports IREE; the compiler itself, 350 MB, is never loaded
+into the process.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

@@ -51,14 +51,14 @@ def describe_exit(code: int) -> str:
     return f"it crashed ({signal.Signals(-code).name})" if code < 0 else f"it ended with status {code}"
 
 
-def _binary() -> Path:
+def _find_binary() -> Path:
     spec = find_spec("iree.compiler")  # does not load the library
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'iree.compiler'", name="iree.compiler")
     return Path(spec.origin).parent / "_mlir_libs" / "iree-compile"
 
 
-BINARY = _binary()
+BINARY = _find_binary()
 VERSION = version("iree-base-compiler")
 OPT = BINARY.with_name("iree-opt")
 ALIGNMENT = 16
@@ -95,8 +95,8 @@ class CompilerFlags:
     @property
     def flags(self) -> tuple[str, ...]:
         dump = () if self.dump is None else (f"--dump-compilation-phases-to={self.dump.absolute()}",)
-        alone = ("--mlir-disable-threading",) if self.threads == 1 else ()
-        return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *alone, *dump)
+        single_threaded = ("--mlir-disable-threading",) if self.threads == 1 else ()
+        return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *single_threaded, *dump)
 
 
 def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> bytes:
@@ -104,10 +104,10 @@ def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> b
 
     Raises CompileRefused with the reason if the compiler fails, crashes or exceeds the time limit.
     """
-    done = _run(text, settings.flags, settings.limit, folder, BINARY)
-    if done.returncode:
-        raise CompileRefused(f"IREE cannot compile it: {_reason(done)}")
-    return done.stdout
+    process = _run(text, settings.flags, settings.limit, folder, BINARY)
+    if process.returncode:
+        raise CompileRefused(f"IREE cannot compile it: {_explain_failure(process)}")
+    return process.stdout
 
 
 def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
@@ -118,8 +118,8 @@ def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]
     lowered: set[str] = set()
     if len(texts) > 1:
         with suppress(CompileRefused):
-            done = _run("\n// -----\n".join(texts), (*_LOWERING, "--split-input-file"), QUERY_SECONDS, None, OPT)
-            lowered.update(re.findall(r"util\.func public @(\w+)\(", done.stdout.decode()))
+            process = _run("\n// -----\n".join(texts), (*_LOWERING, "--split-input-file"), QUERY_SECONDS, None, OPT)
+            lowered.update(re.findall(r"util\.func public @(\w+)\(", process.stdout.decode()))
     return [None if name in lowered else _why_not_lowered(text) for text, name in zip(texts, names, strict=True)]
 
 
@@ -136,20 +136,20 @@ def _why_not_lowered(text: str) -> str | None:
     reason = None
     for flags, binary in ((_LOWERING, OPT), (_COMPILING, BINARY)):
         try:
-            done = _run(text, flags, QUERY_SECONDS, None, binary)
+            process = _run(text, flags, QUERY_SECONDS, None, binary)
         except CompileRefused as refusal:
             return str(refusal)
-        if not done.returncode:
+        if not process.returncode:
             return None
-        reason = _reason(done)
+        reason = _explain_failure(process)
         if reason.startswith(_NO_RULE):
             break
     return reason
 
 
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    output = done.stderr.decode(errors="replace")
-    return summarize_error(output) if done.returncode > 0 or "ERROR: " in output else describe_exit(done.returncode)
+def _explain_failure(process: subprocess.CompletedProcess[bytes]) -> str:
+    output = process.stderr.decode(errors="replace")
+    return summarize_error(output) if process.returncode > 0 or "ERROR: " in output else describe_exit(process.returncode)
 
 
 _HERE = "/proc/self/cwd"

@@ -1,4 +1,4 @@
-"""The engine itself: its options, what it takes, and how it compiles."""
+"""The engine class: options, supported nodes, and compilation."""
 
 from __future__ import annotations
 
@@ -54,44 +54,44 @@ class Iree(GraphCompiler):
         return why_not(node, function)
 
     def why_not_dynamic(self, function: Function) -> str | None:
-        """Return which node is declined; else one executable serves all sizes."""
+        """Name a node that is unsupported; None if one executable serves all sizes."""
         declined = ((node, self.why_not(node, function)) for node in function.nodes)
         return next((f"{node.name!r} ({node.op}): {reason}" for node, reason in declined if reason), None)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         try:
-            ready = preprocess(function)
-            text = export_module(ready)
+            prepared = preprocess(function)
+            text = export_module(prepared)
         except ValueError as error:
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
-        if reason := why_not_sized(ready):
+        if reason := why_not_sized(prepared):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
         if names := list_fused_topk(function):
             raise CompileRefused("IREE fuses TopK over equal inputs, and the indices of the later ones are wrong", names)
-        with dump_phases(ready, text, self.dump_dir) as dump:
-            code = compile_module(text, self._settings(context, dump), context.workdir)
-        return IreeExecutable(code, ready, self._device(ready, context))
+        with dump_phases(prepared, text, self.dump_dir) as dump:
+            code = compile_module(text, self._make_flags(context, dump), context.workdir)
+        return IreeExecutable(code, prepared, self._get_device(prepared, context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        """Return the compiled module; weights are not in it."""
+        """The compiled module, without weights."""
         if not isinstance(executable, IreeExecutable):
             raise CompileRefused("it is no executable of IREE's")
         return executable.code
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        ready = preprocess(function)
-        return IreeExecutable(data, ready, self._device(ready, context))
+        prepared = preprocess(function)
+        return IreeExecutable(data, prepared, self._get_device(prepared, context))
 
     def serves_threads(self, saved: int, threads: int) -> bool:
-        """Whatever the budget: the code is cut into work groups of its own, which the device of the load shares out."""
+        """Always: the code is divided into work groups, which the device at load time distributes to its threads."""
         return True
 
     def version(self) -> str:
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
 
-    def _settings(self, context: CompileContext, dump: Path | None) -> CompilerFlags:
+    def _make_flags(self, context: CompileContext, dump: Path | None) -> CompilerFlags:
         return CompilerFlags(self.opt_level, self.compile_seconds, context.threads, dump)
 
-    def _device(self, function: Function, context: CompileContext) -> IreeDevice:
-        alone = self.device == "local-sync" or (self.device == "auto" and is_small(function))
-        return get_device(1 if alone else context.threads)
+    def _get_device(self, function: Function, context: CompileContext) -> IreeDevice:
+        single_threaded = self.device == "local-sync" or (self.device == "auto" and is_small(function))
+        return get_device(1 if single_threaded else context.threads)

@@ -43,8 +43,8 @@ _USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Shape and element type of an input or output."""
+class _BufferSpec:
+    """Shape and element type of the buffer of an input or output."""
 
     shape: Shape
     """May contain symbolic dims, which are resolved from the inputs."""
@@ -54,7 +54,7 @@ class _Place:
     """Whether arrays of the type support the buffer protocol; those of ml_dtypes do not."""
 
     @classmethod
-    def of(cls, type_: Type | None) -> _Place:
+    def of(cls, type_: Type | None) -> _BufferSpec:
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise CompileRefused(f"a value of type {type_} cannot be passed to {LIBRARY}")
         return cls(type_.shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
@@ -75,15 +75,15 @@ class IreeExecutable(Executable):
         self._device = device
         self.survives_fork = device.survives_fork
         self._import = device.allocator.import_host_allocation
-        self._outputs = [_Place.of(function.get_type(value.name)) for value in function.outputs]
-        self._inputs = [_Place.of(value.type) for value in function.inputs]
-        self._places = [*self._inputs, *self._outputs]
-        self._known = [place.shape if place.is_fixed else None for place in self._places]
-        self._is_fixed = None not in self._known
-        self._shapes = [place.shape for place in self._outputs]
+        self._outputs = [_BufferSpec.of(function.get_type(value.name)) for value in function.outputs]
+        self._inputs = [_BufferSpec.of(value.type) for value in function.inputs]
+        self._specs = [*self._inputs, *self._outputs]
+        self._static_shapes = [spec.shape if spec.is_fixed else None for spec in self._specs]
+        self._is_fixed = None not in self._static_shapes
+        self._shapes = [spec.shape for spec in self._outputs]
         constants = [constant.array for constant in list_parameters(function).values()]
         self._weights = [array if _is_readable(array) else _copy(array) for array in constants]
-        self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
+        self._prepare_input = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _make_usable
         self._copied = sum(new.nbytes for new, old in zip(self._weights, constants, strict=True) if new is not old)
         self._modules: list[Any] = []
         self._main: Any = None
@@ -91,48 +91,48 @@ class IreeExecutable(Executable):
 
     def prepare(self) -> None:
         module = VmModule.copy_buffer(self._device.instance, self.code)
-        self._modules = [self._device.module, *self._parameters(), module]
+        self._modules = [self._device.module, *self._make_parameters(), module]
         self._main = module.lookup_function("main")
-        self._idle.append(self._context())
+        self._idle.append(self._make_context())
 
-    def _parameters(self) -> list[Any]:
+    def _make_parameters(self) -> list[Any]:
         if not self._weights:
             return []
         index = ParameterIndex()
-        for place, array in enumerate(self._weights):
-            index.add_buffer(str(place), _bytes_of(array), True, False)
+        for number, array in enumerate(self._weights):
+            index.add_buffer(str(number), _view_bytes(array), True, False)
         return [create_io_parameters_module(self._device.instance, index.create_provider(SCOPE))]
 
-    def _context(self) -> Invoke:
+    def _make_context(self) -> Invoke:
         context, main = VmContext(self._device.instance, self._modules), self._main
         invoke = context.invoke
         return lambda arguments, results: invoke(main, arguments, results)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         buffers = options.out or [None] * len(self._outputs)
-        shapes = self._shapes_for(inputs)
-        arrays = [_own(buffer, *how) for buffer, *how in zip(buffers, self._outputs, shapes, strict=True)]
-        self._call([*map(self._lend, inputs), *arrays])
-        return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(buffers, arrays, strict=True)]
+        shapes = self._resolve_shapes(inputs)
+        arrays = [_choose_buffer(buffer, *spec_shape) for buffer, *spec_shape in zip(buffers, self._outputs, shapes, strict=True)]
+        self._call([*map(self._prepare_input, inputs), *arrays])
+        return [array if buffer is None else _fill(buffer, array) for buffer, array in zip(buffers, arrays, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         if not self._is_fixed:
             return super().fast_call()
-        outputs, lend, call = self._outputs, self._lend, self._call
+        outputs, prepare_input, call = self._outputs, self._prepare_input, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
-            arrays = [np.empty(place.shape, place.dtype) for place in outputs]  # type: ignore[type-var]  # all are numbers
-            call([*map(lend, inputs), *arrays])
+            arrays = [np.empty(spec.shape, spec.dtype) for spec in outputs]  # type: ignore[type-var]  # all are numbers
+            call([*map(prepare_input, inputs), *arrays])
             return arrays
 
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Bind views of the arrays; use an ordinary call if compiled code cannot use their memory."""
-        if not self._is_fixed or self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
+        if not self._is_fixed or self._prepare_input is _copy or not all(map(_is_usable, (*inputs, *outputs))):
             return super().bind(inputs, outputs)
         arrays = (*inputs, *outputs)
-        views, invoke = self._views(arrays), self._invoke
+        views, invoke = self._make_views(arrays), self._invoke
 
         def call(_: Sequence[Array] = arrays) -> None:  # the views alone do not keep the arrays alive
             invoke(views)
@@ -142,8 +142,8 @@ class IreeExecutable(Executable):
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not self._is_fixed or not all(map(_is_usable, outputs)):
             return super().bind_outputs(outputs)
-        lend, call, outputs = self._lend, self._call, list(outputs)
-        return lambda *inputs: call([*map(lend, inputs), *outputs])
+        prepare_input, call, outputs = self._prepare_input, self._call, list(outputs)
+        return lambda *inputs: call([*map(prepare_input, inputs), *outputs])
 
     def supports_io_binding(self) -> bool:
         return self._is_fixed
@@ -151,33 +151,33 @@ class IreeExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
 
-    def _shapes_for(self, inputs: Sequence[Array]) -> Sequence[Any]:
+    def _resolve_shapes(self, inputs: Sequence[Array]) -> Sequence[Any]:
         """Shapes of the outputs; raises RunFailed for inputs that do not fit: compiled code would read beyond their end."""
         if self._is_fixed:
             return self._shapes
         sizes: dict[object, int] = {}
-        for array, place in zip(inputs, self._inputs, strict=True):
-            fits = len(array.shape) == len(place.shape)
-            for dim, size in zip(place.shape, array.shape, strict=False):
+        for array, spec in zip(inputs, self._inputs, strict=True):
+            fits = len(array.shape) == len(spec.shape)
+            for dim, size in zip(spec.shape, array.shape, strict=False):
                 fits = fits and (dim == size if isinstance(dim, int) else sizes.setdefault(dim, size) == size > 0)
             if not fits:
-                inputs_due = ", ".join(map(str, self.function.inputs))
-                raise RunFailed(f"{LIBRARY} takes {inputs_due}, with elements, and is given {list(array.shape)}")
+                expected = ", ".join(map(str, self.function.inputs))
+                raise RunFailed(f"{LIBRARY} takes {expected}, with elements, and is given {list(array.shape)}")
         return [tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape) for shape in self._shapes]
 
     def _call(self, arrays: Sequence[Array]) -> None:
         """Run on usable arrays, outputs last. Views do not keep arrays alive, so the caller must."""
-        self._invoke(self._views(arrays))
+        self._invoke(self._make_views(arrays))
 
-    def _views(self, arrays: Sequence[Array]) -> list[Any]:
+    def _make_views(self, arrays: Sequence[Array]) -> list[Any]:
         import_ = self._import
         return [
             HalBufferView(
-                import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE),
+                import_(array if spec.has_buffer else _view_bytes(array), _MEMORY, _USAGE),
                 array.shape if shape is None else shape,
-                place.hal,
+                spec.hal,
             )
-            for array, place, shape in zip(arrays, self._places, self._known, strict=True)
+            for array, spec, shape in zip(arrays, self._specs, self._static_shapes, strict=True)
         ]
 
     def _invoke(self, views: Sequence[Any]) -> None:
@@ -190,7 +190,7 @@ class IreeExecutable(Executable):
         try:
             invoke = self._idle.pop()
         except IndexError:
-            invoke = self._context()
+            invoke = self._make_context()
         try:
             invoke(arguments, results)
         except Exception as cause:
@@ -223,22 +223,22 @@ def _is_readable(array: Array) -> bool:
     return bool(array.flags.c_contiguous and array.flags.aligned and array.ctypes.data % ALIGNMENT == 0)
 
 
-def _lent(array: Array) -> Array:
+def _make_usable(array: Array) -> Array:
     """An input that compiled code can read: the array itself if its memory is suitable, else a copy."""
     if _is_usable(array):
         return array
     # The runtime refuses read-only buffers. Code that does not overwrite operands may get a writable alias of one.
     return (
-        _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_bytes_of(array), owner=array)
+        _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_view_bytes(array), owner=array)
     )
 
 
-def _own(buffer: Any, place: _Place, shape: tuple[int, ...]) -> Array:
-    """The memory for an output: the caller's buffer if compiled code can use it, else a fresh array."""
-    return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, place.dtype)
+def _choose_buffer(buffer: Any, spec: _BufferSpec, shape: tuple[int, ...]) -> Array:
+    """The array to compute an output in: the caller's buffer if compiled code can use it, else a new one."""
+    return buffer if buffer is not None and buffer.shape == shape and _is_usable(buffer) else np.empty(shape, spec.dtype)
 
 
-def _settled(buffer: Array, array: Array) -> Array:
+def _fill(buffer: Array, array: Array) -> Array:
     if array is not buffer:
         fill(buffer, array)
     return buffer
@@ -250,7 +250,7 @@ def _copy(array: Array) -> Array:
     return copy
 
 
-def _bytes_of(array: Array) -> Array:
+def _view_bytes(array: Array) -> Array:
     """The array as bytes, since not every element type supports the buffer protocol."""
     return array.reshape(-1).view(np.uint8)
 
@@ -267,13 +267,13 @@ class IreeDevice:
         self.survives_fork = threads == 1
         self.generation = get_generation()
         self.instance = VmInstance()
-        self.device = create_hal_driver("local-sync").create_default_device() if threads == 1 else _pool(threads)
+        self.device = create_hal_driver("local-sync").create_default_device() if threads == 1 else _make_pool(threads)
         self.allocator: Any = self.device.allocator
         self.module = create_hal_module(self.instance, self.device)
 
 
 @cache
-def _shared(threads: int, generation: int) -> IreeDevice:
+def _make_shared_device(threads: int, generation: int) -> IreeDevice:
     device = IreeDevice(threads)
     leave_to_parent(device)
     return device
@@ -282,10 +282,10 @@ def _shared(threads: int, generation: int) -> IreeDevice:
 def get_device(threads: int) -> IreeDevice:
     """The shared device for a number of threads. With one, calls run on the calling thread."""
     with _lock:
-        return _shared(threads, get_generation())
+        return _make_shared_device(threads, get_generation())
 
 
-def _pool(threads: int) -> Any:
+def _make_pool(threads: int) -> Any:
     # The pool size is a flag of the process that is read when a driver is created.
     parse_flags(f"--task_topology_group_count={threads}")
     try:
@@ -298,18 +298,18 @@ def is_small(function: Function) -> bool:
     """Whether a Function is so little work that the calling thread is faster than a pool. False for symbolic dims."""
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs):
         return False
-    return sum(_work(node, function) for node in function.nodes) <= SMALL_WORK
+    return sum(_count_operations(node, function) for node in function.nodes) <= SMALL_WORK
 
 
-def _work(node: Node, function: Function) -> int:
-    """Estimate the scalar operations of a node: elements times the length of the sum behind each."""
-    written = sum(prod(_extents(name, function)) for name in node.outputs)
-    read = max((prod(_extents(name, function)) for name in node.inputs), default=0)
-    return max(written, read) * _summed(node, function)
+def _count_operations(node: Node, function: Function) -> int:
+    """Estimate the scalar operations of a node: number of elements times terms of the sum that computes each."""
+    written = sum(prod(_list_extents(name, function)) for name in node.outputs)
+    read = max((prod(_list_extents(name, function)) for name in node.inputs), default=0)
+    return max(written, read) * _count_terms(node, function)
 
 
-def _summed(node: Node, function: Function) -> int:
-    extents = _extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
+def _count_terms(node: Node, function: Function) -> int:
+    extents = _list_extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
     if not extents:
         return 1
     return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
@@ -318,7 +318,7 @@ def _summed(node: Node, function: Function) -> int:
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
-def _extents(name: str, function: Function) -> tuple[int, ...]:
+def _list_extents(name: str, function: Function) -> tuple[int, ...]:
     type_ = function.get_type(name) if name else None
     extents = (type_.shape or ()) if isinstance(type_, TensorType) else ()
     return tuple(extent for extent in extents if isinstance(extent, int))

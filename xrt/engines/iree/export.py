@@ -38,14 +38,14 @@ class MlirType:
     """The runtime's code, checked for each buffer."""
 
 
-def _integer(bits: int, hal: int) -> tuple[MlirType, MlirType]:
+def _make_integers(bits: int, hal: int) -> tuple[MlirType, MlirType]:
     return MlirType(f"si{bits}", f"i{bits}", hal), MlirType(f"ui{bits}", f"i{bits}", hal)
 
 
-_INT8, _UINT8 = _integer(8, int(HalElementType.INT_8))
-_INT16, _UINT16 = _integer(16, int(HalElementType.INT_16))
-_INT32, _UINT32 = _integer(32, int(HalElementType.INT_32))
-_INT64, _UINT64 = _integer(64, int(HalElementType.INT_64))
+_INT8, _UINT8 = _make_integers(8, int(HalElementType.INT_8))
+_INT16, _UINT16 = _make_integers(16, int(HalElementType.INT_16))
+_INT32, _UINT32 = _make_integers(32, int(HalElementType.INT_32))
+_INT64, _UINT64 = _make_integers(64, int(HalElementType.INT_64))
 ELEMENTS = {
     DType.FLOAT32: MlirType("f32", "f32", int(HalElementType.FLOAT_32)),
     DType.FLOAT64: MlirType("f64", "f64", int(HalElementType.FLOAT_64)),
@@ -65,7 +65,7 @@ ELEMENTS = {
 
 def value_type(type_: Type | None) -> str:
     """The torch-mlir type of a value; raises ValueError if there is none."""
-    shape, element = _parts(type_)
+    shape, element = _split_type(type_)
     return f"!torch.vtensor<[{','.join(shape)}],{element.torch}>"
 
 
@@ -76,17 +76,17 @@ def storage_type(type_: Type | None) -> str:
 
 def builtin_type(type_: Type | None) -> str:
     """The type of a tensor in IREE's own dialects."""
-    shape, element = _parts(type_)
+    shape, element = _split_type(type_)
     return f"tensor<{'x'.join([*shape, element.builtin])}>"
 
 
 def literal_type(type_: Type | None) -> str:
     """The type of a literal."""
-    shape, element = _parts(type_)
+    shape, element = _split_type(type_)
     return f"tensor<{'x'.join([*shape, element.torch])}>"
 
 
-def _parts(type_: Type | None) -> tuple[list[str], MlirType]:
+def _split_type(type_: Type | None) -> tuple[list[str], MlirType]:
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype not in ELEMENTS:
         raise ValueError(f"a value of type {type_} has no type in MLIR that IREE computes with")
     return [str(extent) if isinstance(extent, int) else "?" for extent in type_.shape], ELEMENTS[type_.dtype]
@@ -124,8 +124,8 @@ def export_module(function: Function) -> str:
     for k, value in enumerate(function.outputs):
         writer.overwrite(k, value.name)
     writer.lines.append("return")
-    globals_ = [_global(place, constant) for place, constant in enumerate(weights.values())]
-    return _module([*globals_, *_function("main", [*inputs, *storage], "", _opset(function), writer.lines)])
+    globals_ = [_format_global(place, constant) for place, constant in enumerate(weights.values())]
+    return _format_module([*globals_, *_format_function("main", [*inputs, *storage], "", _find_opset(function), writer.lines)])
 
 
 def make_query_module(function: Function, name: str) -> str:
@@ -135,26 +135,26 @@ def make_query_module(function: Function, name: str) -> str:
     writer.body()
     types = ", ".join(value_type(function.get_type(value.name)) for value in function.outputs)
     writer.lines.append(f"return {', '.join(writer.values[value.name] for value in function.outputs)} : {types}")
-    return _module(_function(name, inputs, f" -> ({types})", _opset(function), writer.lines))
+    return _format_module(_format_function(name, inputs, f" -> ({types})", _find_opset(function), writer.lines))
 
 
-def _opset(function: Function) -> int:
+def _find_opset(function: Function) -> int:
     """The lowest opset with the same operator versions: the compiler's rules are written for those."""
     return max((since_version(node, function) or 1 for node in function.nodes), default=1)
 
 
-def _module(lines: Iterable[str]) -> str:
+def _format_module(lines: Iterable[str]) -> str:
     return "\n".join(["module {", *(f"  {line}" for line in lines), "}", ""])
 
 
-def _function(name: str, arguments: Sequence[str], results: str, opset: int, lines: Sequence[str]) -> Iterator[str]:
+def _format_function(name: str, arguments: Sequence[str], results: str, opset: int, lines: Sequence[str]) -> Iterator[str]:
     meta = f"{{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = {opset} : si64}}"
     yield f"func.func @{name}({', '.join(arguments)}){results} attributes {meta} {{"
     yield from (f"  {line}" for line in lines)
     yield "}"
 
 
-def _global(place: int, constant: Constant) -> str:
+def _format_global(place: int, constant: Constant) -> str:
     parameter = f'#flow.parameter.named<"{SCOPE}"::"{place}">'
     return f"util.global private @weight{place} = {parameter} : {builtin_type(constant.type)}"
 
@@ -177,61 +177,59 @@ class _ModuleWriter:
 
     def body(self) -> None:
         self.lines.append(f"{_LEFT_OUT} = torch.constant.none")
-        for name in dict.fromkeys(self._read()):
+        for name in dict.fromkeys(self._iter_names()):
             if name in self.function.constants and name not in self.values:
-                self._literal(name, self.function.constants[name])
+                self._write_literal(name, self.function.constants[name])
         for node in self.function.nodes:
-            self._operator(node)
+            self._write_operator(node)
 
     def overwrite(self, place: int, name: str) -> None:
         type_ = self.function.get_type(name)
         value, storage = value_type(type_), storage_type(type_)
         self.lines.append(f"torch.overwrite.tensor.contents {self.values[name]} overwrites %out{place} : {value}, {storage}")
 
-    def _read(self) -> Iterator[str]:
+    def _iter_names(self) -> Iterator[str]:
         for node in self.function.nodes:
             yield from node.uses
         yield from (value.name for value in self.function.outputs)
 
-    def _literal(self, name: str, constant: Constant) -> None:
-        attributes = f"{{torch.onnx.value = {_tensor(constant)}}}"
+    def _write_literal(self, name: str, constant: Constant) -> None:
+        attributes = f"{{torch.onnx.value = {_format_tensor(constant)}}}"
         self.lines.append(
             f'{self.bind(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {value_type(constant.type)}'
         )
 
-    def _operator(self, node: Node) -> None:
+    def _write_operator(self, node: Node) -> None:
         operands = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
-        taken = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
-        result_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
+        in_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
+        out_types = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
         results = [self.bind(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
-        attributes = ", ".join(f"torch.onnx.{a.name} = {_attribute(a)}" for a in node.attributes)
-        spelled = f" {{{attributes}}}" if attributes else ""
-        signature = (
-            f"({', '.join(taken)}) -> {result_types[0] if len(result_types) == 1 else '(' + ', '.join(result_types) + ')'}"
-        )
-        call = f'torch.operator "onnx.{node.op_type}"({", ".join(operands)}){spelled} : {signature}'
+        attributes = ", ".join(f"torch.onnx.{a.name} = {_format_attribute(a)}" for a in node.attributes)
+        dictionary = f" {{{attributes}}}" if attributes else ""
+        signature = f"({', '.join(in_types)}) -> {out_types[0] if len(out_types) == 1 else '(' + ', '.join(out_types) + ')'}"
+        call = f'torch.operator "onnx.{node.op_type}"({", ".join(operands)}){dictionary} : {signature}'
         self.lines.append(f"{', '.join(results)} = {call}" if results else call)
 
 
-def _attribute(attribute: Attribute) -> str:
+def _format_attribute(attribute: Attribute) -> str:
     write = _WRITERS.get(attribute.kind.element)
     if write is None:
         raise ValueError(f"attribute {attribute.name!r} is a {attribute.kind.name.lower()}, which cannot be written in this MLIR")
     return f"[{', '.join(map(write, attribute.value))}]" if attribute.kind.is_list else write(attribute.value)
 
 
-def _float(value: float) -> str:
+def _format_float(value: float) -> str:
     """A float32 in hexadecimal, which is exact and can express infinities."""
     return f"0x{np.float32(value).view(np.uint32):08X} : f32"
 
 
-def _text(value: str | bytes) -> str:
+def _format_text(value: str | bytes) -> str:
     if isinstance(value, bytes) or not value.isascii() or not value.isprintable():
         raise ValueError(f"the attribute {value!r} is not plain text and cannot be written in this MLIR")
     return json.dumps(value)
 
 
-def _tensor(constant: Constant) -> str:
+def _format_tensor(constant: Constant) -> str:
     """A literal as hexadecimal bytes. Booleans are listed one by one, because MLIR packs their bytes to bits."""
     array, type_ = constant.array, literal_type(constant.type)
     if not array.size:
@@ -242,10 +240,10 @@ def _tensor(constant: Constant) -> str:
 
 
 _WRITERS: Mapping[AttrKind, Callable[[Any], str]] = {
-    AttrKind.FLOAT: _float,
+    AttrKind.FLOAT: _format_float,
     AttrKind.INT: lambda value: f"{value} : si64",
-    AttrKind.STRING: _text,
-    AttrKind.TENSOR: _tensor,
+    AttrKind.STRING: _format_text,
+    AttrKind.TENSOR: _format_tensor,
 }
 
 
@@ -293,7 +291,7 @@ def _conv(w: NodeWriter) -> str | None:
     if not extents.all():
         return None
     fronts, backs = np.array(w.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
-    unread = _unread(w, extents + fronts + backs)
+    unread = _count_unread(w, extents + fronts + backs)
     padding = np.minimum(unread, backs)
     ends = extents - unread + padding
     if not unread.any() or (ends < 1).any():
@@ -305,7 +303,7 @@ def _conv(w: NodeWriter) -> str | None:
     return w.op("Conv", name, *w.node.inputs[1:], attributes=(*others, pads))
 
 
-def _unread(w: NodeWriter, extents: Array) -> Array:
+def _count_unread(w: NodeWriter, extents: Array) -> Array:
     """Number of elements behind the only window of each axis; 0 if there are several windows."""
     window = np.array(w.extents(w.node.inputs[1])[2:])
     strides, dilations = (np.array(w.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
@@ -321,7 +319,7 @@ _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
 """Operators whose computation IREE gets wrong in some forms: the first opset of the form that the rule reads, and the rule."""
 
 
-def _find_body(node: Node, function: Function) -> Function | None:
+def _find_expansion(node: Node, function: Function) -> Function | None:
     return find_decomposition(node, function) if node.op in EXPANDED else None
 
 
@@ -340,7 +338,7 @@ def preprocess(function: Function) -> Function:
     """
     # Nothing here has side effects, so control edges order nothing.
     free = function.replace(nodes=tuple(replace(node, control=()) for node in function.nodes))
-    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), OPSET)), _find_body)
+    expanded = decompose_nodes(infer_shapes(upgrade_opset(infer_shapes(free), OPSET)), _find_expansion)
     folded = infer_shapes(fold_constants(infer_shapes(expanded), evaluate))
     rewritten = rewrite_nodes(infer_shapes(write_convolutions_as_products(folded)), _write)
     return infer_shapes(drop_dead_nodes(rewritten))

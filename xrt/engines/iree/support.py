@@ -1,4 +1,4 @@
-"""Which nodes IREE supports: cheap rules first, then the answer of its compiler for the single node."""
+"""Why IREE does not support a node: explicit rules, then a query of its compiler for the single node."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class _Answers:
             if query not in self._answers:
                 supported = (n for n in function.nodes if _SUPPORT.why_not_by_rules(n, function) is None)
                 kinds = dict.fromkeys((query, *(_make_query(n, function) for n in supported)))
-                self._learn([query, *(k for k in kinds if k not in self._answers and k != query)][:AT_ONCE])
+                self._store_answers([query, *(k for k in kinds if k not in self._answers and k != query)][:AT_ONCE])
             return self._answers[query]
 
-    def _learn(self, questions: Sequence[NodeQuery]) -> None:
-        self._answers.update(zip(questions, _answers(questions), strict=True))
+    def _store_answers(self, queries: Sequence[NodeQuery]) -> None:
+        self._answers.update(zip(queries, _query_compiler(queries), strict=True))
         for old in list(self._answers)[: max(len(self._answers) - REMEMBERED, 0)]:
             del self._answers[old]
 
@@ -93,17 +93,17 @@ _SUPPORT = LibrarySupport(
 )
 
 
-def _answers(questions: Sequence[NodeQuery]) -> list[str | None]:
+def _query_compiler(queries: Sequence[NodeQuery]) -> list[str | None]:
     answers: list[str | None] = []
     texts: dict[int, str] = {}
-    for place, question in enumerate(questions):
+    for place, query in enumerate(queries):
         try:
-            texts[place] = make_query_module(preprocess(question.to_function()), f"question{place}")
+            texts[place] = make_query_module(preprocess(query.to_function()), f"question{place}")
             answers.append(None)
         except ValueError as error:  # not expressible in MLIR
             answers.append(str(error))
     reasons = lower_module(list(texts.values()), [f"question{place}" for place in texts])
     for place, reason in zip(texts, reasons, strict=True):
         if reason is not None:
-            answers[place] = f"IREE cannot take this {questions[place].op_type}: {reason}"
+            answers[place] = f"IREE cannot take this {queries[place].op_type}: {reason}"
     return answers
