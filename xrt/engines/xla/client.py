@@ -37,23 +37,23 @@ class ForkGuard:
         """Block forks inside this context, and until every thread that it started has registered."""
         with self._condition:
             self._inside.append(threading.get_ident())
-        before = _thread_ids()
+        previous = _list_threads()
         try:
             yield
         finally:
             with self._condition:
-                self._started |= _thread_ids() - before
+                self._started |= _list_threads() - previous
                 if len(self._inside) == 1:  # no other thread is compiling, so the threads soon sleep
-                    _await_sleep(self._started)
+                    _wait_until_asleep(self._started)
                     self._started.clear()
                 self._inside.remove(threading.get_ident())
                 self._condition.notify_all()
 
     def close(self) -> None:
         """Wait until no other thread is in a `hold` block, and block new ones until `open` is called."""
-        own = threading.get_ident()
+        thread_id = threading.get_ident()
         self._condition.acquire()
-        self._condition.wait_for(lambda: all(thread == own for thread in self._inside))
+        self._condition.wait_for(lambda: all(thread == thread_id for thread in self._inside))
 
     def open(self) -> None:
         self._condition.release()
@@ -73,19 +73,19 @@ SETTLING = 1.0
 """Seconds to wait for threads to sleep. Unrelated threads started meanwhile may be busy for longer."""
 
 
-def _await_sleep(threads: set[int]) -> None:
-    """Wait until all threads sleep at once. Then all have registered: the owner of the lock they wait for would be running."""
-    end, before = time.monotonic() + SETTLING, None
+def _wait_until_asleep(threads: set[int]) -> None:
+    """Wait until all threads sleep at once. Then all have registered: a thread that holds the lock would be running."""
+    end, previous = time.monotonic() + SETTLING, None
     while threads and time.monotonic() < end:
         states = {thread: state for thread in threads if (state := _read_state(thread))}
         asleep = all(state[0].startswith("S") for state in states.values())
-        if asleep and states == before:
+        if asleep and states == previous:
             return
-        before = states
+        previous = states
         time.sleep(1e-4)
 
 
-def _thread_ids() -> set[int]:
+def _list_threads() -> set[int]:
     try:
         return {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
     except OSError:  # not Linux
@@ -136,25 +136,25 @@ def get_client_device(threads: int) -> Any:
     One client per budget is created and kept: its threads sleep when idle. It computes synchronously, whereas JAX's default
     client returns before results are ready.
     """
-    own = clients
-    with own.lock:
-        if threads not in own.devices:
-            with fork_guard.hold(), _environment(_POOL, str(threads)):
-                own.devices[threads] = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
-        return own.devices[threads]
+    current = clients
+    with current.lock:
+        if threads not in current.devices:
+            with fork_guard.hold(), _set_variable(_POOL, str(threads)):
+                current.devices[threads] = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+        return current.devices[threads]
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
+def _set_variable(name: str, value: str) -> Iterator[None]:
+    previous = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = previous
 
 
 @contextmanager

@@ -42,10 +42,10 @@ def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, 
         trips, condition = np.array(0), None
     if isinstance(trips, np.ndarray) and (condition is None or isinstance(condition, np.ndarray)):
         try:
-            return iterate.counted(int(trips.reshape(())), carried)
+            return iterate.trace_counted(int(trips.reshape(())), carried)
         except _UndecidedError:
             pass
-    return iterate.conditional(trips, condition, carried)
+    return iterate.trace_while(trips, condition, carried)
 
 
 class _Iteration:
@@ -56,10 +56,10 @@ class _Iteration:
         self._body: Callable[[Sequence[Operand]], list[Operand]] = at.body("body")
         self._n = n_carried
 
-    def counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
+    def trace_counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
         """Trace a loop with a known trip count; raises _UndecidedError if the body's condition may end it earlier."""
         if 0 < trips <= UNROLLED:
-            return self._unrolled(trips, list(carried))
+            return self._unroll(trips, list(carried))
         last, stacks = jax.lax.scan(self._step, tuple(map(jnp.asarray, carried)), jnp.arange(trips), length=max(trips, 0))
         return *last, *stacks
 
@@ -70,7 +70,7 @@ class _Iteration:
         arrays = tuple(map(jnp.asarray, results))
         return arrays[: self._n], arrays[self._n :]
 
-    def _unrolled(self, trips: int, carried: list[Operand]) -> tuple[Operand, ...]:
+    def _unroll(self, trips: int, carried: list[Operand]) -> tuple[Operand, ...]:
         rows: list[list[Operand]] = []
         for trip in range(trips):
             flag, *results = self._body([np.array(trip, np.int64), np.array(True), *carried])
@@ -82,24 +82,24 @@ class _Iteration:
                 break
         return *carried, *(jnp.stack(column) for column in zip(*rows, strict=True))
 
-    def conditional(self, trips: Operand, condition: Operand, carried: Sequence[Operand]) -> tuple[Operand, ...]:
+    def trace_while(self, trips: Operand, condition: Operand, carried: Sequence[Operand]) -> tuple[Operand, ...]:
         """Trace a while loop whose trip count is known only at run time. Raises CompileRefused if it has scan outputs."""
         n_scanned = len(self._at.attr("body").outputs) - 1 - self._n
         if n_scanned:
             raise self._at.refuse("scans as many results as only the run shows, and XLA has no such shape")
         bound = np.iinfo(np.int64).max if trips is None else jnp.asarray(trips).reshape(()).astype(jnp.int64)
-        begins = jnp.asarray(True if condition is None else condition).reshape(())
+        enters = jnp.asarray(True if condition is None else condition).reshape(())
 
-        def proceeds(state: tuple[Any, ...]) -> Operand:
+        def has_next(state: tuple[Any, ...]) -> Operand:
             return (state[0] < bound) & state[1]
 
         def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
             trip, flag, *values = state
-            going, *results = self._body([trip, flag, *values])
-            return trip + 1, jnp.asarray(going).reshape(()), *map(jnp.asarray, results)
+            proceed, *results = self._body([trip, flag, *values])
+            return trip + 1, jnp.asarray(proceed).reshape(()), *map(jnp.asarray, results)
 
-        first = (jnp.zeros((), jnp.int64), begins, *map(jnp.asarray, carried))
-        return tuple(jax.lax.while_loop(proceeds, advance, first)[2:])
+        first = (jnp.zeros((), jnp.int64), enters, *map(jnp.asarray, carried))
+        return tuple(jax.lax.while_loop(has_next, advance, first)[2:])
 
 
 # ---------------------------------------------------------------------- Scan
@@ -112,7 +112,7 @@ def scan(at: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
     k = len(at.attr("body").outputs) - n
     in_axes, out_axes = at.attr("scan_input_axes") or (0,) * m, at.attr("scan_output_axes") or (0,) * k
     in_back, out_back = at.attr("scan_input_directions") or (0,) * m, at.attr("scan_output_directions") or (0,) * k
-    rows = tuple(_front(x, axis, back) for x, axis, back in zip(values[n:], in_axes, in_back, strict=True))
+    rows = tuple(_move_to_front(x, axis, back) for x, axis, back in zip(values[n:], in_axes, in_back, strict=True))
 
     def step(states: tuple[Operand, ...], row: tuple[Operand, ...]) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
         results = tuple(map(jnp.asarray, body([*states, *row])))
@@ -123,6 +123,6 @@ def scan(at: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
     return *last, *outputs
 
 
-def _front(x: Operand, axis: int, backwards: int) -> Operand:
+def _move_to_front(x: Operand, axis: int, backwards: int) -> Operand:
     moved = jnp.moveaxis(jnp.asarray(x), axis, 0)
     return moved[::-1] if backwards else moved

@@ -13,7 +13,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, summarize_error
-from xrt.engines.xla.program import XlaProgram, export_program, load_program, split_threads
+from xrt.engines.xla.program import XlaProgram, export_program, load_program, shares_memory
 from xrt.errors import RunFailed
 from xrt.graph.constants import ALIGNMENT, make_aligned_array
 
@@ -45,17 +45,17 @@ class XlaExecutable(Executable):
         """The serialized program, if it was loaded rather than compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        program = self.program if self._clients is client.clients else self._moved()
+        program = self.program if self._clients is client.clients else self._reload()
         try:
             results = program.call(*map(_align, inputs), *program.arguments.arrays)
         except Exception as cause:  # noqa: BLE001  # retried, and raised if that fails
-            results = self._again(inputs, cause)
+            results = self._retry(inputs, cause)
         if options.out is None:
-            return [_owned(result) for result in results]
-        return [_placed(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
+            return [_to_owned_array(result) for result in results]
+        return [_write_result(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        call, constants, again, run_anywhere = self.program.call, self.program.arguments.arrays, self._again, self.run
+        call, constants, retry, run_anywhere = self.program.call, self.program.arguments.arrays, self._retry, self.run
         clients = self._clients
 
         def run(*inputs: Any) -> Sequence[Any]:
@@ -64,32 +64,32 @@ class XlaExecutable(Executable):
             try:
                 results = call(*map(_align, inputs), *constants)
             except Exception as cause:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
-                results = again(inputs, cause)
-            return [_owned(result) for result in results]
+                results = retry(inputs, cause)
+            return [_to_owned_array(result) for result in results]
 
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Bind inputs that XLA can read in place; each call copies the results into the output buffers."""
-        program, taken = self.program, _taken(inputs, self.program)
-        if taken is None:
+        program, shared = self.program, _share_inputs(inputs, self.program)
+        if shared is None:
             return super().bind(inputs, outputs)
-        call, operands, elsewhere = program.call, (*taken, *program.arguments.arrays), super().bind(inputs, outputs)
+        call, operands, fallback = program.call, (*shared, *program.arguments.arrays), super().bind(inputs, outputs)
 
         def run() -> None:
             if self.program is not program or self._clients is not client.clients:
-                return elsewhere()
+                return fallback()
             try:
                 results = call(*operands)
             except Exception:  # noqa: BLE001  # retried, in case user settings caused it, and raised if that fails
-                return elsewhere()
+                return fallback()
             for result, buffer in zip(results, outputs, strict=True):
                 fill(buffer, np.asarray(result))
             return None
 
         return run
 
-    def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
+    def _retry(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
         """Retry without user settings that break the call (debug_nans, disable_jit); raises RunFailed if it fails again."""
         try:
             with configure_tracing(self.program.device):
@@ -97,7 +97,7 @@ class XlaExecutable(Executable):
         except Exception:  # noqa: BLE001  # the first error is more informative
             raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
-    def _moved(self) -> XlaProgram:
+    def _reload(self) -> XlaProgram:
         """Reload the program on a client of this process, which was forked from the one that compiled it."""
         with client.clients.moving:
             if self._clients is not client.clients:
@@ -112,13 +112,13 @@ class XlaExecutable(Executable):
         return *copies, MemoryUse("workspace", program.workspace, "inner values, as planned by the compiler", per_call=True)
 
 
-def _taken(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
+def _share_inputs(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
     """JAX arrays that share the inputs' memory, so that they see later writes; None if one would be a copy."""
     if program.donates:
         return None  # a call would consume the buffers
     with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
-    return arrays if all(split_threads(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
+    return arrays if all(shares_memory(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
 def _align(x: Any) -> Any:
@@ -130,7 +130,7 @@ def _align(x: Any) -> Any:
     return aligned
 
 
-def _owned(result: Any) -> Array:
+def _to_owned_array(result: Any) -> Array:
     """Convert a result to an array owned by the caller: a copy if it is small, a writable alias of XLA's memory if large."""
     view = np.asarray(result)
     if view.nbytes <= COPIED:
@@ -138,8 +138,8 @@ def _owned(result: Any) -> Array:
     return make_writable_alias(view, owner=(result, view))  # nothing else uses the memory, although JAX marks it read-only
 
 
-def _placed(result: Any, buffer: Array | None) -> Array:
+def _write_result(result: Any, buffer: Array | None) -> Array:
     if buffer is None:
-        return _owned(result)
+        return _to_owned_array(result)
     fill(buffer, np.asarray(result))
     return buffer

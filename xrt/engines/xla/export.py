@@ -39,7 +39,7 @@ class LoweringContext(NodeInfo):
             return operand
         if not operand.size:
             return np.zeros(operand.shape, operand.dtype)
-        name = _input_name(self.node, self.function, position)
+        name = _find_input_name(self.node, self.function, position)
         raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} while it compiles, and here it is known only at run time")
 
     def ints(self, operand: Operand, position: int) -> tuple[int, ...]:
@@ -52,10 +52,10 @@ class LoweringContext(NodeInfo):
         return lambda inputs: self.lower(function, inputs, self.scope)
 
 
-def _input_name(node: Node, function: Function, position: int) -> str:
+def _find_input_name(node: Node, function: Function, position: int) -> str:
     schema = find_schema(node.op_type, function.opset(node.domain), node.domain)
-    named = schema is not None and position < len(schema.inputs)
-    return str(schema.inputs[position].name) if schema is not None and named else str(position)
+    is_declared = schema is not None and position < len(schema.inputs)
+    return str(schema.inputs[position].name) if schema is not None and is_declared else str(position)
 
 
 KNOWN = 1024
@@ -73,47 +73,47 @@ def lower(function: Function, inputs: Sequence[Operand], outer: Mapping[str, Ope
 
     Raises CompileRefused for a node without a kernel, and any error of JAX.
     """
-    own: dict[str, Operand] = dict(zip((value.name for value in function.inputs), inputs, strict=True))
-    scope = ChainMap(own, outer)  # type: ignore[arg-type]  # only the first map is ever written to
+    values: dict[str, Operand] = dict(zip((value.name for value in function.inputs), inputs, strict=True))
+    scope = ChainMap(values, outer)  # type: ignore[arg-type]  # only the first map is ever written to
     for name, constant in function.constants.items():
         if name not in outer:
-            own[name] = constant.array
+            values[name] = constant.array
     for node in function.nodes:
-        own.update(_lowered(node, function, scope))
+        values.update(_lower_node(node, function, scope))
     return [scope[value.name] for value in function.outputs]
 
 
-def _lowered(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
+def _lower_node(node: Node, function: Function, scope: Mapping[str, Operand]) -> dict[str, Operand]:
     """Trace one node; return its outputs by name."""
     kernel = ops.find(node, function)
     if isinstance(kernel, str):
-        return _by_definition(node, function, scope, kernel)
+        return _lower_decomposition(node, function, scope, kernel)
     operands = [scope[name] if name else None for name in node.inputs]
     by_numpy = node.op_type in BY_NUMPY and all(operand is None or isinstance(operand, np.ndarray) for operand in operands)
     at = LoweringContext(node, function, NUMPY if by_numpy else JAX, scope, lower)
     # Inputs that a kernel reads on the host must be known at trace time.
-    read = [at.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
+    arguments = [at.get_constant(x, i) if i in kernel.host and x is not None else x for i, x in enumerate(operands)]
     with np.errstate(all="ignore"):
-        results = kernel.code(node, at)(*read)
-    many = results if isinstance(results, tuple) else (results,)
-    return {name: _plain(result) for name, result in zip(node.outputs, many, strict=False) if name}
+        results = kernel.code(node, at)(*arguments)
+    outputs = results if isinstance(results, tuple) else (results,)
+    return {name: _to_operand(result) for name, result in zip(node.outputs, outputs, strict=False) if name}
 
 
-def _plain(result: Any) -> Operand:
+def _to_operand(result: Any) -> Operand:
     return np.asarray(result) if isinstance(result, np.generic | int | float) else result
 
 
-def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
+def _lower_decomposition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
     """Lower a node through its ONNX decomposition; raises CompileRefused with ``reason`` if there is none."""
-    one = _alone(node, function, scope)
-    meaning = find_decomposition(node, one)
-    if meaning is None:
+    isolated = _isolate_node(node, function, scope)
+    decomposition = find_decomposition(node, isolated)
+    if decomposition is None:
         raise CompileRefused(reason)
-    results = lower(meaning, [scope[value.name] for value in one.inputs], {})
-    return {value.name: result for value, result in zip(one.outputs, results, strict=True)}
+    results = lower(decomposition, [scope[value.name] for value in isolated.inputs], {})
+    return {value.name: result for value, result in zip(isolated.outputs, results, strict=True)}
 
 
-def _alone(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:
+def _isolate_node(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:
     """Extract the node as a Function, with inputs of the types that tracing produced."""
     reads = {name: scope[name] for name in node.uses}
     return Function(

@@ -130,8 +130,8 @@ class JaxNamespace:
         If x is a product, XLA recomputes it for the difference inside an FMA, without rounding: for large numbers, the largest
         element would differ from itself by hundreds.
         """
-        top = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
-        return jnp.where(x == top, top - top, x - top)
+        maximum = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
+        return jnp.where(x == maximum, maximum - maximum, x - maximum)
 
     def convolve(self, x: Operand, w: Operand, window: Window, group: int) -> Operand:
         return jax.lax.conv_general_dilated(
@@ -213,7 +213,7 @@ def make_sum(name: str) -> Factory:
 
     def factory(node: Node, env: NodeContext) -> Run:
         def run(a: Operand, b: Operand) -> Operand:
-            if env.xp is JAX and not _is_whole(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
+            if env.xp is JAX and not _is_integer(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
                 a, b = (x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x) for x in (a, b))
             return getattr(env.xp, name)(a, b)
 
@@ -226,7 +226,7 @@ for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
     binary(ops, _op)(make_sum(_name))
 
 
-def _is_whole(x: Operand) -> bool:
+def _is_integer(x: Operand) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.integer))
 
 
@@ -237,15 +237,15 @@ def power(node: Node, env: NodeContext) -> Run:
 
 
 def _power(base: Operand, exponent: Operand) -> Operand:
-    if not _is_whole(base):
+    if not _is_integer(base):
         return jnp.power(base, exponent.astype(base.dtype))
-    if not _is_whole(exponent):
+    if not _is_integer(exponent):
         return jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
     whole = jnp.power(base, jnp.maximum(exponent, 0)).astype(base.dtype)
     if jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
         return whole
-    cut = jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
-    return jnp.where(exponent < 0, cut, whole)
+    truncated = jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
+    return jnp.where(exponent < 0, truncated, whole)
 
 
 @lowers("DFT", until=19)
@@ -279,18 +279,18 @@ def _transform(at: LoweringContext, x: Operand, length: int | None, axis: int) -
 @lowers("Expand")
 def expand(at: LoweringContext, x: Operand, target: Operand) -> Operand:
     extents = np.broadcast_shapes(x.shape, at.ints(target, 1))
-    return (np if _is_few(x, extents) else jnp).broadcast_to(x, extents)
+    return (np if _is_small(x, extents) else jnp).broadcast_to(x, extents)
 
 
-def _is_few(x: Operand, extents: Sequence[int]) -> bool:
+def _is_small(x: Operand, extents: Sequence[int]) -> bool:
     return isinstance(x, np.ndarray) and prod(extents) <= MOST_KNOWN
 
 
 @lowers("Tile", since=6)
 def tile(at: LoweringContext, x: Operand, repeats: Operand) -> Operand:
     counts = at.ints(repeats, 1)
-    few = isinstance(x, np.ndarray) and x.size * prod(counts) <= MOST_KNOWN
-    return (np if few else jnp).tile(x, counts)
+    is_small = isinstance(x, np.ndarray) and x.size * prod(counts) <= MOST_KNOWN
+    return (np if is_small else jnp).tile(x, counts)
 
 
 @lowers("Pad", since=2, until=10)
@@ -314,8 +314,8 @@ def constant(at: LoweringContext) -> Operand:
 
 @lowers("ConstantOfShape")
 def constant_of_shape(at: LoweringContext, shape: Operand) -> Operand:
-    extents, given = at.ints(shape, 0), at.attr("value")
-    value = np.zeros((), np.float32) if given is None else given.array.reshape(())
+    extents, fill = at.ints(shape, 0), at.attr("value")
+    value = np.zeros((), np.float32) if fill is None else fill.array.reshape(())
     xp: Any = np if prod(extents) <= MOST_KNOWN else jnp
     return xp.full(extents, value, dtype=value.dtype)
 
@@ -353,20 +353,20 @@ def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = 
     window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
-        whole = _transposed(x, w, window, group)
+        whole = _convolve_transposed(x, w, window, group)
         pads = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
         return with_bias(JAX.pad_axes(whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return round_once(JAX, compute)(x, w, bias)
 
 
-def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
+def _convolve_transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
     """The full transposed convolution, before pads crop it."""
     parts = jnp.asarray(w).reshape(group, w.shape[0] // group, *w.shape[1:]).swapaxes(1, 2)
-    turned = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
+    flipped = jnp.flip(parts.reshape(-1, *parts.shape[2:]), range(2, w.ndim))
     return jax.lax.conv_general_dilated(
         jnp.asarray(x),
-        turned,
+        flipped,
         (1,) * len(window.kernel),
         [(span - 1, span - 1) for span in window.spans],
         lhs_dilation=window.strides,

@@ -44,16 +44,16 @@ class Arguments:
         """Transfer the large constants that the Function reads to the device."""
         read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in read if not is_known(function.constants[name]))
-        own = [function.constants[name].array for name in names]
+        constants = [function.constants[name].array for name in names]
         with configure_tracing(device):
-            arrays = tuple(jax.device_put(array, device) for array in own)
-        copied = sum(array.nbytes for array, held in zip(own, arrays, strict=True) if not split_threads(array, held))
+            arrays = tuple(jax.device_put(array, device) for array in constants)
+        copied = sum(array.nbytes for array, copy in zip(constants, arrays, strict=True) if not shares_memory(array, copy))
         return cls(names, arrays, copied)
 
 
-def split_threads(array: np.ndarray[Any, Any], held: Any) -> bool:
-    """Whether a JAX array shares memory with the NumPy array that it was made from."""
-    return bool(array.__array_interface__["data"][0] == held.unsafe_buffer_pointer())
+def shares_memory(array: np.ndarray[Any, Any], device_array: Any) -> bool:
+    """Whether a JAX array aliases the NumPy array that it was created from."""
+    return bool(array.__array_interface__["data"][0] == device_array.unsafe_buffer_pointer())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +77,44 @@ class XlaProgram:
 def compile_program(function: Function, threads: int) -> XlaProgram:
     """Compile a Function for a thread budget; raises CompileRefused, and any error of JAX and XLA."""
     if not client.clients.can_compile:
-        said = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
-        raise CompileRefused(said) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
+        reason = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
+        raise CompileRefused(reason) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
     client.clients.has_compiled = True
     device = get_client_device(threads)
     arguments = Arguments.of(function, device)
     with client.fork_guard.hold(), configure_tracing(device):
-        compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
-        call = _widely(compiled) if _has_wide(function) else compiled
-    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))
+        compiled = _lower_function(function, arguments, device).compile(compiler_options=OPTIONS)
+        call = _enable_x64(compiled) if _has_wide(function) else compiled
+    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated(function)))
 
 
 def dump_hlo(function: Function) -> str:
     """The Function as StableHLO, as passed to XLA."""
     device = get_client_device(1)
     with configure_tracing(device):
-        return str(_lowered(function, Arguments.of(function, device), device).as_text())
+        return str(_lower_function(function, Arguments.of(function, device), device).as_text())
 
 
-def _lowered(function: Function, arguments: Arguments, device: Any) -> Any:
+def _lower_function(function: Function, arguments: Arguments, device: Any) -> Any:
     names = (*(value.name for value in function.inputs), *arguments.names)
     here = SingleDeviceSharding(device)
 
     def main(*operands: Operand) -> tuple[Operand, ...]:
-        given = dict(zip(names, operands, strict=True))
-        inputs = [given[value.name] for value in function.inputs]
-        return tuple(map(jnp.asarray, lower(function, inputs, {name: given[name] for name in arguments.names})))
+        values = dict(zip(names, operands, strict=True))
+        inputs = [values[value.name] for value in function.inputs]
+        return tuple(map(jnp.asarray, lower(function, inputs, {name: values[name] for name in arguments.names})))
 
-    jitted = jax.jit(main, keep_unused=True, in_shardings=here, out_shardings=here, donate_argnums=_donated(function))
-    return jitted.lower(*map(_shape, function.inputs), *arguments.arrays)
+    jitted = jax.jit(main, keep_unused=True, in_shardings=here, out_shardings=here, donate_argnums=_list_donated(function))
+    return jitted.lower(*map(_make_spec, function.inputs), *arguments.arrays)
 
 
-def _shape(value: Value) -> Any:
+def _make_spec(value: Value) -> Any:
     assert isinstance(value.type, TensorType)  # support.py has refused all other types
     return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
 
 
-def _donated(function: Function) -> tuple[int, ...]:
-    """Positions of the inputs whose buffers XLA may donate: those that an alias writes an output to."""
+def _list_donated(function: Function) -> tuple[int, ...]:
+    """Positions of the inputs whose buffers XLA may reuse for an output, because an alias pairs them."""
     places = {value.name: place for place, value in enumerate(function.inputs)}
     outputs = {value.name for value in function.outputs}
     return tuple(sorted(places[source] for source, output in function.aliases if output in outputs - places.keys()))
@@ -128,7 +128,7 @@ def _has_wide(function: Function) -> bool:
     return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
 
 
-def _widely(compiled: Call) -> Call:
+def _enable_x64(compiled: Call) -> Call:
     enable = jax.enable_x64
 
     def call(*operands: Any) -> Sequence[Any]:
@@ -149,18 +149,18 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
     devices = xla_client.DeviceList((device,))
     with client.fork_guard.hold():
         code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
-    call, donates = _call(code, function.inputs, device), bool(_donated(function))
+    call, donates = _make_call(code, function.inputs, device), bool(_list_donated(function))
     return XlaProgram(call, device, Arguments.of(function, device), code, donates)
 
 
-def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
+def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
     """Make the function that passes inputs to the runtime, without copying where XLA accepts their memory."""
     count, devices, here = len(inputs), [device], SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
 
     def call(*operands: Any) -> Sequence[Any]:
-        given = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
-        return execute([*given, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
+        buffers = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
+        return execute([*buffers, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
 
     return call
