@@ -114,13 +114,13 @@ def show_group(group: Group, *, verbose: bool) -> None:
     notes = [list(_list_notes(row, rounds)) for row in group.rows]
     rows = [
         TimedRow(
-            str(row.candidate), row.median_seconds, _format_ratio(row), row.verdict, {**_details(row), "note": "; ".join(told)}
+            str(row.candidate), row.median_seconds, _format_ratio(row), row.verdict, {**_details(row), "note": "; ".join(texts)}
         )
-        for row, told in zip(group.rows, notes, strict=True)
+        for row, texts in zip(group.rows, notes, strict=True)
     ]
     show_times("engine", rows, (*DETAILS, "note"), verbose=SHOWN if verbose else ())
     if out.is_terminal:
-        print_lines(*(f" {row.name}: {note}" for row, told in zip(rows, notes, strict=True) for note in told))
+        print_lines(*(f" {row.name}: {note}" for row, texts in zip(rows, notes, strict=True) for note in texts))
         if any(row.verdict == "too noisy" for row in rows):
             print_lines("too noisy to rank: measure again on an idle machine, or with more --rounds")
 

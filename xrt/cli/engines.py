@@ -62,8 +62,8 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
     for status in states:
         number = re.search(r"\d+(?:\.\w+)+", status.version or "")
         version = (number[0] if number else "") if is_brief else status.version or ""
-        what = _describe_engine(status, is_brief=is_brief)
-        rows.append((status.name, Text(status.state, style=_STYLES[status.state]), version, what))
+        description = _describe_engine(status, is_brief=is_brief)
+        rows.append((status.name, Text(status.state, style=_STYLES[status.state]), version, description))
     show_table(("engine", "state", "version", "computes on" if is_brief else "what"), rows)
 
 
@@ -158,7 +158,7 @@ def _examine_cache() -> dict[str, Any]:
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that may affect XRT or an engine, sorted; others may be secret."""
-    prefixes = (*_PREFIXES, *(prefix for one in map(find_declaration, names()) for prefix in one.environment))
+    prefixes = (*_PREFIXES, *(prefix for declaration in map(find_declaration, names()) for prefix in declaration.environment))
     return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
 
 
@@ -256,11 +256,11 @@ def gc_command(store: Store, size: int | None, failures: bool) -> None:
     forgotten = [item for item in store.entries.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
-    evicted, left = store.shrink(limit), store.sweep()
+    evicted, unfinished = store.shrink(limit), store.sweep()
     old = Records(store, PLANS).sweep()
     print_lines(
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
-        f"{format_bytes(limit)}, {left} unfinished writes, and the plans of {old} changed files"
+        f"{format_bytes(limit)}, {unfinished} unfinished writes, and the plans of {old} changed files"
     )
 
 
@@ -294,7 +294,7 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
     with XRTModule(function, **module_keywords(params)) as module:
         signatures = module.signatures()
         unsaved = {launch.name: why for launch in module.plan.launches if (why := _explain_not_saved(launch))}
-    missed = explain_misses(store, [one for name, one in signatures.items() if name not in unsaved])
+    missed = explain_misses(store, [signature for name, signature in signatures.items() if name not in unsaved])
     misses = {miss.signature.key: miss for miss in missed}
     facts = {}
     for name, signature in signatures.items():
@@ -310,8 +310,8 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
         else:
             nearest = f"the nearest entry, {miss.nearest.key[:12]}, differs in:" if miss.nearest else "the cache is empty"
             print_lines(f"{name}: not in the cache", f"  {nearest}")
-            for ingredient, mine, theirs in miss.differences if miss.nearest else ():
-                print_lines(f"    {ingredient}: {_shorten(mine, _SHOWN)}; the entry has {_shorten(theirs, _SHOWN)}")
+            for ingredient, requested, stored in miss.differences if miss.nearest else ():
+                print_lines(f"    {ingredient}: {_shorten(requested, _SHOWN)}; the entry has {_shorten(stored, _SHOWN)}")
     if as_json:
         print_json(facts)
     return int(bool(missed))

@@ -69,19 +69,19 @@ def add_locked_dims(model: str, function: Function, sizes: Mapping[str, int], lo
     """Add the sizes of a lockfile; raises OptionError if they contradict ``sizes``."""
     if lock is None:
         return dict(sizes)
-    named, record = name_batch(function), read_lock(lock)
-    locked = {name: size for name, size in read_locked_dims(record).items() if name in list_dims(named)}
-    shapes = read_shapes(record, named)  # the lock's inputs may have come from files
-    for value in named.inputs:
+    symbolic, record = name_batch(function), read_lock(lock)
+    locked = {name: size for name, size in read_locked_dims(record).items() if name in list_dims(symbolic)}
+    shapes = read_shapes(record, symbolic)  # the lock's inputs may have come from files
+    for value in symbolic.inputs:
         declared = value.type.shape if isinstance(value.type, TensorType) else None
         for name, size in zip(declared or (), shapes.get(value.name, ()), strict=False):
             if isinstance(name, str):
                 locked.setdefault(name, size)
     if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
-        was, asked = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
+        expected, requested = (" ".join(f"--dim {name}={choice[name]}" for name in differing) for choice in (locked, sizes))
         raise OptionError(
-            f"the lock {lock} is for {was}, and {asked} was given; leave that out, "
-            f"or write another lock: xrt lock {model} {asked} -o FILE"
+            f"the lock {lock} is for {expected}, and {requested} was given; leave that out, "
+            f"or write another lock: xrt lock {model} {requested} -o FILE"
         )
     return {**locked, **sizes}
 

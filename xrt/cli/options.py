@@ -50,8 +50,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in click's lat
 
 
 def _parse_numbers(text: str) -> tuple[int, ...] | None:
-    parts = [one.strip() for one in text.split(",")]
-    return tuple(map(int, parts)) if all(one.isdecimal() and len(one) <= DIGITS and int(one) for one in parts) else None
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(map(int, parts)) if all(part.isdecimal() and len(part) <= DIGITS and int(part) for part in parts) else None
 
 
 def _parse_seconds(text: str) -> float | None:
@@ -73,7 +73,7 @@ def _suggest_percent(text: str) -> str:
 
 def _parse_devices(text: str) -> dict[str, str] | None:
     try:
-        pairs = [one.rpartition("=") for one in split_specs(text)]
+        pairs = [spec.rpartition("=") for spec in split_specs(text)]
         devices = {engine.strip(): device.strip() for engine, _, device in pairs}
         for engine in devices:
             parse_spec(engine)
@@ -307,7 +307,7 @@ def module_keywords(params: Mapping[str, Any]) -> dict[str, Any]:
     names = ("minimum_nodes", "maximum_nodes", "precision", "threads", "devices", "dump_subgraph_dir", "check", "lock", "budget")
     keywords = {name: params[name] for name in names if params.get(name) is not None}
     if "," in keywords.get("precision", ""):
-        keywords["precision"] = [one.strip() for one in keywords["precision"].split(",")]
+        keywords["precision"] = [name.strip() for name in keywords["precision"].split(",")]
     if params["pins"]:
         keywords["pins"] = params["pins"]
     keywords |= isolation_keywords(params)
@@ -323,13 +323,13 @@ def check_sizes(function: Function) -> None:
     Unnamed extents count if the command reads inputs from files, which alone can give their size.
     """
     context = click.get_current_context()
-    named = name_batch(function)
+    symbolic = name_batch(function)
     missing: dict[str, list[str]] = {}
     if dims := list_dims(function):
         missing[f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}"] = [f"--dim {name}=SIZE" for name in dims]
-    if named is not function:
+    if symbolic is not function:
         missing["the first axes of the inputs, which have no name"] = ["--batch SIZE"]
-    shapes = {value.name: value.type.shape if isinstance(value.type, TensorType) else None for value in named.inputs}
+    shapes = {value.name: value.type.shape if isinstance(value.type, TensorType) else None for value in symbolic.inputs}
     unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
     if unnamed and "files" in context.params:
         text = f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}"

@@ -87,7 +87,7 @@ def quantize_command(model: str, target: Path, table_file: str | None, save_tabl
         quantized = quantize_weights(function, options) if table is None else quantize(function, table, options)
         if batches:
             status.update("measuring the error")
-            expected, actual = (_run(one, engines, batches) for one in (function, quantized))
+            expected, actual = (_run(variant, engines, batches) for variant in (function, quantized))
             error = ErrorBudget(1.0).measure_error(expected, actual, batches).error
         onnx.save(quantized, target)
     print_lines(f"quantized {format_count(count, 'node')} with weights")

@@ -268,7 +268,7 @@ def _read_program(program: StoredProgram, file: BundleFile) -> dict[str, Any]:
         }
         for launch, form in zip(file.read_plan(program.plan)["launches"], program.compiled, strict=False)
     ]
-    return {"inputs": {one.name: str(one.type) for one in program.inputs}, "fetch": list(program.fetch), "regions": regions}
+    return {"inputs": {value.name: str(value.type) for value in program.inputs}, "fetch": list(program.fetch), "regions": regions}
 
 
 def _show_bundle(facts: Mapping[str, Any]) -> None:
@@ -358,7 +358,7 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
         keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
     function = set_dims(function, fixed)
     sizes = [dict(zip(several, combination, strict=True)) for combination in product(*several.values())]
-    examples = [sample_inputs(set_dims(function, one)) for one in sizes]
+    examples = [sample_inputs(set_dims(function, combination)) for combination in sizes]
     began = perf_counter()
     with XRTModule(function, **keywords, cache=CompileCache(disk=default_cache().disk, max_bytes=NO_LIMIT)) as module:
         try:
@@ -385,7 +385,7 @@ def _describe_sizes(
     if names and is_open:
         lines.append(f"compiled once for every size of {', '.join(names)}, which its engines leave open")
     elif names:
-        listed = "; ".join(_format_sizes({name: one.get(name, 1) for name in names}) for one in sizes)
+        listed = "; ".join(_format_sizes({name: choice.get(name, 1) for name in names}) for choice in sizes)
         default = [name for name in names if name not in sizes[0]]
         hint = f" ({', '.join(default)} as no --dim says otherwise)" if default else ""
         lines.append(f"compiled for {listed}{hint}; for other sizes the bundle compiles when it meets them")

@@ -102,14 +102,14 @@ LONGEST_BAR = 4.0
 STYLES = {"fastest": "bold green", "chosen": "bold green", "too noisy": "yellow", "wrong": "bold red", "failed": "red"}
 
 
-def show_times(what: str, rows: Sequence[TimedRow], columns: Sequence[str], *, verbose: Sequence[str] = ()) -> None:
+def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *, verbose: Sequence[str] = ()) -> None:
     """Print times: in a pipe one table with all detail columns, on a terminal bars, and a second table of the ``verbose`` ones.
 
     The first table fits 80 columns.
     """
     times = ["" if row.seconds is None else f"{1e3 * row.seconds:.4g}" for row in rows]
     cells = [(row.name, time, row.ratio, row.verdict) for row, time in zip(rows, times, strict=True)]
-    headings = (what, "ms", "ratio", "verdict")
+    headings = (subject, "ms", "ratio", "verdict")
     if not out.is_terminal:
         show_table(
             (*headings, *columns), [(*cell, *map(row.details.get, columns)) for cell, row in zip(cells, rows, strict=True)]
@@ -126,7 +126,7 @@ def show_times(what: str, rows: Sequence[TimedRow], columns: Sequence[str], *, v
     show_table((*headings[:3], *[""] * (room >= 4), "verdict"), shown, numbers=("ms", "ratio"), whole=("", "verdict"))
     if verbose:
         details = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
-        show_table((what, *verbose), details, numbers=[name for name in verbose if name != "note"])
+        show_table((subject, *verbose), details, numbers=[name for name in verbose if name != "note"])
 
 
 def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:

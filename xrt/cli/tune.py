@@ -165,14 +165,14 @@ def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
-    fastest = next((one.seconds for one in tuned.race.contenders if one.verdict == "won"), None)
+    fastest = next((contender.seconds for contender in tuned.race.contenders if contender.verdict == "won"), None)
     rows = []
-    for one in tuned.race.contenders:
-        ratio = f"{one.seconds / fastest:.2f}" if one.seconds is not None and fastest else ""
-        has_interval = one.ratio is not None and one.ratio_low is not None and one.ratio_high is not None
-        interval = f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if has_interval else ""
-        details = dict(zip(DETAILS, (str(len(one.plan.launches)), interval, one.note), strict=True))
-        rows.append(TimedRow(one.title, one.seconds, ratio, VERDICTS[one.verdict], details))
+    for contender in tuned.race.contenders:
+        ratio = f"{contender.seconds / fastest:.2f}" if contender.seconds is not None and fastest else ""
+        has_interval = contender.ratio is not None and contender.ratio_low is not None and contender.ratio_high is not None
+        interval = f"{contender.ratio:.3f} ({contender.ratio_low:.3f}-{contender.ratio_high:.3f})" if has_interval else ""
+        details = dict(zip(DETAILS, (str(len(contender.plan.launches)), interval, contender.note), strict=True))
+        rows.append(TimedRow(contender.title, contender.seconds, ratio, VERDICTS[contender.verdict], details))
     show_times("plan", rows, DETAILS, verbose=DETAILS if verbose else ())
     head, *_ = str(tuned).splitlines()
     print_lines(f"{head} ({format_count(threads, 'thread')}), in {tuned.spent:.1f} of {tuned.budget:g} s")
@@ -190,13 +190,13 @@ def _show_errors(record: PrecisionRecord) -> None:
     rows = [
         (
             "*" if is_best else "",
-            one.precision,
-            one.plan,
-            str(one.kept or ""),
-            format_error(one.error, record.measure) if one.precision != "fp32" else "0",
-            f"{1e3 * (one.seconds or 0.0):.4g}",
+            candidate.precision,
+            candidate.plan,
+            str(candidate.kept or ""),
+            format_error(candidate.error, record.measure) if candidate.precision != "fp32" else "0",
+            f"{1e3 * (candidate.seconds or 0.0):.4g}",
         )
-        for one, is_best in list_pareto_plans(record)
+        for candidate, is_best in list_pareto_plans(record)
     ]
     show_table(("best", "precision", "plan", "in fp32", "error", "ms"), rows, numbers=("in fp32", "error", "ms"))
 
@@ -242,7 +242,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **result.to_dict()})
     else:
-        cells = [list_cells(one) for one in result.candidates]
+        cells = [list_cells(candidate) for candidate in result.candidates]
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
         points = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
         print_lines(result.headline, points, *result.notes)
@@ -378,11 +378,11 @@ def _run_check(
 ) -> tuple[RegressionResult, tuple[str, ...]]:
     """Measure the plan of a lock; also return the differences from the machine and the inputs that it was locked on."""
     engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
-    _check_named(engines, split_specs(named) if named is not None else [])
+    _check_engine_choice(engines, split_specs(named) if named is not None else [])
     folder, source = path.absolute().parent, lock.model.get("source", "")
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
-    with _of_the_lock("model"):
+    with _convert_to_lock_error("model"):
         nearby = folder / source
         declared = load_with_options(model or (str(nearby) if nearby.is_file() else source))
         declared = set_dims(declared, read_locked_dims(lock))
@@ -401,7 +401,7 @@ def _run_check(
         "devices": {engine: device for engine, device in devices.items() if engine in engines},
         "threads": _read_number(lock.options, "threads", "1"),
     }
-    with _of_the_lock("options"):
+    with _convert_to_lock_error("options"):
         module = XRTModule(function, engines, strict=True, **options)
     with WorkStatus("running the plan"), module:
         arrays = [values[value.name] for value in function.inputs]
@@ -409,24 +409,24 @@ def _run_check(
     return result, (*differences, *unavailable)
 
 
-def _check_named(engines: Sequence[str], named: Sequence[str]) -> None:
+def _check_engine_choice(engines: Sequence[str], chosen: Sequence[str]) -> None:
     """Check that the caller names engines whose options may name files or code: a file must not choose code to run."""
-    for spec in named:
+    for spec in chosen:
         if spec not in engines:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(engines)}.{did_you_mean(spec, engines)}")
     for spec in engines:
-        if spec not in named and (reason := why_not_chosen(spec, "lock")):
+        if spec not in chosen and (reason := why_not_chosen(spec, "lock")):
             raise LockError(f"{reason}; pass --engines {spec!r} if that is what you want")
 
 
 @contextmanager
-def _of_the_lock(what: str) -> Iterator[None]:
+def _convert_to_lock_error(part: str) -> Iterator[None]:
     """Convert an OptionError about the contents of the lock into a LockError."""
     try:
         yield
     except OptionError as error:
         reason = str(error).rstrip(".")
-        raise LockError(f"the lock's {what} cannot be used: {reason}; mend it, or write it again with `xrt lock`") from error
+        raise LockError(f"the lock's {part} cannot be used: {reason}; mend it, or write it again with `xrt lock`") from error
 
 
 def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple[dict[str, Any], list[str]]:
