@@ -152,7 +152,7 @@ class Application:
         """Explain why the server is not ready; empty if it is."""
         if self._is_draining:
             return "the server is ending"
-        return "; ".join(f"model {one.name!r}: {one.why_not_ready}" for one in self.models if one.why_not_ready)
+        return "; ".join(f"model {model.name!r}: {model.why_not_ready}" for model in self.models if model.why_not_ready)
 
     def begin_drain(self) -> None:
         """Report not ready from now on, so that load balancers stop routing here; requests that arrive are still served."""
@@ -199,11 +199,11 @@ class Application:
         if scope["type"] == "http":
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         while (await receive())["type"] == "lifespan.startup":
             self.start()
             await send({"type": "lifespan.startup.complete"})
@@ -212,12 +212,12 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.start()
-        client, what, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
+        client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
         try:
-            with time_request(partial(self.log.note_request, client, what)):
+            with time_request(partial(self.log.note_request, client, request)):
                 headers, parts = await self._respond(scope, receive)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
-            refusal = make_refusal(error, what)
+            refusal = make_refusal(error, request)
             status, (headers, parts) = refusal.status, _write_refusal(refusal)
         length = str(sum(map(len, parts))).encode()
         headers = [*headers, *self._headers, (b"content-length", length)]
@@ -288,7 +288,7 @@ class Application:
     def list_statistics(self, name: str, version: str) -> dict[str, Any]:
         """Statistics in Triton's form, of one version, all versions of a model, or all models."""
         versions = [version] if version else self.models.list_versions(self.models.find(name, None).name) if name else []
-        models = [self.models.find(name, one) for one in versions] if name else self.models
+        models = [self.models.find(name, number) for number in versions] if name else self.models
         return {"model_stats": [model.metrics.statistics.describe() for model in models]}
 
     # ------------------------------------------------------------------ bodies

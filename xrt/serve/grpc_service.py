@@ -192,10 +192,10 @@ def read_message(request: Any, limit: int) -> InferRequest:
         raise RequestRefusal(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw contents; each input has one, or none has"
         )
-    inputs = {one.name: _read_tensor(one, raw[place] if raw else None, limit) for place, one in enumerate(request.inputs)}
+    inputs = {tensor.name: _read_tensor(tensor, raw[i] if raw else None, limit) for i, tensor in enumerate(request.inputs)}
     if len(inputs) != len(request.inputs):
         raise RequestRefusal("the request gives an input more than once")
-    outputs = dict.fromkeys((one.name for one in request.outputs), True)
+    outputs = dict.fromkeys((output.name for output in request.outputs), True)
     chosen = {name: value.WhichOneof("parameter_choice") for name, value in request.parameters.items()}
     parameters = {name: getattr(request.parameters[name], kind) for name, kind in chosen.items() if kind is not None}
     return InferRequest(inputs, request.id, parameters, outputs, bool(raw))

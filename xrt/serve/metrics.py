@@ -103,7 +103,7 @@ class Statistics:
             "name": self.name,
             "version": self.version,
             "last_inference": round(1e3 * self.last),
-            "inference_count": sum(rows * one.count for rows, one in self.batches.items()),
+            "inference_count": sum(rows * calls.count for rows, calls in self.batches.items()),
             "execution_count": self.calls.count,
             "inference_stats": {
                 "success": self.answered.describe(),
@@ -113,7 +113,7 @@ class Statistics:
                 **times,
             },
             "batch_stats": [
-                {"batch_size": rows, "compute_infer": one.describe(), **times} for rows, one in sorted(self.batches.items())
+                {"batch_size": rows, "compute_infer": calls.describe(), **times} for rows, calls in sorted(self.batches.items())
             ],
         }
 
@@ -174,17 +174,17 @@ class RequestLog:
         self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
         self._busy_since, self._busy = 0.0, 0
 
-    def note_request(self, client: str, what: str, status: int, seconds: float, error: BaseException | None) -> None:
+    def note_request(self, client: str, request: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Log an answered request with its HTTP status; `make_refusal` logs unexpected errors."""
         if self._access.isEnabledFor(logging.INFO):
-            self._access.info("%s %r %d %.1f ms", client, what, status, 1e3 * seconds)
+            self._access.info("%s %r %d %.1f ms", client, request, status, 1e3 * seconds)
         if not isinstance(error, RequestRefusal) or status < FAILED:
             return
         if status != BUSY:
-            self._failures.error("%r: status %d: %s", what, status, error)
+            self._failures.error("%r: status %d: %s", request, status, error)
             return
         self._busy += 1  # possibly thousands per second
         if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
             more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
-            self._failures.warning("%r: status %d: %s%s", what, status, error, more)
+            self._failures.warning("%r: status %d: %s%s", request, status, error, more)
             self._busy_since, self._busy = now, 0

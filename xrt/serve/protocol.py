@@ -55,11 +55,11 @@ class RequestRefusal(Exception):
         return _GRPC[self.status]
 
 
-def make_refusal(error: Exception, what: str) -> RequestRefusal:
+def make_refusal(error: Exception, request: str) -> RequestRefusal:
     """The response to an error: no client gets a traceback, which is logged."""
     if isinstance(error, RequestRefusal):
         return error
-    _log.error("a request for %r failed", what, exc_info=error)
+    _log.error("a request for %r failed", request, exc_info=error)
     return RequestRefusal(f"the server failed: {type(error).__name__}", FAILED)
 
 
@@ -369,16 +369,16 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     whole = memoryview(body)
     document, parse = _decode(whole[:length])
     rest, inputs = whole[length:], {}
-    for one in document.inputs:
-        size = one.parameters.get("binary_data_size", 0)
-        inputs[one.name] = _read_input(one, rest, limit, parse)
+    for tensor in document.inputs:
+        size = tensor.parameters.get("binary_data_size", 0)
+        inputs[tensor.name] = _read_input(tensor, rest, limit, parse)
         rest = rest[size:]
     if len(inputs) != len(document.inputs):
         raise RequestRefusal("the request gives an input more than once")
     if rest:
         raise RequestRefusal(f"{len(rest)} bytes follow the last tensor of the request")
     default = _flag(document.parameters, "binary_data_output", "the request", False)
-    outputs = {one.name: _flag(one.parameters, "binary_data", f"output {one.name!r}", default) for one in document.outputs}
+    outputs = {out.name: _flag(out.parameters, "binary_data", f"output {out.name!r}", default) for out in document.outputs}
     return InferRequest(inputs, document.id, document.parameters, outputs, default)
 
 

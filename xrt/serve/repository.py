@@ -34,13 +34,13 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
     engines = options.get("engine", ())
-    named = [one for one in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(one), "bundle")]
-    module = load(path, **{**options, "engine": named})
+    trusted = [engine for engine in ([engines] if isinstance(engines, str) else engines) if why_not_chosen(str(engine), "bundle")]
+    module = load(path, **{**options, "engine": trusted})
     tuned = module.serving.threads if module.serving is not None else None
     if "threads" in options or tuned in (None, module.threads):
         return module
     module.close()
-    return load(path, **{**options, "engine": named, "threads": tuned})  # the thread budget that it was tuned for
+    return load(path, **{**options, "engine": trusted, "threads": tuned})  # the thread budget that it was tuned for
 
 
 @dataclass(slots=True)
@@ -103,24 +103,24 @@ class Repository:
 
     def _make(self, name: str, version: str, source: Any) -> ServedModel:
         if isinstance(source, str | os.PathLike):
-            module, again = open_module(source, self._opening), partial(open_module, source, self._opening)
+            module, reopen = open_module(source, self._opening), partial(open_module, source, self._opening)
         else:
-            module, again = source, None
+            module, reopen = source, None
         if not isinstance(module, XRTModule):
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(source).__name__}")
         if type(module) is not XRTModule:
             raise OptionError(f"a {type(module).__name__} takes tensors of PyTorch; save it and serve its bundle")
         options, is_wanted = self._options.complete(module.serving), self._options.batch is not None
         try:
-            return ServedModel(name, version, [module], options, self._metrics, is_wanted=is_wanted, open_again=again)
+            return ServedModel(name, version, [module], options, self._metrics, is_wanted=is_wanted, open_again=reopen)
         except XRTError:
-            if again is not None:
+            if reopen is not None:
                 module.close()
             raise
 
     def _list_entries(self, name: str | None = None) -> list[tuple[str, str, _Entry]]:
         names = self._entries if name is None else [name]
-        return [(one, version, entry) for one in names for version, entry in self._entries[one].items()]
+        return [(model, version, entry) for model in names for version, entry in self._entries[model].items()]
 
     def __iter__(self) -> Iterator[ServedModel]:
         for _, _, entry in self._list_entries():
@@ -169,7 +169,7 @@ class Repository:
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's index of the repository; with ``ready`` only models in service."""
         entries = [entry.describe(name, version) for name, version, entry in self._list_entries()]
-        return [one for one in entries if not ready or one["state"] == "READY"]
+        return [entry for entry in entries if not ready or entry["state"] == "READY"]
 
     async def load(self, name: str) -> None:
         """Reload a model's files and serve them; raises RequestRefusal if that fails.

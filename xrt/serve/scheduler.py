@@ -40,9 +40,9 @@ def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value
         if not shape or isinstance(shape[0], int):
             return f"the first axis of {value.name!r} ({value.type}) is not open"
         leading[value.name] = shape[0]
-    named = {dim for dim in leading.values() if dim is not None}
+    dims = {dim for dim in leading.values() if dim is not None}
     declared = {leading[value.name] for value in inputs}
-    if len(declared) > 1 or len(named) > 1:
+    if len(declared) > 1 or len(dims) > 1:
         return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading.items())}"
     return ""
 
@@ -163,7 +163,7 @@ class CallObserver(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _QueuedRequest:
     """A queued request."""
 
     call: Callable[..., Values]
@@ -183,13 +183,13 @@ class Scheduler:
         self, instances: int, max_queue: int, observer: CallObserver, *, sizes: Sequence[int] = (), rounds_up: bool = False,
         max_wait: float = 0.0,
     ) -> None:  # fmt: skip
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedRequest] = deque()
         self._instances = instances
         self.running = 0
         """Number of running calls."""
         self._max_queue = max_queue
         self._observer = observer
-        self._most = max(sizes, default=0)
+        self._max_rows = max(sizes, default=0)
         self._sizes = tuple(sizes) if rounds_up else ()
         self._max_wait = max_wait
         self._timer: asyncio.TimerHandle | None = None
@@ -223,8 +223,8 @@ class Scheduler:
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
         # A request larger than the largest batch runs alone.
-        joins = key is not None and 0 < rows <= self._most
-        self._queue.append(_Waiting(call, values, key if joins else None, rows, future, on_start))
+        joins = key is not None and 0 < rows <= self._max_rows
+        self._queue.append(_QueuedRequest(call, values, key if joins else None, rows, future, on_start))
         self._start_calls()
         return future
 
@@ -260,20 +260,20 @@ class Scheduler:
         if self._max_wait == 0 or first.key is None:
             return 0.0
         # The batch is full already.
-        if sum(one.rows for one in self._queue if one.key == first.key) >= self._most:
+        if sum(request.rows for request in self._queue if request.key == first.key) >= self._max_rows:
             return 0.0
         return self._max_wait - (time.perf_counter() - first.since)
 
-    def _take_batch(self) -> list[_Waiting]:
+    def _take_batch(self) -> list[_QueuedRequest]:
         """Remove the first request and all that fit into its batch; drops those whose client disconnected."""
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]
         # Requests that do not fit keep their order in the queue.
         batch, rows, rest = [first], first.rows, []
-        while self._queue and rows < self._most:
+        while self._queue and rows < self._max_rows:
             other = self._queue.popleft()
-            if other.key == first.key and rows + other.rows <= self._most:
+            if other.key == first.key and rows + other.rows <= self._max_rows:
                 batch.append(other)
                 rows += other.rows
             else:
@@ -282,34 +282,34 @@ class Scheduler:
             rest.insert(0, batch.pop())
             rows -= rest[0].rows
         self._queue.extendleft(reversed(rest))
-        return [one for one in batch if not one.future.cancelled()]
+        return [request for request in batch if not request.future.cancelled()]
 
-    def _start(self, batch: list[_Waiting]) -> None:
+    def _start(self, batch: list[_QueuedRequest]) -> None:
         self.running += 1
         started = time.perf_counter()
-        for one in batch:
-            self._observer.note_wait(started - one.since)
-            if one.on_start is not None:
-                one.on_start()
+        for request in batch:
+            self._observer.note_wait(started - request.since)
+            if request.on_start is not None:
+                request.on_start()
         loop = asyncio.get_running_loop()
         call = batch[0].call
         sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded
-        running = self._pool.submit(run_batch, call, [one.values for one in batch], [one.rows for one in batch], sizes)
+        running = self._pool.submit(run_batch, call, [r.values for r in batch], [r.rows for r in batch], sizes)
         finish = partial(self._finish, batch, started)
         # Results return to the event loop, where all state is changed.
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
-    def _finish(self, batch: list[_Waiting], started: float, done: Future[list[Values | BaseException]]) -> None:
+    def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
         self.running -= 1
-        self._observer.note_batch(len(batch), sum(one.rows for one in batch), time.perf_counter() - started)
+        self._observer.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
         results = done.result()
-        for one, result in zip(batch, results, strict=True):
-            if one.future.cancelled():
+        for request, result in zip(batch, results, strict=True):
+            if request.future.cancelled():
                 continue
             if isinstance(result, BaseException):
-                one.future.set_exception(result)
+                request.future.set_exception(result)
             else:
-                one.future.set_result(result)
+                request.future.set_result(result)
         self._start_calls()
         if self._idle is not None and not self._queue and not self.running:
             self._idle.set()

@@ -74,9 +74,9 @@ class ServedModel:
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
         names = [value.name for value in self.outputs]
-        if twice := next((one for one in names if names.count(one) > 1), None):
+        if repeated := next((output_name for output_name in names if names.count(output_name) > 1), None):
             raise OptionError(
-                f"output {twice!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
+                f"output {repeated!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
             )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
         self._is_batch_wanted = is_wanted
@@ -396,7 +396,7 @@ class ServingOptions:
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of the options."""
-        return tuple(one.name for one in fields(cls))
+        return tuple(entry.name for entry in fields(cls))
 
     @classmethod
     def make(cls, options: Mapping[str, Any]) -> ServingOptions:

@@ -28,8 +28,8 @@ class TritonPythonModel:
         path = Path(args["model_repository"]) / args["model_version"] / "model.xrt"
         self._module = xrt.load(path, threads=int(settings["threads"]) if "threads" in settings else None)
         self._module.run_self_test()
-        self._inputs = [one["name"] for one in config["input"]]
-        self._outputs = [one["name"] for one in config["output"]]
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._outputs = [tensor["name"] for tensor in config["output"]]
         self._joins = int(config.get("max_batch_size", 0)) > 0
         self._sizes = sorted(json.loads(settings.get("sizes", "[]")))
         self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None

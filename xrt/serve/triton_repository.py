@@ -79,8 +79,8 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
         "platform": "",
         "backend": backend,
         "max_batch_size": max(options.sizes, default=0),
-        "input": [_describe_tensor(one, is_joined=bool(options.sizes)) for one in served.list_tensors(served.inputs)],
-        "output": [_describe_tensor(one, is_joined=bool(options.sizes)) for one in served.list_tensors(served.outputs)],
+        "input": [_describe_tensor(tensor, is_joined=bool(options.sizes)) for tensor in served.list_tensors(served.inputs)],
+        "output": [_describe_tensor(tensor, is_joined=bool(options.sizes)) for tensor in served.list_tensors(served.outputs)],
         "instance_group": [{"count": options.instances or 1, "kind": "KIND_CPU"}],
     }
     if options.sizes:
