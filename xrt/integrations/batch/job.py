@@ -90,9 +90,9 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     from xrt.integrations.batch.tables import from_arrow, to_arrow
 
     table = read_chunk(chunk)
-    wanted = {one.column for one in model.inputs}
-    columns = {name: from_arrow(table.column(name)) for name in table.column_names if name in wanted}
-    kept = model.list_kept(table.column_names)
+    used = {row_input.column for row_input in model.inputs}
+    columns = {name: from_arrow(table.column(name)) for name in table.column_names if name in used}
+    passed_columns = model.list_kept(table.column_names)
     try:
         results, errors = model.predict(columns)
     except (InputError, EngineError) as error:
@@ -101,7 +101,7 @@ def run_chunk(job: BatchJob, model: RowModel, folder: str, chunk: Chunk) -> Chun
     result_columns = {value.name: to_arrow(value, results[value.name], list(errors)) for value in model.outputs}
     if job.on_error == "column":
         result_columns[ERROR] = pa.array([errors.get(row) for row in range(table.num_rows)], pa.string())
-    part = table.select(kept)
+    part = table.select(passed_columns)
     for name, column in result_columns.items():
         part = part.append_column(name, column)
     part = part.replace_schema_metadata({**(part.schema.metadata or {}), ERRORS: str(len(errors))})
@@ -191,14 +191,10 @@ def _describe(job: BatchJob, files: Sequence[RowFile], chunks: Sequence[Chunk]) 
     return json.loads(json.dumps(description))  # type: ignore[no-any-return]  # normalize to what reading it returns
 
 
-def _check_equal(folder: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name in now:
-        if was.get(name) != now[name]:
-            old, new = (text if len(text := json.dumps(one.get(name))) <= 200 else f"{text[:197]}..." for one in (was, now))
-            raise BatchJobError(
-                f"{folder} has results of another job: {name} was {old} and is {new}; "
-                "continue it with the same arguments and files, or use another folder"
-            )
+def _check_equal(folder: Path, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    for name in current:
+        if stored.get(name) != current[name]:
+            old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
 
 
 JobProgress: TypeAlias = Callable[[JobReport], object]

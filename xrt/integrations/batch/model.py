@@ -121,15 +121,15 @@ def find_fixed_batch(inputs: Sequence[Value]) -> int | None:
 
 def gather_rows(inputs: Sequence[RowInput], columns: Mapping[str, Array]) -> tuple[dict[str, Column], dict[int, str]]:
     """Convert columns to model inputs, and list why rows cannot be converted; raises InputError for a missing column."""
-    for one in inputs:
-        if one.column not in columns:
-            column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(one.column, columns)}"
+    for row_input in inputs:
+        if row_input.column not in columns:
+            column_names = f"{', '.join(columns) or 'none'}.{did_you_mean(row_input.column, columns)}"
             raise InputError(
-                f"input {one.name!r} is filled from column {one.column!r}, and the rows have {column_names} "
-                f"Name the column: columns={{{one.name!r}: ...}} (--column {one.name}=COLUMN on the command line)"
+                f"input {row_input.name!r} is filled from column {row_input.column!r}, and the rows have {column_names} "
+                f"Name the column: columns={{{row_input.name!r}: ...}} (--column {row_input.name}=COLUMN on the command line)"
             )
     errors: dict[int, str] = {}
-    return {one.name: _convert(one, columns[one.column], errors) for one in inputs}, errors
+    return {row_input.name: _convert(row_input, columns[row_input.column], errors) for row_input in inputs}, errors
 
 
 def _convert(wanted: RowInput, column: Array, errors: dict[int, str]) -> Column:
@@ -158,7 +158,7 @@ def _as_array(wanted: RowInput, value: Any) -> Array:
         raise InputError(f"input {wanted}; got lists of unequal lengths") from error
     if array.dtype == object:
         try:
-            array = np.stack([np.asarray(one) for one in array]) if array.ndim else array
+            array = np.stack([np.asarray(item) for item in array]) if array.ndim else array
         except ValueError as error:
             raise InputError(f"input {wanted}; got parts of unequal shapes") from error
     return array
@@ -324,16 +324,16 @@ class RowModel:
         """The kept columns and the outputs. Raises InputError or EngineError with the row."""
         results, errors = self.predict(columns)
         count = len(next(iter(columns.values()))) if columns else 0
-        kept = {name: columns[name] for name in self.list_kept(list(columns))}
+        passed_columns = {name: columns[name] for name in self.list_kept(list(columns))}
         reasons = {ERROR: _as_objects([errors.get(row) for row in range(count)])} if self._on_error == "column" else {}
-        return {**kept, **results, **reasons}
+        return {**passed_columns, **results, **reasons}
 
     def list_kept(self, columns: Sequence[str]) -> list[str]:
         """The columns to pass on; raises OptionError for one that is missing or collides with an output."""
-        used = {one.column for one in self.inputs}
-        kept = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
+        used = {row_input.column for row_input in self.inputs}
+        passed_columns = [name for name in columns if name not in used] if self._keep is None else list(self._keep)
         result_names = {*self._names.values(), *((ERROR,) if self._on_error == "column" else ())}
-        for name in kept:
+        for name in passed_columns:
             if name not in columns:
                 raise OptionError(f"keep names {name!r}; the rows have {', '.join(columns)}.{did_you_mean(name, columns)}")
             if name in result_names:
@@ -341,7 +341,7 @@ class RowModel:
                     f"{name!r} is a column of the rows and of the results; give the output another name: "
                     f"outputs={{{name!r}: ...}}, or list the columns to keep without it"
                 )
-        return kept
+        return passed_columns
 
     def predict(self, columns: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, str]]:
         """The outputs as columns, and the reasons of failed rows by row number."""
@@ -398,7 +398,7 @@ class RowModel:
 
     def _call(self, group: RowGroup) -> list[Array]:
         rows = len(group.indices)
-        values = [group.values[one.name] for one in self.inputs]
+        values = [group.values[row_input.name] for row_input in self.inputs]
         if missing := (self._fixed or rows) - rows:  # fill a fixed batch with copies of the last row
             values = [np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for array in values]
         outputs = split_outputs(self.module.outputs, self.module(*values), rows + missing)

@@ -74,9 +74,9 @@ def to_arrow(value: Value, column: Array, missing: Sequence[int] = ()) -> Any:
 
 def _to_plain(item: Any) -> Any:
     if isinstance(item, Mapping):
-        return [(_to_plain(key), _to_plain(one)) for key, one in item.items()]
+        return [(_to_plain(key), _to_plain(value)) for key, value in item.items()]
     if isinstance(item, list | tuple):
-        return [_to_plain(one) for one in item]
+        return [_to_plain(element) for element in item]
     if not isinstance(item, np.ndarray | np.generic):
         return item
     return (item.astype(np.float32) if item.dtype.kind == "V" else item).tolist()
@@ -173,7 +173,7 @@ def _expand(path: Path) -> list[Path]:
     if not path.exists():
         raise InputError(f"there are no rows at {path}: no such file or folder")
     if path.is_dir():
-        files = sorted(one for one in path.rglob("*") if one.suffix in FORMATS and not one.name.startswith((".", "_")))
+        files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS and not file.name.startswith((".", "_")))
         if not files:
             raise InputError(f"folder {path} has no file of rows; these end in {', '.join(FORMATS)}")
         return [file.absolute() for file in files]

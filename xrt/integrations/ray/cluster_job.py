@@ -84,19 +84,19 @@ def _run(
             if not running:
                 return report
             done, _ = ray.wait(list(running))
-            for one in done:
-                running.discard(one)
-                for chunk_report in _take(ray, one):
+            for reference in done:
+                running.discard(reference)
+                for chunk_report in _take(ray, reference):
                     report = report.add(chunk_report)
                     progress(report)
     finally:
-        for one in running:
-            ray.cancel(one, force=True)
+        for reference in running:
+            ray.cancel(reference, force=True)
 
 
-def count_next_chunks(left: int, workers: int) -> int:
+def count_next_chunks(remaining: int, workers: int) -> int:
     """The number of remaining chunks for the next task."""
-    return min(MOST_CHUNKS, -(-left // (SHARE * workers)))
+    return min(MOST_CHUNKS, -(-remaining // (SHARE * workers)))
 
 
 def _take(ray: Any, reference: Any) -> list[ChunkReport]:

@@ -72,13 +72,13 @@ def deployment(
     return server.bind(_make_absolute(model), engine, of_app)
 
 
-def _check_names(options: Mapping[str, Any], taken: Any) -> None:
+def _check_names(options: Mapping[str, Any], function: Any) -> None:
     import inspect
 
     from xrt.errors import did_you_mean
     from xrt.serve.served_model import ServingOptions
 
-    parameters = [name for name in inspect.signature(taken).parameters if not name.startswith("_")]
+    parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
     for name in options:
         if name not in parameters:
             hint = did_you_mean(name, [*parameters, *ServingOptions.names()])
@@ -88,9 +88,9 @@ def _check_names(options: Mapping[str, Any], taken: Any) -> None:
 def _make_absolute(model: Any) -> Any:
     """Make paths absolute: a replica has another working directory."""
     if isinstance(model, Mapping):
-        return {name: _make_absolute(one) for name, one in model.items()}
+        return {name: _make_absolute(item) for name, item in model.items()}
     if isinstance(model, list | tuple):
-        return [_make_absolute(one) for one in model]
+        return [_make_absolute(item) for item in model]
     return str(Path(model).absolute())
 
 
