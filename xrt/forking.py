@@ -20,7 +20,7 @@ class _Process:
 
     generation = 0
     locks: WeakSet[Any] = WeakSet()
-    left: ClassVar[dict[int, ReferenceType[Any]]] = {}
+    parent_objects: ClassVar[dict[int, ReferenceType[Any]]] = {}
     """By identity: values may not be hashable, and equal values are not the same."""
 
 
@@ -45,18 +45,18 @@ def renew_after_fork(lock: L) -> L:
 def leave_to_parent(value: object) -> None:
     """Never free the value in a forked child: only the parent may close it."""
     with suppress(TypeError):  # classes without weak references are not from native libraries
-        forget, key = _Process.left.pop, id(value)
-        _Process.left[key] = ref(value, lambda _: forget(key, None))
+        forget, key = _Process.parent_objects.pop, id(value)
+        _Process.parent_objects[key] = ref(value, lambda _: forget(key, None))
 
 
 def _begin_child() -> None:
     _Process.generation += 1
     for lock in list(_Process.locks):
         lock._at_fork_reinit()
-    for reference in list(_Process.left.values()):
+    for reference in list(_Process.parent_objects.values()):
         if (value := reference()) is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # leak it, so that not even interpreter shutdown frees it
-    _Process.left.clear()
+    _Process.parent_objects.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -26,14 +26,14 @@ def follow(environment: Mapping[str, str]) -> None:
     if not logger.handlers:
         # Without any handler, Python prints warnings of a logger on standard error.
         logger.addHandler(logging.NullHandler())
-    asked = environment.get(VARIABLE, "").strip().lower()
-    if not asked:
+    level = environment.get(VARIABLE, "").strip().lower()
+    if not level:
         return
-    if asked not in _LEVELS:
-        near = did_you_mean(asked, _LEVELS)
-        warnings.warn(f"{VARIABLE} must be info or debug; got {asked!r}, so nothing is logged.{near}", XRTWarning, stacklevel=2)
+    if level not in _LEVELS:
+        near = did_you_mean(level, _LEVELS)
+        warnings.warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{near}", XRTWarning, stacklevel=2)
         return
-    show(asked)
+    show(level)
 
 
 def show(level: str) -> None:
