@@ -37,7 +37,7 @@ class Targets:
     def shareable(self) -> list[list[bool]]:
         """For each two kinds, whether their units can share a region."""
         accepted = [self.find_compatible(k) for k in range(len(self))]
-        return [[any({a, b} <= own for own in accepted) for b in range(len(self))] for a in range(len(self))]
+        return [[any({a, b} <= kinds for kinds in accepted) for b in range(len(self))] for a in range(len(self))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class QuotientGraph:
         apart = [[0 if share else 1 for share in row] for row in self.kinds.shareable()]
         tail = [1] * len(self)
         for unit in range(len(self) - 1, -1, -1):
-            mine, cost = tail[unit], apart[self.kind[unit]]
+            length, cost = tail[unit], apart[self.kind[unit]]
             for earlier in self.graph.predecessors[unit]:
-                through = mine + cost[self.kind[earlier]]
+                through = length + cost[self.kind[earlier]]
                 tail[earlier] = max(tail[earlier], through)
         return tail
 
@@ -183,7 +183,7 @@ class CutCounter:
 
     def _try(self, unit: int, target: int) -> int:
         gain = 2 - (len(self._read(unit)) > 1)  # saves an input of the target, and an output if no one else reads it
-        gain -= sum(self._added(earlier, self.place[unit], target) for earlier in self._before[unit])
+        gain -= sum(self._count_added(earlier, self.place[unit], target) for earlier in self._before[unit])
         if gain < 0:
             return 0
         for earlier in self._before[unit]:
@@ -201,7 +201,7 @@ class CutCounter:
             self._readers[unit] = readers
         return readers
 
-    def _added(self, unit: int, place: int, target: int) -> int:
+    def _count_added(self, unit: int, place: int, target: int) -> int:
         """Boundary values added for ``unit`` when one of its readers moves from ``place`` to ``target``."""
         readers = self._read(unit)
         added = int(target not in readers)
@@ -221,33 +221,32 @@ class CutCounter:
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Find a short sequence of kinds in which all units can run.
 
-    A greedy one in both directions: the shortest for up to two kinds of regions, rarely more than one slot longer for more.
-    Linear.
+    Greedy in both directions: optimal for up to two kinds of regions, rarely more than one slot longer for more. Linear.
     """
     if not len(units):
         return ()
     tails = units.tails()
-    found = _greedy(units, tails)
+    sequence = _greedy(units, tails)
     # max(tails) is a lower bound, so a sequence of that length is optimal. Otherwise try the reverse direction.
-    if len(found) > max(tails):
+    if len(sequence) > max(tails):
         turned = units.reverse()
         backward = _greedy(turned, turned.tails())[::-1]
-        found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
-    return found
+        sequence = min(_drop_empty_slots(turned, sequence[::-1])[::-1], _drop_empty_slots(units, backward), key=len)
+    return sequence
 
 
 def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
     """Always run the kind with the longest remaining path, then the one with the largest total."""
     run = _Run(units, tails)
     sequence = []
-    while run.left:
+    while run.remaining:
         phase = run.most_urgent()
         run.exhaust(phase)
         sequence.append(phase)
     return tuple(sequence)
 
 
-def _used(units: QuotientGraph, sequence: tuple[int, ...]) -> tuple[int, ...]:
+def _drop_empty_slots(units: QuotientGraph, sequence: tuple[int, ...]) -> tuple[int, ...]:
     """Remove the slots that stay empty when each unit runs as early as possible."""
     return tuple(sequence[at] for at in sorted(set(find_earliest_slots(units, sequence))))
 
@@ -264,7 +263,7 @@ class _Run:
         self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
         self._longest = [0] * len(units.kinds)
         self._total = [0] * len(units.kinds)
-        self.left = len(units)
+        self.remaining = len(units)
         for unit, count in enumerate(self._waiting):
             if not count:
                 self._put(unit)
@@ -290,7 +289,7 @@ class _Run:
         for kind in accepted:
             self._ready[kind], self._longest[kind], self._total[kind] = [], 0, 0
         while stack:
-            self.left -= 1
+            self.remaining -= 1
             for unit in self._after[stack.pop()]:
                 self._waiting[unit] -= 1
                 if self._waiting[unit]:
@@ -342,50 +341,50 @@ def cluster(
     graph = DependencyGraph.of(function)
     turn = [0] * len(candidates)
     dissolved: dict[tuple[int, int], int] = {}
-    own = [normalize_device(node.device) for node in function.nodes]
+    required = [normalize_device(node.device) for node in function.nodes]
     while True:
         engines = [engines[at] for engines, at in zip(candidates, turn, strict=True)]
-        found = _grouped(function, graph, engines, devices(engines) if devices else own, options)
-        leaving = _leaving(found, candidates, turn, options.minimum_nodes)
+        clusters = _form_clusters(function, graph, engines, devices(engines) if devices else required, options)
+        leaving = _select_leaving_nodes(clusters, candidates, turn, options.minimum_nodes)
         if not leaving:
-            return Clustering(tuple(found), dissolved)
+            return Clustering(tuple(clusters), dissolved)
         for node, size in leaving.items():
             dissolved[node, engines[node]] = size
             turn[node] += 1
 
 
-def _leaving(found: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], turn: Sequence[int], least: int) -> dict[int, int]:
+def _select_leaving_nodes(
+    clusters: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], turn: Sequence[int], least: int
+) -> dict[int, int]:
     """Nodes that leave the first engine with clusters that are too small, with the size of their cluster."""
     by_engine: dict[int, dict[int, int]] = {}
-    for one in found:
+    for region in clusters:
         # One engine per round: the nodes it releases may enlarge small clusters of later engines.
-        if len(one.nodes) < least:
-            can_go = [node for node in one.nodes if turn[node] + 1 < len(candidates[node])]
-            by_engine.setdefault(one.engine, {}).update(dict.fromkeys(can_go, len(one.nodes)))
+        if len(region.nodes) < least:
+            can_go = [node for node in region.nodes if turn[node] + 1 < len(candidates[node])]
+            by_engine.setdefault(region.engine, {}).update(dict.fromkeys(can_go, len(region.nodes)))
     return next((by_engine[engine] for engine in sorted(by_engine) if by_engine[engine]), {})
 
 
-def _grouped(
+def _form_clusters(
     function: Function, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str], options: ClusteringOptions
 ) -> list[Cluster]:
-    groups = _groups(QuotientGraph.of(graph, engines, devices), function, options)
+    groups = _number_groups(QuotientGraph.of(graph, engines, devices), function, options)
     members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for node, group in enumerate(groups):
         members[group].append(node)
-    parts = (part for nodes in members if nodes for part in _parts(nodes, options.maximum_nodes))
+    parts = (part for nodes in members if nodes for part in _split_evenly(nodes, options.maximum_nodes))
     # Nodes of one part share a device or have none; the empty string sorts first.
     return [Cluster(tuple(part), engines[part[0]], max(devices[node] for node in part)) for part in parts]
 
 
-def _groups(units: QuotientGraph, function: Function, options: ClusteringOptions) -> list[int]:
+def _number_groups(units: QuotientGraph, function: Function, options: ClusteringOptions) -> list[int]:
     ends = {place for value in function.outputs if (place := function.position(value.name)) is not None}
     return minimize_cut(units, find_engine_sequence(units), ends, SWEEPS)
 
 
-def _parts(nodes: list[int], most: int | None) -> list[list[int]]:
-    """Split nodes in topological order into the fewest parts allowed, of nearly equal size.
-
-    The parts run one after another, so that splitting cannot create a cycle.
-    """
+def _split_evenly(nodes: list[int], most: int | None) -> list[list[int]]:
+    """Split nodes in topological order into the fewest parts allowed, of nearly equal size."""
+    # The parts run one after another, so splitting cannot create a cycle.
     count = 1 if most is None else -(-len(nodes) // most)
     return [nodes[len(nodes) * i // count : len(nodes) * (i + 1) // count] for i in range(count)]

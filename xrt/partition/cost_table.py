@@ -17,12 +17,11 @@ LAUNCH = 5e-6
 BOUNDARY = (5e-6, 7e-11)
 """Seconds, and seconds per byte, of a value that goes from one region to another.
 
-One dispatch, and the measured cost of cutting at a value of 3 MB without a copy (a layout conversion, a cold cache). For the 42
-pairs of seven engines 0 to 30 us were measured, 0.8 us in the middle, with a noise as large: a pair of its own tells nothing.
+One dispatch, and the measured cost of cutting at a value of 3 MB without a copy (a layout conversion, a cold cache). The 42
+pairs of seven engines measured 0 to 30 us, median 0.8 us, with noise of the same size, so all pairs share these numbers.
 """
 # Longest stored reason in characters: a library's error may be a page.
 MOST_TEXT = 2000
-
 LONGEST = 1e9  # seconds; anything longer is an error of the clock
 
 
@@ -62,7 +61,7 @@ class CostTable:
     """(`xrt.graph.shape_key` of the region's Function, spec) to its cost, or why it has none."""
 
     def __post_init__(self) -> None:
-        regions = {subject: _checked(subject, cost) for subject, cost in self.regions.items()}
+        regions = {subject: _check_cost(subject, cost) for subject, cost in self.regions.items()}
         object.__setattr__(self, "regions", FrozenDict(regions))
 
     def region(self, key: str, spec: str) -> RegionCost | None:
@@ -81,7 +80,7 @@ class CostTable:
         """Convert to a placement file, sorted."""
         from xrt.formats.placement_file import PlacementFile, RegionRecord
 
-        regions = (RegionRecord(*subject, **_figures(self.regions[subject])) for subject in sorted(self.regions))
+        regions = (RegionRecord(*subject, **_make_record_fields(self.regions[subject])) for subject in sorted(self.regions))
         return PlacementFile(costs=tuple(regions))
 
     @classmethod
@@ -97,13 +96,13 @@ class CostTable:
         return cls(regions)
 
 
-def _figures(cost: RegionCost) -> dict[str, Any]:
+def _make_record_fields(cost: RegionCost) -> dict[str, Any]:
     if isinstance(cost, str):
         return {"why_not": cost}
     return {"seconds": float(cost.seconds), "low": float(cost.low), "high": float(cost.high)}
 
 
-def _checked(subject: tuple[str, str], cost: object) -> RegionCost:
+def _check_cost(subject: tuple[str, str], cost: object) -> RegionCost:
     if isinstance(cost, MeasuredCost):
         return cost
     if isinstance(cost, str) and cost:

@@ -46,10 +46,10 @@ class _Part:
         if any(node.control for node in nodes):
             nodes = [replace(n, control=tuple(c for c in n.control if c in self.names)) if n.control else n for n in nodes]
         return Function(
-            inputs=tuple(function.value(one) for one in self.read if one not in outside),
+            inputs=tuple(function.value(value) for value in self.read if value not in outside),
             outputs=tuple(map(function.value, self.outputs)),
             nodes=tuple(nodes),
-            constants=FrozenDict({one: outside[one] for one in self.read if one in outside}),
+            constants=FrozenDict({value: outside[value] for value in self.read if value in outside}),
             opsets=function.opsets,
             aliases=aliases,
             types=_types(function, nodes, frozenset(self.outputs)),
@@ -201,8 +201,8 @@ def _find_aliases(function: Function, part: _Part) -> tuple[tuple[str, str], ...
     These are the aliases whose input no other node reads. If nothing runs after the part (parameter updates, for example), all
     aliases qualify, because the part waits for the other readers of its state.
     """
-    own, made = set(part.read).difference(value.name for value in function.outputs), set(part.outputs)
-    aliases = [(before, after) for before, after in function.aliases if before in own and after in made]
+    inputs, outputs = set(part.read).difference(value.name for value in function.outputs), set(part.outputs)
+    aliases = [(before, after) for before, after in function.aliases if before in inputs and after in outputs]
     shared = {before for before, _ in aliases if _is_read_outside(function, before, part.names)}
     if shared and not _is_last(function, part):
         return tuple(pair for pair in aliases if pair[0] not in shared)

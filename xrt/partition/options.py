@@ -58,9 +58,9 @@ class Pin:
         if match is None:
             raise OptionError(f"{text!r} is not a pin; {_HELP}")
         subject, by_name, names = match["patterns"].partition("name:")
-        named = by_name and not subject.strip()
-        patterns = tuple(p.strip() for p in (names if named else match["patterns"]).split("|"))
-        return cls(patterns, match["engine"], "name" if named else "operator", match["relation"] == "!=")
+        is_by_name = by_name and not subject.strip()
+        patterns = tuple(p.strip() for p in (names if is_by_name else match["patterns"]).split("|"))
+        return cls(patterns, match["engine"], "name" if is_by_name else "operator", match["relation"] == "!=")
 
     def __str__(self) -> str:
         prefix = "name:" if self.by == "name" else ""
@@ -105,7 +105,7 @@ class ClusteringOptions:
             raise OptionError(
                 f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster satisfies both"
             )
-        object.__setattr__(self, "pins", tuple(_pin(pin) for pin in _listed(self.pins)))
+        object.__setattr__(self, "pins", tuple(_read_pin(pin) for pin in _list_pins(self.pins)))
 
     def __str__(self) -> str:
         default = ClusteringOptions()
@@ -115,12 +115,12 @@ class ClusteringOptions:
 
     def check_pins(self, engines: Iterable[tuple[str, str]]) -> None:
         """Raise OptionError for a pin to an engine that is not among the (name, spec) pairs."""
-        known = sorted({word for pair in engines for word in pair})
+        words = sorted({word for pair in engines for word in pair})
         for pin in self.pins:
-            if pin.engine not in known:
-                near = did_you_mean(pin.engine, known)
+            if pin.engine not in words:
+                near = did_you_mean(pin.engine, words)
                 raise OptionError(
-                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(known)}.{near}"
+                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(words)}.{near}"
                 )
 
 
@@ -129,7 +129,7 @@ def read_options(values: Mapping[str, Any]) -> ClusteringOptions:
     return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
 
 
-def _listed(pins: object) -> Iterable[object]:
+def _list_pins(pins: object) -> Iterable[object]:
     if isinstance(pins, str | Pin):
         return (pins,)
     if isinstance(pins, Iterable):
@@ -137,7 +137,7 @@ def _listed(pins: object) -> Iterable[object]:
     raise OptionError(f"pins must be a list of pins or of their text; got {pins!r}")
 
 
-def _pin(pin: object) -> Pin:
+def _read_pin(pin: object) -> Pin:
     if isinstance(pin, Pin):
         return pin
     if isinstance(pin, str):

@@ -47,9 +47,9 @@ def place_updates(
     for target in range(1, len(engines)):
         part = question.find_part(copied, target)
         if sum(size for result, size in copied.items() if function.position(result) in part) >= LEAST_COPIED:
-            made = question.make_exclusions(part, target, nbytes)
-            updating = dict.fromkeys(made, engines[target].spec)
-            return replace(choices, exclusions={**choices.exclusions, **made}, updating_engines=updating)
+            exclusions = question.make_exclusions(part, target, nbytes)
+            updating = dict.fromkeys(exclusions, engines[target].spec)
+            return replace(choices, exclusions={**choices.exclusions, **exclusions}, updating_engines=updating)
     return choices
 
 
@@ -72,7 +72,7 @@ class _Question:
         """Positions of the nodes to assign to the engine."""
         function = self.function
         index = {node.name: number for number, node in enumerate(function.nodes)}
-        kept = {value.name for value in function.outputs} - copied.keys()
+        outputs = {value.name for value in function.outputs} - copied.keys()
         part: set[int] = set()
         # Readers first: a node can join only if all its users have.
         for number in reversed(range(len(function.nodes))):
@@ -81,7 +81,7 @@ class _Question:
                 continue
             users = {index[use.node.name] for name in node.outputs for use in function.users(name)}
             is_update = not copied.keys().isdisjoint(node.outputs) or bool(users)
-            if not is_update or not users <= part or not kept.isdisjoint(node.outputs):
+            if not is_update or not users <= part or not outputs.isdisjoint(node.outputs):
                 continue
             if self._is_mutable(node, target) or all(self._is_scalar(name) for name in node.outputs):
                 part.add(number)
@@ -90,13 +90,13 @@ class _Question:
     def make_exclusions(self, part: set[int], target: int, nbytes: int) -> dict[tuple[int, int], str]:
         """The reasons why the nodes of the part are not on the engines before the target."""
         spec = self.engines[target].spec
-        found = {}
+        exclusions = {}
         for number in part:
             for engine in self.candidates[number]:
                 if engine < target:
                     text = f"it updates state, of which engine {self.engines[engine].spec!r} would copy {nbytes:,} bytes per call"
-                    found[number, engine] = f"{text}; engine {spec!r} updates it in place"
-        return found
+                    exclusions[number, engine] = f"{text}; engine {spec!r} updates it in place"
+        return exclusions
 
     def _first(self, number: int) -> int:
         return self.candidates[number][0]
@@ -145,9 +145,9 @@ def partition(
         choices = place_updates(function, engines, choices, where)
         candidates = choices.candidates()
         check_all_taken(function, choices, candidates, options.pins, strict)
-        found = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
-        folded = fold(function, found.clusters, names)
-        reasons = tuple(_reasons(function, choices, found, options))
+        clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
+        folded = fold(function, clustering.clusters, names)
+        reasons = tuple(_reasons(function, choices, clustering, options))
         return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
 
 
@@ -164,18 +164,18 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
         )
 
 
-def _reasons(function: Function, choices: EligibleEngines, found: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
+def _reasons(function: Function, choices: EligibleEngines, result: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
     """Yield for each node, in order, why it is not on each engine before its own."""
     home = [0] * len(function.nodes)
-    for one in found.clusters:
-        for number in one.nodes:
-            home[number] = one.engine
+    for group in result.clusters:
+        for number in group.nodes:
+            home[number] = group.engine
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
             # If the node was allowed on the engine, its cluster there was dissolved.
             text = choices.reason(number, earlier)
             if text is None:
-                size = found.dissolved[number, earlier]
+                size = result.dissolved[number, earlier]
                 text = f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
             yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
 
@@ -208,12 +208,12 @@ def plan_from_assignment(
     with pause_gc(len(function.nodes)):
         places = DeviceMap.at(device)
         choices = EligibleEngines.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
-        home = _numbered(function, choices, homes)
+        home = _number_engines(function, choices, homes)
         devices = NodeDevices.of(function, engines, places).devices
         if groups is None:
             clusters = cluster(function, [(engine,) for engine in home], ClusteringOptions(), devices).clusters
         else:
-            clusters = _grouped(function, home, groups, devices(home))
+            clusters = _make_clusters(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
         reasons = tuple(_list_reasons(function, choices, home))
         return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
@@ -232,10 +232,10 @@ def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
 # ------------------------------------------------------------------ assigned engines
 
 
-def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
+def _number_engines(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
     """The index of each node's engine."""
     numbers = {spec: number for number, spec in enumerate(choices.engines)}
-    found = []
+    indices = []
     for place, node in enumerate(function.nodes):
         spec = homes.get(node.name)
         if spec is None:
@@ -243,13 +243,13 @@ def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, 
                 f"node {node.name!r} ({node.op}) has no home; name an engine for each of the {len(function.nodes)} nodes"
             )
         if spec not in numbers:
-            known = ", ".join(choices.engines)
+            listed = ", ".join(choices.engines)
             near = did_you_mean(spec, choices.engines)
-            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {known}.{near}")
+            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {listed}.{near}")
         if (reason := choices.reason(place, numbers[spec])) is not None:
             raise PlanError(f"node {node.name!r} ({node.op}) is assigned to {spec!r}, which does not take it: {reason}")
-        found.append(numbers[spec])
-    return found
+        indices.append(numbers[spec])
+    return indices
 
 
 def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
@@ -261,7 +261,9 @@ def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[i
 # ------------------------------------------------------------------ regions
 
 
-def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:
+def _make_clusters(
+    function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]
+) -> tuple[Cluster, ...]:
     """Convert groups to clusters; raises PlanError if they mix engines or devices, or wait for each other."""
     members: dict[int, list[int]] = {}
     for place, node in enumerate(function.nodes):
@@ -275,7 +277,7 @@ def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int],
             shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
             raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
         clusters.append(Cluster(tuple(nodes), engines.pop(), max(where, default="")))
-    owner = {place: number for number, one in enumerate(clusters) for place in one.nodes}
+    owner = {place: number for number, group in enumerate(clusters) for place in group.nodes}
     before: dict[int, set[int]] = {number: set() for number in range(len(clusters))}
     for place, needed in enumerate(DependencyGraph.of(function).predecessors):
         before[owner[place]].update(owner[earlier] for earlier in needed if owner[earlier] != owner[place])

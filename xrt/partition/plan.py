@@ -47,9 +47,9 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
     # The common case: everything on one device.
     if all(launch.device in ("", device) for launch in launches):
         return
-    made: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
+    sources: dict[str, tuple[str, Type | None]] = {value.name: (device, value.type) for value in function.inputs}
     for launch in launches:
-        made.update((value.name, (launch.device or device, value.type)) for value in launch.function.outputs)
+        sources.update((value.name, (launch.device or device, value.type)) for value in launch.function.outputs)
     read: dict[tuple[str, str], list[str]] = {}
     for launch in launches:
         for name in launch.inputs:
@@ -60,7 +60,7 @@ def find_transfers(function: Function, launches: Iterable[Launch], device: str) 
     wanted: dict[str, list[str]] = {}
     for name, target in read:
         wanted.setdefault(name, []).append(target)
-    for name, (source, type_) in made.items():
+    for name, (source, type_) in sources.items():
         for target in wanted.get(name, ()):
             if target != source:
                 yield Transfer(name, type_, source, target, tuple(read[name, target]))
@@ -116,9 +116,9 @@ def group_reasons(reasons: Iterable[Reason], least: int = GROUPED) -> list[Reaso
     merged: dict[tuple[str, tuple[str, ...]], ReasonGroup] = {}
     for alike in group(reasons, lambda reason: (reason.engine, reason.text), least):
         key = alike[0].text, tuple(reason.node for reason in alike)
-        known = merged.get(key)
-        engines = (*known.engines, alike[0].engine) if known else (alike[0].engine,)
-        merged[key] = ReasonGroup(known.reasons if known else tuple(alike), engines)
+        earlier = merged.get(key)
+        engines = (*earlier.engines, alike[0].engine) if earlier else (alike[0].engine,)
+        merged[key] = ReasonGroup(earlier.reasons if earlier else tuple(alike), engines)
     return list(merged.values())
 
 
@@ -258,7 +258,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = ", ".join(f"{e} (fallback)" if e == plan.implicit else e for e in plan.engines)
     where = f"; device {plan.device}" if plan.device != "cpu" else ""
-    yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
+    yield f"plan: {_count(nodes, 'node')} in {_count(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
     for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
@@ -275,19 +275,19 @@ def _reason_lines(groups: Sequence[ReasonGroup]) -> Iterator[str]:
     """Yield one line per group of reasons."""
     if not groups:
         return
-    is_grouped = any(len(one.reasons) > 1 or len(one.engines) > 1 for one in groups)
+    is_grouped = any(len(entry.reasons) > 1 or len(entry.engines) > 1 for entry in groups)
     yield "reasons: (node by node in plan.reasons)" if is_grouped else "reasons:"
-    for one in groups:
-        if len(one.reasons) > 1:
-            yield f"  {one.summary} ({one.nodes})"
+    for entry in groups:
+        if len(entry.reasons) > 1:
+            yield f"  {entry.summary} ({entry.nodes})"
         else:
-            reason = one.reasons[0]
-            yield f"  {reason.node!r} ({reason.op}) is not on {', '.join(one.engines)}: {reason.text}"
+            reason = entry.reasons[0]
+            yield f"  {reason.node!r} ({reason.op}) is not on {', '.join(entry.engines)}: {reason.text}"
 
 
 def _launch_lines(launch: Launch) -> Iterator[str]:
     where = f" ({launch.device})" if launch.device else ""
-    yield f"{launch.name} on {launch.engine}{where}: {_counted(len(launch.nodes), 'node')}"
+    yield f"{launch.name} on {launch.engine}{where}: {_count(len(launch.nodes), 'node')}"
     yield f"  nodes:  {', '.join(f'{node.name} ({node.op})' for node in launch.function.nodes)}"
     yield f"  in:     {', '.join(map(str, launch.function.inputs)) or 'nothing'}"
     yield f"  out:    {', '.join(map(str, launch.function.outputs)) or 'nothing'}"
@@ -297,7 +297,7 @@ def _launch_lines(launch: Launch) -> Iterator[str]:
         yield f"  after:  {', '.join(launch.control)}"
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
@@ -338,9 +338,9 @@ def from_message(values: dict[str, Any]) -> Plan:
         raise BundleError(f"the Plan is damaged: {error}") from error
 
 
-def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
+def _with_launch(node: Node, launches: dict[str, dict[str, Any]], frame: Function) -> Node:
     """Restore the attributes of a launch node."""
-    launch = known.get(node.name)
+    launch = launches.get(node.name)
     if launch is None or launch["function"] is None:
         raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
     engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
@@ -371,7 +371,7 @@ def describe_plan(plan: Plan | None, reasons: Sequence[Reason], times: MeanCall 
     from xrt.html.views import picture_plan
 
     regions = list_regions(plan) if plan else ()
-    rows = [(one.nodes, len(one.reasons), ", ".join(one.engines), one.reasons[0].text) for one in group_reasons(reasons, least=1)]
+    rows = [(g.nodes, len(g.reasons), ", ".join(g.engines), g.reasons[0].text) for g in group_reasons(reasons, least=1)]
     colors = color_engines(region.engine for region in regions)
     return {
         "picture": picture_plan("this model", regions, times, colors) if regions else None,
@@ -401,21 +401,21 @@ def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:
 
     number = {launch.name: index for index, launch in enumerate(plan.launches)}
     makers = {value: index for index, launch in enumerate(plan.launches) for value in launch.outputs}
-    given = {value.name for value in plan.function.outputs}
+    outputs = {value.name for value in plan.function.outputs}
     return tuple(
         RegionTimes(
             launch.name,
             launch.engine,
             len(launch.nodes),
             tuple(Counter(node.op for node in launch.function.nodes).most_common()),
-            (*_readings(launch, makers), *(Reading(number[before], "") for before in launch.control)),
-            not given.isdisjoint(launch.outputs),
+            (*_list_readings(launch, makers), *(Reading(number[before], "") for before in launch.control)),
+            not outputs.isdisjoint(launch.outputs),
         )
         for launch in plan.launches
     )
 
 
-def _readings(launch: Launch, makers: dict[str, int]) -> Iterator[Reading]:
+def _list_readings(launch: Launch, makers: dict[str, int]) -> Iterator[Reading]:
     from xrt.html.views import INPUTS, Reading
 
     for name, value in zip(launch.inputs, launch.function.inputs, strict=True):

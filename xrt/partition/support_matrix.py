@@ -41,7 +41,7 @@ class SupportMatrix:
         homes = (device,) * len(engines) if isinstance(device, str) else device
         questions, firsts = number_questions(function)
         return cls(
-            questions, tuple(tuple(ask_engine(*one, n, function) for one in zip(engines, homes, strict=True)) for n in firsts)
+            questions, tuple(tuple(ask_engine(*pair, n, function) for pair in zip(engines, homes, strict=True)) for n in firsts)
         )
 
     def reason(self, node: int, engine: int) -> str | None:
@@ -100,15 +100,15 @@ class _NodeClasses:
 
     def number(self, node: Node) -> int:
         """The question index of a node; a new question gets the next index."""
-        inputs, known = node.inputs, self._looks
-        look = [known[name] if name in known else self._look(name) for name in inputs]
-        made = [known[name] if name in known else self._look(name) for name in node.outputs]
+        inputs, looks = node.inputs, self._looks
+        input_looks = [looks[name] if name in looks else self._look(name) for name in inputs]
+        output_looks = [looks[name] if name in looks else self._look(name) for name in node.outputs]
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
-        read = tuple(name in self._read for name in node.outputs) if len(made) > 1 else ()
+        read = tuple(name in self._read for name in node.outputs) if len(output_looks) > 1 else ()
         attributes = self._content(node.attributes) if node.attributes else ()
-        key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, read, attributes)
-        if node.op_type in OF_TYPES or all(isinstance(one, str) or one < 0 for one in look):
-            known.update((name, name) for name in node.defines)
+        key = (node.op_type, node.domain, node.device, tuple(input_looks), tuple(output_looks), same, read, attributes)
+        if node.op_type in OF_TYPES or all(isinstance(look, str) or look < 0 for look in input_looks):
+            looks.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _look(self, name: str) -> _Look:
@@ -129,10 +129,10 @@ class _NodeClasses:
         return number
 
     def _content(self, attributes: tuple[Attribute, ...]) -> tuple[object, ...]:
-        found = self._attributes.get(id(attributes))
-        if found is None:
-            found = self._attributes[id(attributes)] = tuple(map(_content, attributes))
-        return found
+        content = self._attributes.get(id(attributes))
+        if content is None:
+            content = self._attributes[id(attributes)] = tuple(map(_content, attributes))
+        return content
 
     @cached_property
     def _read(self) -> set[str]:
@@ -197,10 +197,10 @@ class EligibleEngines:
 
     def candidates(self) -> list[tuple[int, ...]]:
         """For each node, the engines that may run it, by priority."""
-        found = self.capability.supporting_engines()
+        candidates = self.capability.supporting_engines()
         for node, engine in self.exclusions:
-            found[node] = tuple(e for e in found[node] if e != engine)
-        return found
+            candidates[node] = tuple(e for e in candidates[node] if e != engine)
+        return candidates
 
     def reason(self, node: int, engine: int) -> str | None:
         """Explain why the node may not run on the engine, or return None if it may."""
@@ -215,21 +215,21 @@ def check_all_taken(
     function: Function, choices: EligibleEngines, candidates: Sequence[tuple[int, ...]], pins: Sequence[Pin], strict: bool
 ) -> None:
     """Raise PlanError if a node has no candidate; it lists all such nodes with each engine's reason."""
-    left = [node for node, engines in enumerate(candidates) if not engines]
-    if not left:
+    unsupported = [node for node, engines in enumerate(candidates) if not engines]
+    if not unsupported:
         return
-    count = f"{len(left)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
-    broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in left)]
+    count = f"{len(unsupported)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
+    broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in unsupported)]
     if broken:
         said = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
         advice = "change the pin, or list an engine that takes them"
     else:
         said = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
-        may = strict and any(latest_version(function.nodes[n].domain) for n in left)  # the reference knows no other domain
+        may = strict and any(latest_version(function.nodes[n].domain) for n in unsupported)  # the reference knows no other domain
         advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
-    lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
-    more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-    untaken = () if broken else tuple(function.nodes[n].name for n in left)
+    lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in unsupported[:SHOWN]]
+    more = f"\n  and {len(unsupported) - SHOWN} more" if len(unsupported) > SHOWN else ""
+    untaken = () if broken else tuple(function.nodes[n].name for n in unsupported)
     raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}", untaken)
 
 
@@ -260,14 +260,14 @@ def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Re
 def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
     """Exclusions by pins; ``engines`` are (name, spec) pairs."""
     bars: Bars = {}
-    for node, pin in _holding(function, pins):
+    for node, pin in _match_pins(function, pins):
         for engine, (name, spec) in enumerate(engines):
             if pin.covers(name, spec) is pin.forbid:
                 bars.setdefault((node, engine), f"{'kept from' if pin.forbid else 'pinned to'} {pin.engine} by {str(pin)!r}")
     return bars
 
 
-def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
+def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
     """Yield the effective (node, pin) pairs: all matching forbidding pins, and the last matching forcing pin.
 
     Raises PlanError for a pin that matches no node.
@@ -279,11 +279,11 @@ def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin
         if not matching:
             near = did_you_mean(pin.patterns[0], nodes[pin.by])
             raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{near}")
-        found = [node for subject in matching for node in nodes[pin.by][subject]]
+        matched = [node for subject in matching for node in nodes[pin.by][subject]]
         if pin.forbid:
-            yield from ((node, pin) for node in found)
+            yield from ((node, pin) for node in matched)
         else:
-            forced.update(dict.fromkeys(found, pin))
+            forced.update(dict.fromkeys(matched, pin))
     yield from forced.items()
 
 
@@ -345,8 +345,8 @@ class NodeDevices:
         return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]
 
     def _device(self, node: int, engine: int) -> str:
-        asked = self.homes.by_engine.get(self.specs[engine])
-        if asked is not None:
-            return normalize_device(asked)
+        device = self.homes.by_engine.get(self.specs[engine])
+        if device is not None:
+            return normalize_device(device)
         goes_along = all(answers.reason(node, engine) is None for answers in self.elsewhere)
         return "" if goes_along else normalize_device(self.homes.device)
