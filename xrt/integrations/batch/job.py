@@ -195,6 +195,10 @@ def _check_equal(folder: Path, stored: Mapping[str, Any], current: Mapping[str, 
     for name in current:
         if stored.get(name) != current[name]:
             old, new = (t if len(t := json.dumps(job.get(name))) <= 200 else f"{t[:197]}..." for job in (stored, current))
+            raise BatchJobError(
+                f"{folder} has results of another job: {name} was {old} and is {new}; "
+                "continue it with the same arguments and files, or use another folder"
+            )
 
 
 JobProgress: TypeAlias = Callable[[JobReport], object]
