@@ -152,12 +152,12 @@ def load(
         if missing and strict:
             raise BundleError(f"cannot load {os.fspath(path)!r} strictly: {'; '.join(missing.values())}")
         tier = BundleTier(file, open_cache(cache).disk, strict)
-        gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-        isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in gone))
-        module = _make_module(tier, [spec for spec in specs if spec not in missing], gone, threads, check, isolation)
+        absent = {*missing, *(spec.partition("{")[0] for spec in missing)}
+        isolation = replace(settings.isolate, engines=tuple(entry for entry in settings.isolate.engines if entry not in absent))
+        module = _make_module(tier, [spec for spec in specs if spec not in missing], absent, threads, check, isolation)
         for reason in missing.values():
-            again = f"its regions are planned again for {', '.join(module.engines)}"
-            warn(f"{os.fspath(path)!r}: {reason}; {again}", FallbackWarning)
+            consequence = f"its regions are planned again for {', '.join(module.engines)}"
+            warn(f"{os.fspath(path)!r}: {reason}; {consequence}", FallbackWarning)
         _restore_programs(module, tier)
         return module
     except BundleError:
@@ -194,13 +194,13 @@ def _list_missing(file: BundleFile, specs: Sequence[str], listed_specs: Sequence
 
 
 def _make_module(
-    tier: BundleTier, specs: Sequence[str], gone: set[str], threads: int | None, check: Check, isolate: Isolation
+    tier: BundleTier, specs: Sequence[str], absent: set[str], threads: int | None, check: Check, isolate: Isolation
 ) -> XRTModule:
-    """Create the module on ``specs``, without programs; ``gone`` are the missing engines. Raises BundleError for bad options."""
+    """Create the module on ``specs``, without programs; ``absent`` names unavailable ones. Raises BundleError for bad options."""
     file, facts, count = tier.file, tier.file.record.facts, len(tier.file.record.programs)
     try:
         clustering = read_options(facts["clustering"])
-        clustering = replace(clustering, pins=tuple(pin for pin in clustering.pins if pin.engine not in gone))
+        clustering = replace(clustering, pins=tuple(pin for pin in clustering.pins if pin.engine not in absent))
         execution, shapes = ExecutionOptions(**facts["execution"]), read_shapes(facts["shapes"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # an OptionError is a ValueError
         raise BundleError(f"cannot load {os.fspath(file.path)!r}: its options cannot be read: {error}") from error
@@ -301,8 +301,8 @@ def _register_compiled_forms(
             recompiled[region.launch.name] = differences
             yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif form.section:
-            here = {"version": region.version, "threads": str(threads)}
-            tier.sections[_drop_code_hash(tuple({**saved, **here}.items()))] = form.section
+            current = {"version": region.version, "threads": str(threads)}
+            tier.sections[_drop_code_hash(tuple({**saved, **current}.items()))] = form.section
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {form.reason or 'none was saved'}"
@@ -469,8 +469,8 @@ def _make_example(module: XRTModule, function: Function, values: Sequence[Any]) 
 
 def _check_size(nbytes: int) -> None:
     if nbytes > MOST_BYTES:
-        most = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
-        raise _make_example_error(f"it has {nbytes} bytes of inputs and outputs, and {most}")
+        limit = f"a bundle keeps at most {MOST_BYTES}; give a smaller one"
+        raise _make_example_error(f"it has {nbytes} bytes of inputs and outputs, and {limit}")
 
 
 def _make_example_error(reason: str) -> OptionError:

@@ -276,9 +276,9 @@ def check_bindable(inputs: Sequence[Value], arguments: Sequence[Any], values: Se
         is_aligned = not isinstance(value, np.ndarray) or value.flags.aligned
         if not value.flags.c_contiguous or not is_aligned:
             fault = "not aligned" if value.flags.c_contiguous else "not C-contiguous"
-            mended = "np.ascontiguousarray(...)" if isinstance(value, np.ndarray) else "a C-contiguous copy"
+            fix = "np.ascontiguousarray(...)" if isinstance(value, np.ndarray) else "a C-contiguous copy"
             raise InputError(
-                f"input {declared.name!r} is {fault}; a bound input is read where it lies: bind {mended} of it, and write to that"
+                f"input {declared.name!r} is {fault}; a bound input is read where it lies: bind {fix} of it, and write to that"
             )
 
 

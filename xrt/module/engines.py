@@ -39,12 +39,12 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if settings.choice.is_quantized and settings.max_error is None:
         engines = [candidate.lower_precision("int8") or candidate for candidate in engines]
     specs = [candidate.spec for candidate in engines]
-    if (twice := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
-        raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+    if (duplicate := next((spec for spec in specs if specs.count(spec) > 1), None)) is not None:
+        raise OptionError(f"engine {duplicate!r} stands twice in the list {specs}; list each once")
     devices = parse_devices(engines, settings.devices, context.device, registry.names() if has_auto else ())
     if not any(parse_device_kind(device) in candidate.devices or candidate.spec in devices for candidate in engines):
-        able = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
-        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+        supported_devices = "; ".join(f"{candidate.spec} runs on {', '.join(candidate.devices)}" for candidate in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {supported_devices}")
     if settings.cuda_graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
     # With "auto", and for a bundle saved in lower precision, engines may use the precision but need not.
@@ -56,8 +56,8 @@ def make_engine_list(engine: Any, device: str, settings: ModuleOptions, cache: C
     if not settings.strict and all(candidate.name != IMPLICIT for candidate in engines):
         from xrt.engines.contract.proxy import ImplicitEngine
 
-        reference, own_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
-        if parse_device_kind(device) in reference.devices and reference.unsupported_options(own_context) is None:
+        reference, reference_context = ImplicitEngine(IMPLICIT), context.in_full_precision() if is_permission else context
+        if parse_device_kind(device) in reference.devices and reference.unsupported_options(reference_context) is None:
             engines, implicit = [*engines, reference], reference.spec
     engine_list = EngineList(tuple(engines), implicit, context, has_auto, left_out, devices)
     if settings.shapes == "one" and not engine_list.can_be_dynamic:
@@ -143,7 +143,7 @@ def parse_devices(
             raise OptionError(
                 f"devices names {name!r}, which is not in the list of engines: {', '.join(names)}.{did_you_mean(name, names)}"
             )
-    elsewhere = {}
+    overrides = {}
     for engine in engines:
         device = devices.get(engine.spec, devices.get(engine.name))
         if device is None:
@@ -151,8 +151,8 @@ def parse_devices(
         if parse_device_kind(device) not in engine.devices:
             raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
         if normalize_device(device) != normalize_device(home):
-            elsewhere[engine.spec] = device
-    return FrozenDict(elsewhere)
+            overrides[engine.spec] = device
+    return FrozenDict(overrides)
 
 
 def check_isolated(names: Sequence[str], specs: Sequence[str]) -> None:

@@ -128,8 +128,8 @@ class Explanation:
             yield f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):"
             for reason_group in group_reasons(reason for reason in self.reasons if not is_of_engine(reason)):
                 first_reason, engine = reason_group.reasons[0], ", ".join(reason_group.engines)
-                alone = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
-                yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {alone}"
+                single = f"{first_reason.node} ({first_reason.op}) not on {engine}: {first_reason.text}"
+                yield f"  {reason_group.summary} ({reason_group.nodes})" if len(reason_group.reasons) > 1 else f"  {single}"
             for reason_group in group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1):
                 yield f"  {reason_group.summary}"
         for pin in self.idle_pins:

@@ -103,8 +103,8 @@ class LockedPlacement:
         if not reasons:
             try:
                 result = read_result(self.lock, request)
-                about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-                return SizedPlacement(at, replace(result, notes=(about, *result.notes)))
+                note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
+                return SizedPlacement(at, replace(result, notes=(note, *result.notes)))
             except LockError as error:
                 reasons = (str(error),)
         text = f"the lock {self.name} does not hold: {'; '.join(reasons)}"

@@ -143,11 +143,11 @@ def check_declared(source: ModelSource, engines: EngineList, why_sizes: Callable
     """
     if not source.inputs or source.key([None] * len(source.inputs), False) is None:
         return
-    rigid = [engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes]
+    static_engines = [engine.spec for engine in engines.engines if not engine.supports_dynamic_shapes]
     if source.is_traced:
         why = "the graph is traced for its inputs"
-    elif rigid and not engines.is_auto:
-        why = f"engine {rigid[0]!r} needs every extent fixed"
+    elif static_engines and not engines.is_auto:
+        why = f"engine {static_engines[0]!r} needs every extent fixed"
     elif not (why := why_sizes()):
         return
     raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")

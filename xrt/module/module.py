@@ -378,7 +378,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
 
         A batch is an array, a list of arrays in the order of the inputs, or a dict of arrays by name. ``method`` is ``"minmax"``,
         ``"moving_average"`` (``momentum=0.9``), ``"entropy"``, ``"percentile"`` (``percentile=99.99``) or ``"mse"``. The table
-        finds values by what computes them, whatever they are called.
+        identifies values by the nodes that compute them, not by name.
 
         Raises CalibrationError without batches, and for NaN or infinities; OptionError for an unknown method or parameter.
         """

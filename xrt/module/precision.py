@@ -185,7 +185,7 @@ def calibrate(
 ) -> CalibrationTable:
     """Calibrate a model over batches: record the range of each value that quantization may need.
 
-    ``model`` is anything that `XRTModule` takes, and ``engine`` what runs it. The rest is as in `XRTModule.calibrate`.
+    ``model`` is any model that `XRTModule` accepts, run on ``engine``. The rest is as in `XRTModule.calibrate`.
     """
     from xrt.module.module import XRTModule
 

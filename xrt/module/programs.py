@@ -128,19 +128,19 @@ class Programs:
             device, why_not = self.engines.context.device, partial(why_not_whole, function, self.settings)
             self.engines = choose_default_engine(device, self.settings, self.cache, why_not)
             self._is_undecided = False
-        simple = optimize(function, fold=self.settings.fold_constants, engines=self.engines)
+        optimized = optimize(function, fold=self.settings.fold_constants, engines=self.engines)
         if self.settings.choice.is_quantized and self.settings.max_error is None:
-            simple = self._quantize(simple, function)
+            optimized = self._quantize(optimized, function)
         sizes: Mapping[str, int] = FrozenDict()
         if self.engines.is_auto:
             if values is not None and self.placer.model is not None:
                 sizes = read_sizes(source.inputs, values)
-            self.engines, place = self.placer.choose(simple, values, base.tuned if base else None, place, began, sizes)
-        build = Specialization(simple, self.engines, self.settings, self.cache, original=function, place=place)
+            self.engines, place = self.placer.choose(optimized, values, base.tuned if base else None, place, began, sizes)
+        build = Specialization(optimized, self.engines, self.settings, self.cache, original=function, place=place)
         build.sizes = sizes
         return build
 
-    def _quantize(self, simple: Function, function: Function) -> Function:
+    def _quantize(self, optimized: Function, function: Function) -> Function:
         """Quantize the model to int8, by a calibration table, or by ranges measured once on the calibration batches."""
         from xrt.module.precision import measure_ranges, quantize_by_table  # only for int8
 
@@ -150,7 +150,7 @@ class Programs:
             declared = optimize(whole, fold=self.settings.fold_constants, engines=self.engines)
             table = measure_ranges(declared, self.settings, self.engines)
             self.settings = replace(self.settings, choice=replace(choice, table=table))
-        return quantize_by_table(simple, function, self.settings, self.engines.engines)
+        return quantize_by_table(optimized, function, self.settings, self.engines.engines)
 
     # ------------------------------------------------------------------ compile
 
@@ -178,11 +178,11 @@ class Programs:
         self._compiles += 1
         if self._compiles == MOST_COMPILES:
             why = [self.sizes.find_reason(values, self) or "the first sizes have a program of their own", *self.sizes.refusals]
-            cures = ["shapes='one'"] * self.engines.can_be_dynamic + ["shapes=xrt.Buckets()"] * self.engines.is_auto
-            cures.append("an engine that has one program for all sizes, such as 'ort'")
+            suggestions = ["shapes='one'"] * self.engines.can_be_dynamic + ["shapes=xrt.Buckets()"] * self.engines.is_auto
+            suggestions.append("an engine that has one program for all sizes, such as 'ort'")
             warn(
                 f"{MOST_COMPILES} calls of this module have waited for a compile, each for other sizes: "
-                f"{'; '.join(why)}. Pass {', or '.join(cures)}; shapes='each' accepts it",
+                f"{'; '.join(why)}. Pass {', or '.join(suggestions)}; shapes='each' accepts it",
                 SignatureWarning,
             )
         return program

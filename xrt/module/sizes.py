@@ -50,10 +50,10 @@ class Buckets:
 def _parse_sizes(dim: object, sizes: Any) -> tuple[int, ...] | None:
     if sizes is None:
         return None
-    several = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
-    if not several or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in several):
+    values = list(sizes) if isinstance(sizes, list | tuple | range) else [sizes]
+    if not values or not all(type(size) is int and 0 < size <= LARGEST_EXTENT for size in values):
         raise OptionError(f"Buckets: {dim!r} takes a positive integer, several, or None; got {sizes!r}")
-    return tuple(sorted(set(several)))
+    return tuple(sorted(set(values)))
 
 
 Shapes: TypeAlias = Literal["auto", "each", "one"] | Buckets
@@ -356,8 +356,8 @@ class SizePolicy:
                 raise OptionError(f"Buckets has {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
         if buckets and not dims:
             raise OptionError("Buckets(...) is for symbolic dims, and the inputs of the model have none")
-        simple = optimize(source.get_declared_function(), fold=self._fold, engines=engines)
-        padded = pad_dims(simple, tuple(sizes) if sizes else None)
+        optimized = optimize(source.get_declared_function(), fold=self._fold, engines=engines)
+        padded = pad_dims(optimized, tuple(sizes) if sizes else None)
         if buckets and padded.refusals:
             name, reason = next(iter(padded.refusals.items()))
             raise OptionError(

@@ -152,8 +152,8 @@ class FailedCall:
         """The nodes to exclude from the engine: those of all regions that share the failed executable."""
         launches, executables = self.program.plan.launches, self.program.executables
         number = [launch.name for launch in launches].index(self.error.region)
-        alike = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
-        return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
+        equal = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
+        return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), self.error)
 
     def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
         """Restore the inputs. If impossible, return the failure with a call on copies of the inputs, and the error to raise."""
@@ -190,8 +190,8 @@ class SavedSpecialization:
     whole: Callable[[], Function]
     """Returns the planned Function; the specialization's may be folded, with the same inputs and outputs."""
     complete: Callable[[], Specialization] | None = None
-    """Creates the full specialization that this one stands in for, from the model. If set, the plan's regions may lack nodes,
-    and the plan is not shown."""
+    """Creates the full specialization from the model. If set, the plan has only what a call needs: regions may lack nodes, and it
+    is not shown."""
 
 
 class Specialization:
@@ -249,7 +249,7 @@ class Specialization:
         return self._plan if complete is None else complete.plan
 
     def _complete(self) -> Specialization | None:
-        """The specialization made from the model if this one stands in for it, else None."""
+        """The full specialization, created from the model; None if this one is complete."""
         saved = self._saved
         return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
 
@@ -347,8 +347,8 @@ class Specialization:
 
     def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         settings, engines = self._settings, self.engines
-        with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as tell:
-            report = settings.progress if callable(settings.progress) else lambda done, n: tell(f"{done} of {n} regions")
+        with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as show:
+            report = settings.progress if callable(settings.progress) else lambda done, n: show(f"{done} of {n} regions")
             options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
             return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
 

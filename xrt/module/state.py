@@ -105,7 +105,7 @@ class StatefulFunction:
     def reserve(self, arrays: Mapping[str, Array], call_inputs: Mapping[str, Any]) -> dict[str, Array]:
         """The states with room for the entries that a call adds; raises InputError beyond the model's capacity.
 
-        States that are too small are allocated anew, at a power of two up to the capacity.
+        States that are too small are reallocated at a power of two up to the capacity.
         """
         capacity, reserved = self.capacity, dict(arrays)
         if capacity is None or capacity.length not in arrays:
@@ -156,14 +156,14 @@ class StatefulFunction:
         array.fill(self.states[name].fill)
         return array
 
-    def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], early: bool) -> int:
+    def _find_extent(self, name: str, dim: Any, sizes: Mapping[str, int], is_before_call: bool) -> int:
         if isinstance(dim, int) or dim in sizes:
             return dim if isinstance(dim, int) else sizes[dim]
         is_read = any(dim in _list_dims(value) for value in self.others)
         if name not in self.fixed and not is_read and dim is not None:
             return 0  # it grows
         advice = f"call m.new_session(sizes={{{dim!r}: ...}})" if dim is not None else f"set session.state[{name!r}] to an array"
-        why = "is known only in a call" if early and is_read else "no input tells"
+        why = "is known only in a call" if is_before_call and is_read else "no input tells"
         raise InputError(f"state {name!r} is {self._get_type(name)}, whose extent {dim or '?'!r} {why}; {advice}")
 
     def copy_value(self, name: str, value: Any) -> Array:
@@ -253,7 +253,7 @@ def _delay_interrupt() -> Iterator[None]:
 
 
 class Session:
-    """One state over the weights and executables of a module: `XRTModule.new_session` makes it.
+    """One state over the weights and executables of a module: created by `XRTModule.new_session`.
 
     A call takes the non-state inputs of the model and returns the non-state outputs: a single output unwrapped, several as a
     tuple, None without any. State is created by the first call, or when it is read. Its sizes come from the model, the call's
@@ -285,7 +285,7 @@ class Session:
     # ------------------------------------------------------------------ calls
 
     def __call__(self, *args: Any, options: RunOptions | None = None, **kwargs: Any) -> Any:
-        """Make one step: read the state, compute, keep the next state.
+        """Run one step: read the state, compute, store the next state.
 
         ``options`` are as in a call of the module, without buffers. Raises the errors of such a call, and InputError if another
         call of this session is running, or if the state is lost because an earlier call failed or was interrupted while it

@@ -285,8 +285,8 @@ class StoredPlans:
             original = model.get_declared_function()
         else:
             original = model.function([ShapePlaceholder(shape) for shape in program.key], dynamic=False)
-        simple = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
-        return Specialization(simple, *context, original=original)
+        optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
+        return Specialization(optimized, *context, original=original)
 
     # ------------------------------------------------------------------ writing
 

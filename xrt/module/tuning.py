@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Objective: TypeAlias = Literal["latency", "throughput"]
 TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` that are only for throughput."""
-SEARCHING = 0.5
+SEARCH_SHARE = 0.5
 """Fraction of the budget for plan searches."""
 THROUGHPUT_BUDGET = 60.0
 """Default budget of a search for throughput, in seconds."""
@@ -178,10 +178,10 @@ def tune_throughput(
     pool, sizes = RequestPool(module, values, batch_dim, seed), parse_batches(BATCHES if batches is None else batches)
     if not (reason := pool.reason) and sizes[-1] > 1:
         with nullcontext(module) if lower is None else _make_exact_module(module) as exact:
-            reason = pool.check_independent(exact, min(CHECKED, sizes[-1]))
+            reason = pool.check_independent(exact, min(MOST_CHECKED, sizes[-1]))
     sizes, notes = ((1,), (f"requests are not joined: {reason}",)) if reason else (sizes, ())
     with (
-        closing(ModuleBench(module, pool, splits, sizes, SEARCHING * seconds, lower)) as bench,
+        closing(ModuleBench(module, pool, splits, sizes, SEARCH_SHARE * seconds, lower)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
         report = tell or (_make_tell(progress, seconds) if callable(progress) else show)
@@ -230,9 +230,9 @@ def count_modules(module: XRTModule, calls: int) -> int:
     return -(-calls // min((bound for bound in bounds if bound is not None), default=calls))
 
 
-POOL = 32
+POOL_SIZE = 32
 """Number of distinct requests, which the load repeats."""
-CHECKED = 4
+MOST_CHECKED = 4
 """Maximum number of requests in the test for independence."""
 LOWERING = ("max_error", "calibrate", "validate", "precision")
 """Module options that allow lower precision."""
@@ -254,16 +254,16 @@ class RequestPool:
         elif batch_dim is not None:
             raise OptionError("batch_dim= is of a model with symbolic dims, and an xrt.Graph has none; pass graph.trace(...)")
         if values is None:
-            samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL} if self.dim else {})
+            samples = sample_inputs(source.get_declared_function(), seed, {self.dim: POOL_SIZE} if self.dim else {})
             values = [samples[value.name] for value in self.inputs]
         self._values, self._rows = list(values), list[dict[int, Any]]()
         """The inputs of a call; and for each request, its row by input index."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
             sizes = {name: values[place].shape[axis] for place, axis, name in axes}
-            several = resize_values(self.inputs, self._values, {**sizes, self.dim: POOL})
-            joined = {place for place, _, name in axes if name == self.dim}
-            self._rows = [{place: several[place][row : row + 1].copy() for place in joined} for row in range(POOL)]
+            resized = resize_values(self.inputs, self._values, {**sizes, self.dim: POOL_SIZE})
+            batch_places = {place for place, _, name in axes if name == self.dim}
+            self._rows = [{place: resized[place][row : row + 1].copy() for place in batch_places} for row in range(POOL_SIZE)]
 
     def join(self, first: int, count: int) -> list[Any]:
         """Concatenate ``count`` requests, starting with number ``first``, to the inputs of a call."""
@@ -284,14 +284,14 @@ class RequestPool:
 
     def check_independent(self, module: XRTModule, count: int) -> str:
         """Explain why requests cannot be batched; empty if each has the same results in a batch as alone."""
-        several = module(*self.join(0, count))
+        batch_results = module(*self.join(0, count))
         names = [value.name for value in module.outputs]
-        for name, output in zip(names, several if isinstance(several, tuple) else (several,), strict=True):
+        for name, output in zip(names, batch_results if isinstance(batch_results, tuple) else (batch_results,), strict=True):
             if output.ndim == 0 or output.shape[0] != count:
                 return f"output {name!r} has the shape {list(output.shape)} for {count} requests"
-        for number, joined in enumerate(self.split(several, count)):
+        for number, batched in enumerate(self.split(batch_results, count)):
             (alone,) = self.split(module(*self.join(number, 1)), 1)
-            if not (comparison := compare_all(joined, alone, names=names)):
+            if not (comparison := compare_all(batched, alone, names=names)):
                 return f"a request has other results together with others than alone: {comparison.message}"
         return ""
 
@@ -432,7 +432,7 @@ class ModuleBench:
 
     def close(self) -> None:
         """Release the instances."""
-        for several in self._modules.values():
-            for module in several:
+        for modules in self._modules.values():
+            for module in modules:
                 module.close()
         self._modules.clear()
