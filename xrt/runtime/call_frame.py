@@ -121,7 +121,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
         i: places[slot] for i, slot in enumerate(writes) if slot in places and i in least and places[slot].nbytes >= least[i]
     }
     filled = [(place, least[index]) for index, place in step.returns if index in least]
-    usual = _make_options(step, NO_OPTIONS, buffers)
+    default_options = _make_options(step, NO_OPTIONS, buffers)
 
     def takes_buffer(out: Sequence[Any] | None) -> bool:
         """Whether the engine computes into one of the caller's buffers; XRT copies to the others at the end."""
@@ -139,7 +139,7 @@ def _prepare_plain(step: Step, arrays: LaunchArrays) -> Action:
         elif options is not None and (buffers or takes_buffer(options.out)):
             results = run(arguments, _make_options(step, options, buffers))
         else:
-            results = run(arguments, usual) if buffers else direct(*arguments)
+            results = run(arguments, default_options) if buffers else direct(*arguments)
         if len(results) != len(writes):
             raise make_count_error(step, len(results))
         for slot, result in zip(writes, results, strict=True):

@@ -138,8 +138,8 @@ class RegionToCompile:
             # The model file has changed, which is not the engine's fault.
             if stale := find_stale(error):
                 raise stale from None
-            if short := self._find_shortage(error):
-                raise short from error
+            if shortage := self._find_shortage(error):
+                raise shortage from error
             if isinstance(error, CompileFailed):
                 raise
             shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
@@ -315,7 +315,7 @@ TRIALS = 16
 
 
 def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]], bool], most: int = TRIALS) -> tuple[int, ...]:
-    """Positions of the nodes without which the region compiles; all nodes if that cannot be found out.
+    """Find the positions of the nodes without which the region compiles; all nodes if that is unknown.
 
     ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the
     shortest prefix that fails: its last node is to blame. If the rest still fails, all nodes with the same entry in

@@ -137,8 +137,8 @@ class DeviceCall:
 
     def wait_for(self, slots: Sequence[int]) -> None:
         """Wait until the copies of these values to the host are done: once per device, for the latest copy."""
-        coming = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
-        for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in coming}.values():
+        downloads = sorted(filter(None, (self._downloads.pop(slot, None) for slot in slots)), key=lambda arrival: arrival[0])
+        for accelerator, event in {accelerator.name: (accelerator, event) for _, accelerator, event in downloads}.values():
             if not accelerator.is_done(event):
                 self._counter.add(waits=1)
                 accelerator.wait_for(event)
@@ -416,8 +416,8 @@ class MultiDeviceProgram(Program):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
             who = f"engine {launch.engine!r} in {launch.name}"
-            short = make_out_of_memory_error(accelerator, find_root_cause(error), who) if accelerator is not None else None
-            raise short or to_run_failed(launch, error)  # noqa: B904  # it has its cause
+            shortage = make_out_of_memory_error(accelerator, find_root_cause(error), who) if accelerator is not None else None
+            raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:
                 call.settle(where)
@@ -512,14 +512,14 @@ class MultiDeviceProgram(Program):
 
     def _release_finished(self) -> None:
         """Release objects of finished copies of earlier calls."""
-        under_way = self._pending
-        while under_way:
+        pending = self._pending
+        while pending:
             try:
-                first = under_way.popleft()
+                first = pending.popleft()
             except IndexError:  # emptied by another thread
                 return
             if not first[0].is_done(first[1]):
-                under_way.appendleft(first)
+                pending.appendleft(first)
                 return
 
     # ------------------------------------------------------------------ the rest
@@ -542,12 +542,12 @@ class MultiDeviceProgram(Program):
         graph if the program's calls are. Not for concurrent use.
         """
         options = RunOptions(out=tuple(buffers))
-        graphed = CapturedCall(self, buffers) if self._captured is not None else None
+        captured = CapturedCall(self, buffers) if self._captured is not None else None
 
         def call() -> None:
             self._release_finished()
             self._counter.add(calls=1)
-            if graphed is not None and graphed.run(inputs) is not None:
+            if captured is not None and captured.run(inputs) is not None:
                 self.end(DEFAULT, self._streams(DEFAULT))
             else:
                 self._run_steps(inputs, options, None)
@@ -583,10 +583,10 @@ class MultiDeviceProgram(Program):
         """Do nothing: the finalizer waits for the device, then releases the executables."""
 
 
-def _wait_for_work(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
+def _wait_for_work(pending: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
     """Wait for pending work that uses memory about to be released: copies and executables."""
-    while under_way:
-        accelerator, event, _ = under_way.popleft()
+    while pending:
+        accelerator, event, _ = pending.popleft()
         accelerator.wait_for(event)
     for accelerator in devices:
         if (stream := streams.get(accelerator.name)) is not None:

@@ -217,8 +217,8 @@ def check_buffers(
     """
     buffers = tuple(out) if isinstance(out, list | tuple) else (out,)
     if len(buffers) != len(outputs):
-        many = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
-        raise InputError(f"out has {many} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
+        size = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
+        raise InputError(f"out has {size} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
     seen = [(f"input {declared.name!r}", value) for declared, value in zip(inputs, values, strict=False)]
     checked = []
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):

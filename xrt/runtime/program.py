@@ -77,7 +77,7 @@ class Program:
         # Constants, and outputs that are inputs, need a frame.
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
-        positions, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
+        positions, results = (tuple(map(order.index, slots)) for order, slots in ((inputs, step.reads), (step.writes, outputs)))
         return _permute_call(step.executable.fast_call(), positions, len(inputs), results, len(step.writes))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
@@ -129,7 +129,7 @@ class Program:
         return results
 
     def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-        """The call to time: as a module makes it, on these host arrays.
+        """The call to time, on these host arrays, as a module runs it.
 
         On a device the inputs are uploaded beforehand, and the call waits for its results.
         """

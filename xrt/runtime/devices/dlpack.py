@@ -14,7 +14,7 @@ _KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda
 
 
 def on_host(array: Any) -> bool:
-    """Whether another library's array is readable by the host; assumed if the array does not tell."""
+    """Whether another library's array is readable by the host; assumed if the array has no such information."""
     device = getattr(array, "__dlpack_device__", None)
     return device is None or int(device()[0]) in HOST_KINDS
 

@@ -49,7 +49,7 @@ class GraphCapture(abc.ABC):
 
 
 class Device(Accelerator):
-    """An accelerator as the runtime uses it. Methods do not wait unless they say so.
+    """An accelerator as the runtime uses it. Methods do not wait unless documented.
 
     Copies are enqueued on a stream of this device. The caller keeps the `PendingCopy` until the copy is done.
     """
@@ -189,12 +189,12 @@ def make_out_of_memory_error(device: Device, error: BaseException, who: str, nby
         return None
     memory = device.memory()
     amount = _format(requested or nbytes) if requested or nbytes else "an amount of memory that it does not tell"
-    short = OutOfDeviceMemory(
+    shortage = OutOfDeviceMemory(
         f"{who} asked {device.name} for {amount}; {_format(memory.free)} of {_format(memory.total)} are free. The module can "
         f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
     )
-    short.__cause__ = error
-    return short
+    shortage.__cause__ = error
+    return shortage
 
 
 def _format(nbytes: int) -> str:
