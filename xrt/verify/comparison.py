@@ -284,7 +284,7 @@ def judge_outputs(
 
 
 class OutputJudge:
-    """Judges results of one Function on one set of inputs like `judge_outputs`, and caches what it computes."""
+    """Judges results of one Function on one set of inputs like `judge_outputs`, and caches the reference's results."""
 
     def __init__(
         self,

@@ -113,8 +113,8 @@ class Verification:
         return render_cell("summary.html", title="Verification", facts={}, tables=tables)
 
     def __str__(self) -> str:
-        said = f": {self.whole.message}" if self.whole.message else ""
-        end = f"the whole: {self.whole.verdict.value}{said}"
+        message = f": {self.whole.message}" if self.whole.message else ""
+        end = f"the whole: {self.whole.verdict.value}{message}"
         return "\n".join([*map(str, self.regions), end])
 
 
@@ -173,7 +173,7 @@ class _Region:
         outputs = list(self.reference(function, copy_values(inputs)))
         try:
             # One compile, two runs: on the reference's inputs, and on the actual ones of earlier regions.
-            alone, passed_on = self._run(function, [inputs, [actual[value.name] for value in function.inputs]])
+            alone, chained = self._run(function, [inputs, [actual[value.name] for value in function.inputs]])
         except RunFailed as error:
             raise to_run_failed(launch, error) from error.__cause__
         verdict = judge_outputs(function, inputs, alone, outputs, self.reference, self.precision)
@@ -187,7 +187,7 @@ class _Region:
         if check.differs and not check.note:
             values = [*inputs, *alone, *outputs]
             check = replace(check, note=name_likely_cause(self.engine.implementation, function, values))
-        for value, reference, result in zip(function.outputs, outputs, passed_on, strict=True):
+        for value, reference, result in zip(function.outputs, outputs, chained, strict=True):
             expected[value.name], actual[value.name] = reference, result
         return check
 
