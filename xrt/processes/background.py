@@ -61,7 +61,7 @@ def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object]
 
 
 def within_or_stopped(seconds: float, work: Callable[[Callable[[], bool]], T], *, late: Callable[[T], object] | None = None) -> T:
-    """Like `within`, for work that stops early: it is called with a function that tells whether it has been abandoned."""
+    """Like `within`, for work that stops early: its argument is a function that returns whether it has been abandoned."""
     stop = threading.Event()
     try:
         return within(seconds, partial(work, stop.is_set), late=late)
@@ -82,9 +82,9 @@ def _skip_abandoned() -> None:
     A native thread that returns to a finalized interpreter, or reads static data that has been destroyed, crashes the process.
     So exit right after the interpreter is finalized, with its exit status, before the destructors of native libraries run.
     """
-    until = time.monotonic() + AT_EXIT
+    deadline = time.monotonic() + AT_EXIT
     for thread in list(_threads):
-        thread.join(max(until - time.monotonic(), 0.0))
+        thread.join(max(deadline - time.monotonic(), 0.0))
     if not any(thread.is_alive() for thread in _threads):
         return
     _skip_finalizers_of_partial_imports()

@@ -150,9 +150,9 @@ class WorkerProcess:
             self.end()
             raise WorkerTimedOut(seconds or 0.0) from error
         except (OSError, EOFError) as error:
-            died = self._explain_death()
+            death = self._explain_death()
             # Linux sends SIGKILL when memory runs out.
-            raise died from MemoryError(str(died)) if died.code == -signal.SIGKILL else error
+            raise death from MemoryError(str(death)) if death.code == -signal.SIGKILL else error
 
     def _explain_death(self) -> WorkerDied:
         try:

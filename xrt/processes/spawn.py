@@ -29,29 +29,29 @@ _lifelines: weakref.WeakKeyDictionary[subprocess.Popen[Any], weakref.finalize[[i
 """Finalizers that close the writing end, by process."""
 
 
-def tie(process: subprocess.Popen[Any], reads: int, writes: int) -> None:
-    """Kill the process and its group when ``writes`` closes: by `release`, or when this process ends.
+def tie(process: subprocess.Popen[Any], read_fd: int, write_fd: int) -> None:
+    """Kill the process and its group when ``write_fd`` closes: by `release`, or when this process ends.
 
-    The process must lead its own group and have inherited ``reads``. ``writes`` is owned by this module afterwards.
+    The process must lead its own group and have inherited ``read_fd``. ``write_fd`` is owned by this module afterwards.
     """
-    _lifelines[process] = weakref.finalize(process, os.close, writes)
-    _signal_group(reads, process.pid)
+    _lifelines[process] = weakref.finalize(process, os.close, write_fd)
+    _signal_group(read_fd, process.pid)
 
 
-def hold(reads: int) -> None:
+def hold(read_fd: int) -> None:
     """Do in the child what `tie` does in its parent, in case the parent ended before. The child must lead its group."""
-    _signal_group(reads, os.getpid())
+    _signal_group(read_fd, os.getpid())
     ended = select.poll()
-    ended.register(reads, select.POLLHUP)
+    ended.register(read_fd, select.POLLHUP)
     if ended.poll(0):
         os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def _signal_group(reads: int, group: int) -> None:
+def _signal_group(read_fd: int, group: int) -> None:
     """Make the kernel kill a process group when the pipe has no writer left."""
-    fcntl.fcntl(reads, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(reads, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(reads, fcntl.F_SETFL, fcntl.fcntl(reads, fcntl.F_GETFL) | os.O_ASYNC)
+    fcntl.fcntl(read_fd, fcntl.F_SETOWN, -group)
+    fcntl.fcntl(read_fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(read_fd, fcntl.F_SETFL, fcntl.fcntl(read_fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def release(process: subprocess.Popen[Any]) -> None:
@@ -79,7 +79,7 @@ def start(command: Sequence[str], *, environment: Mapping[str, str] | None = Non
     ``environment`` replaces this process's, ``streams`` are those of `subprocess.Popen`. The program must exit when its standard
     input closes before any data, as happens if this process ends during the start. Call `end` to end it.
     """
-    return _start(lambda reads: command, environment, (), streams)
+    return _start(lambda read_fd: command, environment, (), streams)
 
 
 def start_python(
@@ -98,8 +98,8 @@ def start_python(
     call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
     options = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
-    def command(reads: int | None) -> list[str]:
-        hold = "" if reads is None else f"from xrt.processes.spawn import hold; hold({reads}); "
+    def command(read_fd: int | None) -> list[str]:
+        hold = "" if read_fd is None else f"from xrt.processes.spawn import hold; hold({read_fd}); "
         return [sys.executable, *options, "-c", hold + call, *arguments]
 
     return _start(command, _python_environment(environment), inherited, streams)
@@ -114,19 +114,19 @@ def _start(
     """Start the command, which is built from the lifeline's descriptor in the child; None if not supported."""
     if not SUPPORTED:
         return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
-    reads, writes = os.pipe()
+    read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
-            command(reads), env=environment, pass_fds=(*inherited, reads), start_new_session=True, **streams
+            command(read_fd), env=environment, pass_fds=(*inherited, read_fd), start_new_session=True, **streams
         )
     except BaseException:
-        os.close(writes)
+        os.close(write_fd)
         raise
     else:
-        tie(process, reads, writes)
+        tie(process, read_fd, write_fd)
         return process
     finally:
-        os.close(reads)
+        os.close(read_fd)
 
 
 def run(command: Sequence[str], data: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -147,11 +147,11 @@ def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process and its descendants unless it has exited; close its pipes and wait for it."""
     # Killing a process does not end its descendants, and a compiler among them may run for minutes. List them before the kill,
     # after which they belong to init.
-    others = list_descendants(process.pid) if process.poll() is None else ()
+    descendants = list_descendants(process.pid) if process.poll() is None else ()
     release(process)
     process.kill()
     process.wait()
-    kill(others)  # descendants outside its process group
+    kill(descendants)  # descendants outside its process group
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):  # unread data is discarded
