@@ -185,5 +185,5 @@ def read_session(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
         facts, arrays = _read_arrays(Container.open(Path(path), "session"))
         return str(facts["model"]), {name: array.copy() for name, array in arrays}
     except (*_NO_ARRAYS, OSError) as error:
-        why = (error.strerror or error) if isinstance(error, OSError) else error
-        raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {why}") from error
+        reason = (error.strerror or error) if isinstance(error, OSError) else error
+        raise InputError(f"cannot read the state of a session from {os.fspath(path)!r}: {reason}") from error

@@ -177,5 +177,5 @@ _TYPE = DocumentType("xrt calibration table", "calibration table", CalibrationTa
 def _distance(a: ValueRange, b: ValueRange) -> float:
     """The larger shift of the two ends, relative to the wider range."""
     width = max(a.high - a.low, b.high - b.low)
-    moved = max(abs(a.low - b.low), abs(a.high - b.high))
-    return moved / width if width else moved
+    shift = max(abs(a.low - b.low), abs(a.high - b.high))
+    return shift / width if width else shift

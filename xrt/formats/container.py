@@ -91,7 +91,7 @@ class Container:
     def __init__(self, data: memoryview, kind: str) -> None:
         """Read the table. Raises CorruptFile, or BundleError for another kind of file."""
         self._data = data
-        self._sections = _sections(data, kind)
+        self._sections = _read_sections(data, kind)
         self._checked: set[str] = set()
 
     @classmethod
@@ -130,11 +130,11 @@ class Container:
                 release(np.frombuffer(self.section(name), np.uint8))
 
 
-def _sections(data: memoryview, kind: str) -> dict[str, Section]:
-    start, size = _table_place(data)
-    written, sections = read_table(bytes(data[start : start + size]))
-    if written != kind:
-        raise BundleError(f"it is a {written!r} file, not a {kind!r} file")
+def _read_sections(data: memoryview, kind: str) -> dict[str, Section]:
+    start, size = _find_table(data)
+    actual_kind, sections = read_table(bytes(data[start : start + size]))
+    if actual_kind != kind:
+        raise BundleError(f"it is a {actual_kind!r} file, not a {kind!r} file")
     for section in sections:
         if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
             raise CorruptFile(f"its section {section.name!r} does not lie in the file")
@@ -159,7 +159,7 @@ def _read_row(row: object) -> Section:
     raise ValueError(f"{row!r:.200} is no section")
 
 
-def _table_place(data: memoryview) -> tuple[int, int]:
+def _find_table(data: memoryview) -> tuple[int, int]:
     """Offset and size of the table; raises CorruptFile."""
     if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
         raise CorruptFile(

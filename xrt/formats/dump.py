@@ -68,12 +68,12 @@ def _node_lines(node: Node, function: Function) -> Iterator[str]:
         if name in function.constants:
             yield f"{name}: {function.constants[name].type}"
     for attribute in node.attributes:
-        yield f"{attribute.name}={_shown(attribute)}"
+        yield f"{attribute.name}={_describe_attribute(attribute)}"
     if node.device:
         yield f"on {node.device}"
 
 
-def _shown(attribute: Attribute) -> str:
+def _describe_attribute(attribute: Attribute) -> str:
     if attribute.kind in (AttrKind.GRAPH, AttrKind.GRAPHS):
         return ", ".join(f"{body.name} ({len(body.nodes)} nodes)" for body in attribute.bodies())
     text = str(list(attribute.value)) if attribute.kind.is_list else str(attribute.value)

@@ -100,23 +100,23 @@ def why_not_writable(path: Path) -> str | None:
         return None if os.access(real, os.W_OK) else "nothing may be written to it"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    return _why_not_made(real.parent, real.name)
+    return _why_not_creatable(real.parent, real.name)
 
 
 def why_not_folder(path: Path) -> str | None:
     """Explain why files cannot be written to a directory that may not exist yet, or return None. Creates nothing."""
     path = path.absolute()
-    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-    if not there.is_dir():
-        return f"{there} is no folder"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"nothing may be written to {there}"
+    ancestor = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    if not ancestor.is_dir():
+        return f"{ancestor} is no folder"
+    return None if os.access(ancestor, os.W_OK | os.X_OK) else f"nothing may be written to {ancestor}"
 
 
 def _is_device(path: Path) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113  # as above
 
 
-def _why_not_made(folder: Path, name: str) -> str | None:
+def _why_not_creatable(folder: Path, name: str) -> str | None:
     temporary = _name_temporary(folder / name)
     try:
         with temporary.open("xb") as file:

@@ -125,8 +125,8 @@ def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord 
     programs = list(record.programs)
     stored: dict[str, Any] = {}
     if before is not None and (before.files, before.inputs, before.outputs) == (record.files, record.inputs, record.outputs):
-        new = {program.key for program in programs}
-        programs, stored = [*(old for old in before.programs if old.key not in new), *programs], dict(before.sections)
+        new_keys = {program.key for program in programs}
+        programs, stored = [*(old for old in before.programs if old.key not in new_keys), *programs], dict(before.sections)
     programs = programs[-MOST_PROGRAMS:]
     while programs:
         digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == OWN}
@@ -434,12 +434,12 @@ class OpenFiles:
                     part = np.frombuffer(map_file(file, Path(path)), np.uint8, size, offset)
                 else:
                     part = make_aligned_block(size)
-                    done = 0
-                    while done < size:  # one call reads at most 2 GB
-                        count = os.preadv(file, [part.data[done:]], offset + done)
+                    filled = 0
+                    while filled < size:  # one call reads at most 2 GB
+                        count = os.preadv(file, [part.data[filled:]], offset + filled)
                         if not count:
                             raise StaleFunction(f"{path!r} became shorter while it was read")
-                        done += count
+                        filled += count
             except OSError as error:
                 raise StaleFunction(f"{path!r} cannot be read: {error.strerror}") from error
             self._check(number)

@@ -374,8 +374,8 @@ class _Parser:
         if not kinds:
             self.refuse(f"an empty list needs its kind, as in {'ints []'!r}", start)
         if len(kinds) > 1:
-            mixed = ", ".join(sorted(kind.name.lower() for kind in kinds))
-            self.refuse(f"a list holds {mixed}; its items must be of one kind", start)
+            names = ", ".join(sorted(kind.name.lower() for kind in kinds))
+            self.refuse(f"a list holds {names}; its items must be of one kind", start)
         return _AS_LIST[kinds.pop()], [value for _, value in items]
 
     def item(self, depth: int) -> tuple[AttrKind, Any]:
@@ -414,9 +414,9 @@ class _Parser:
             raw = base64.b64decode(self.string("the bytes"), validate=True)
             if dtype is DType.STRING:
                 self.refuse("strings are listed one by one, not as base64", start)
-            wanted = count * dtype.numpy.itemsize
-            if len(raw) != wanted:
-                self.refuse(f"a constant of {dtype} and shape {list(shape)} has {wanted} bytes; {len(raw)} are given", start)
+            size = count * dtype.numpy.itemsize
+            if len(raw) != size:
+                self.refuse(f"a constant of {dtype} and shape {list(shape)} has {size} bytes; {len(raw)} are given", start)
             if dtype is DType.BOOL and max(raw, default=0) > 1:
                 self.refuse("a byte of a bool constant is neither 0 nor 1", start)
             return np.frombuffer(raw, dtype.numpy)

@@ -106,8 +106,8 @@ class Walk:
 
 def encode(value: int) -> bytes:
     """Encode a variable-length integer."""
-    more, low = divmod(value, 0x80)
-    return bytes([low | 0x80]) + encode(more) if more else bytes([low])
+    high, low = divmod(value, 0x80)
+    return bytes([low | 0x80]) + encode(high) if high else bytes([low])
 
 
 # Raw data from this size on is left out; smaller messages are not searched.
@@ -153,13 +153,13 @@ def extract_weights(data: Buffer) -> WeightlessModel:
     """
     if len(data) < LARGE_BYTES:
         return WeightlessModel(ModelProto.FromString(bytes(data)), {})
-    cutter = _Cutter(Walk(data))
+    cutter = _WeightExtractor(Walk(data))
     model = b"".join(cutter.message(ModelProto, 0, len(data), 0))
     return WeightlessModel(ModelProto.FromString(model), cutter.spans)
 
 
 @dataclass(slots=True)
-class _Cutter:
+class _WeightExtractor:
     walk: Walk
     spans: dict[str, Span] = field(default_factory=dict)
 
@@ -238,7 +238,7 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Function, tuple[str, ...]]:
 
 
 def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, tuple[str, ...]]:
-    excerpt = _excerpt(data)
+    excerpt = _read_excerpt(data)
     view = memoryview(data)
 
     def within(location: str) -> memoryview | None:
@@ -251,8 +251,8 @@ def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, t
 
 def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
     if path.is_dir():
-        inside = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5])
-        raise ModelError(f"it is a directory; name the file in it{f' ({inside})' if inside else ''}")
+        model_names = ", ".join(sorted(p.name for p in path.glob("*.onnx"))[:5])
+        raise ModelError(f"it is a directory; name the file in it{f' ({model_names})' if model_names else ''}")
     try:
         with path.open("rb") as file:
             return _from_file(file, path.parent)
@@ -269,7 +269,7 @@ def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[s
     if not status.st_size:
         return _from_bytes(file.read(), directory)  # an empty file, or a pipe, which has no size and cannot be mapped
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        excerpt = _excerpt(data)
+        excerpt = _read_excerpt(data)
 
     def within(location: str) -> memoryview | None:
         span = excerpt.spans.get(location)
@@ -279,7 +279,7 @@ def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[s
     return read_function(excerpt.model, external), external.locations
 
 
-def _excerpt(data: Buffer) -> WeightlessModel:
+def _read_excerpt(data: Buffer) -> WeightlessModel:
     """Parse the model without its large data; raises ModelError with the most specific reason if it is malformed."""
     if not len(data):
         raise ModelError("it is empty")
@@ -290,10 +290,10 @@ def _excerpt(data: Buffer) -> WeightlessModel:
     try:
         return WeightlessModel(ModelProto.FromString(data[:]), {})
     except DecodeError:
-        raise ModelError(_truncation(data) or "it is not an ONNX model: it does not parse as one") from None
+        raise ModelError(_describe_truncation(data) or "it is not an ONNX model: it does not parse as one") from None
 
 
-def _truncation(data: Buffer) -> str | None:
+def _describe_truncation(data: Buffer) -> str | None:
     """Describe where the data is cut off inside a top-level field; None if it does not look like a model."""
     names = {field.number: field.name for field in ModelProto.DESCRIPTOR.fields}
     try:

@@ -45,14 +45,14 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
     if inferred is None or not _rounds_up(function):
         return inferred
     # The padding of a pool depends on the extents of its input, which may depend on an earlier pool: iterate.
-    spelled = function
-    while inferred is not None and (following := _spell_out_pools(function, inferred)) != spelled:
-        spelled, inferred = following, _infer(following, symbols)
+    explicit = function
+    while inferred is not None and (following := _spell_out_pools(function, inferred)) != explicit:
+        explicit, inferred = following, _infer(following, symbols)
     return inferred
 
 
 def _infer(function: Function, symbols: frozenset[str]) -> InferredTypes | None:
-    style = Style(constants=_type_only, inner=_type_only, carries=False)
+    style = Style(constants=_write_type_only, inner=_write_type_only, carries=False)
     model = write_model(function, function.opsets, onnx.IR_VERSION, style)
     try:
         result = shape_inference.infer_shapes(model, data_prop=can_propagate(function))
@@ -128,17 +128,17 @@ def _known_types(function: Function) -> Iterator[Type | None]:
             yield from _known_types(body)
 
 
-def _type_only(constant: Constant, name: str) -> TensorProto:
+def _write_type_only(constant: Constant, name: str) -> TensorProto:
     if constant.nbytes <= SMALL_BYTES:
         return write_tensor(constant, name)
     return TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape)
 
 
 def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> InferredTypes:
-    read = (
+    pairs = (
         (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
     )
-    types = {name: type_ for name, type_ in read if type_ is not None}
+    types = {name: type_ for name, type_ in pairs if type_ is not None}
     bodies = {
         node.name: tuple(_read(inner, body, symbols) for inner, body in zip(_graphs(graph.node[k]), node.bodies, strict=True))
         for k, node in enumerate(function.nodes)
@@ -172,8 +172,8 @@ def node_types(
         return [None] * len(node.outputs)
     if node.op_type in POOLS and not node.domain:
         node = spell_out_pool(node, types.get(node.inputs[0]))
-    kind = _kind_of(node, types, constants, opsets)
-    output_types = None if kind is None else _known.get(kind)
+    kind = _make_cache_key(node, types, constants, opsets)
+    output_types = None if kind is None else _cache.get(kind)
     if output_types is None:
         output_types = _infer_outputs(schema, node, types, constants, opsets)
         if kind is not None:
@@ -193,14 +193,14 @@ def _infer_outputs(
             opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets.items()],
         )
     except (shape_inference.InferenceError, ValidationError) as error:
-        raise ModelError(_reason(str(error))) from error
+        raise ModelError(_strip_tags(str(error))) from error
     return tuple(read_type(inferred[name]) if name in inferred else None for name in node.outputs)
 
 
 # ---------------------------------------------------------------------- cache
 
 # Models repeat the same layer many times, so inferred types are cached per process.
-_known: dict[object, Sequence[Type | None]] = {}
+_cache: dict[object, Sequence[Type | None]] = {}
 KNOWN = 8192  # cache entries
 _NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
 
@@ -210,25 +210,25 @@ def _content(constant: Constant) -> bytes | str:
 
 
 def _remember(kind: object, types: Sequence[Type | None]) -> None:
-    if len(_known) >= KNOWN:
-        _known.clear()
-    _known[kind] = types
+    if len(_cache) >= KNOWN:
+        _cache.clear()
+    _cache[kind] = types
 
 
-def _kind_of(
+def _make_cache_key(
     node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
 ) -> tuple[object, ...] | None:
     """Cache key: everything that inference depends on, except names; None if it is too large to compare."""
     if any(attribute.kind not in _NUMBERS for attribute in node.attributes):
         return None
-    small = ((at, constants[name]) for at, name in enumerate(node.inputs) if name in constants)
+    constant_inputs = ((at, constants[name]) for at, name in enumerate(node.inputs) if name in constants)
     return (
         node.op_type,
         node.domain,
         tuple(opsets.items()),
         tuple((a.name, a.kind, repr(a.value)) for a in node.attributes),  # repr, because True == 1 == 1.0
         tuple(types.get(name) if name else None for name in node.inputs),
-        tuple((at, c.dtype, c.shape, _content(c)) for at, c in small if c.array.size <= SMALL),
+        tuple((at, c.dtype, c.shape, _content(c)) for at, c in constant_inputs if c.array.size <= SMALL),
         tuple(map(bool, node.inputs)),
         tuple(map(bool, node.outputs)),
     )
@@ -240,6 +240,6 @@ def _type_message(type_: Type) -> TypeProto:
     return proto
 
 
-def _reason(text: str) -> str:
+def _strip_tags(text: str) -> str:
     """Strip the tags that ONNX prepends to a message, one per nesting level."""
     return text.rpartition("[ShapeInferenceError] ")[2].rpartition("[TypeInferenceError] ")[2].strip()

@@ -56,12 +56,12 @@ def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Const
     """
     if tensor.HasField("segment"):
         raise ModelError(f"{what} is a segment of a larger tensor, which ONNX has never defined how to join")
-    dtype = _dtype(tensor, what)
-    shape = _shape(tensor.dims, what)
+    dtype = _read_dtype(tensor, what)
+    shape = _read_shape(tensor.dims, what)
     if tensor.data_location == TensorProto.EXTERNAL:
-        return Constant(_from_bytes(external.view(tensor, what), dtype, shape, what))
+        return Constant(_decode_bytes(external.view(tensor, what), dtype, shape, what))
     if tensor.HasField("raw_data"):
-        return Constant(_from_bytes(tensor.raw_data, dtype, shape, what))
+        return Constant(_decode_bytes(tensor.raw_data, dtype, shape, what))
     if dtype is DType.STRING:
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
@@ -72,7 +72,7 @@ def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Const
         raise ModelError(f"{what} is {TensorType(dtype, shape)}, and its data does not fit: {error}") from error
 
 
-def _dtype(tensor: TensorProto, what: str) -> DType:
+def _read_dtype(tensor: TensorProto, what: str) -> DType:
     if not tensor.data_type:
         raise ModelError(f"{what} has no element type")
     try:
@@ -81,14 +81,14 @@ def _dtype(tensor: TensorProto, what: str) -> DType:
         raise ModelError(f"{what}: {error}") from None
 
 
-def _shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
+def _read_shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
     shape = tuple(dims)
     if any(dim < 0 for dim in shape):
         raise ModelError(f"{what} has a negative extent in its shape {list(shape)}")
     return shape
 
 
-def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+def _decode_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
         raise ModelError(f"{what} holds strings as raw bytes; ONNX stores them in string_data only")
     needed, available = encode_bytes(dtype, math.prod(shape)), len(data)
@@ -111,18 +111,18 @@ def _reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> 
 def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) -> Constant:
     """Convert a sparse tensor to a dense constant; raises ModelError if it would be too large."""
     values = read_tensor(sparse.values, external, what)
-    shape = _shape(sparse.dims, what)
+    shape = _read_shape(sparse.dims, what)
     size = math.prod(shape) * values.dtype.numpy.itemsize
     external.dense_room += min(values.nbytes * DENSE_RATIO, LARGEST_DENSE) - size
     if external.dense_room < 0:
         raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
-        dense[_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
+        dense[_read_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
     return Constant(_reshape(dense, shape, what))
 
 
-def _positions(
+def _read_positions(
     sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], what: str
 ) -> np.ndarray[Any, Any]:
     """Flat positions of the values, from either of ONNX's two index formats."""
@@ -194,10 +194,10 @@ class ExternalData:
         if (embedded := self._within(location)) is not None:
             return embedded
         if location not in self._maps:
-            self._maps[location] = self._map(location, what)
+            self._maps[location] = self._map_file(location, what)
         data = self._maps[location]
-        offset = _number(entries, "offset", 0, what)
-        length = _number(entries, "length", max(len(data) - offset, 0), what)
+        offset = _parse_number(entries, "offset", 0, what)
+        length = _parse_number(entries, "length", max(len(data) - offset, 0), what)
         if offset + length > len(data):
             raise ModelError(
                 f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, "
@@ -205,15 +205,15 @@ class ExternalData:
             )
         return data[offset : offset + length]
 
-    def _map(self, location: str, what: str) -> memoryview:
-        path = self._path(location, what)
+    def _map_file(self, location: str, what: str) -> memoryview:
+        path = self._find_path(location, what)
         try:
             with path.open("rb") as file:
                 return map_file(file.fileno(), path)
         except OSError as error:
             raise ModelError(f"{what} is in external data file {location!r}, which cannot be read: {error.strerror}") from error
 
-    def _path(self, location: str, what: str) -> Path:
+    def _find_path(self, location: str, what: str) -> Path:
         if self.directory is None:
             raise ModelError(
                 f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
@@ -233,7 +233,7 @@ class ExternalData:
         return path
 
 
-def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:
+def _parse_number(entries: dict[str, str], key: str, default: int, what: str) -> int:
     digits = entries.get(key)
     if digits is None:
         return default
@@ -263,8 +263,8 @@ def write_entries(model: bytes, entries: Mapping[str, Iterable[tuple[str, str]]]
             del tensor.external_data[:]
             for key, value in entries[tensor.name]:
                 tensor.external_data.add(key=key, value=value)
-    written: bytes = message.SerializeToString()
-    return written
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
 UNKNOWN = -1  # written by exporters for an unknown extent
@@ -328,8 +328,8 @@ def read_border_value(proto: ValueInfoProto) -> Value:
         if proto.type.HasField(kind):
             for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
                 if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
-                    said = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
-                    raise ModelError(f"{said}; only {UNKNOWN} stands for one that is not known")
+                    problem = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
+                    raise ModelError(f"{problem}; only {UNKNOWN} stands for one that is not known")
     return read_value(proto)
 
 
@@ -458,15 +458,15 @@ def needs_metadata(function: Function) -> bool:
     return False
 
 
-def _pop_list(props: dict[str, str], key: str, is_item: Callable[[Any], bool], wanted: str) -> list[Any]:
+def _pop_list(props: dict[str, str], key: str, is_item: Callable[[Any], bool], expected: str) -> list[Any]:
     """Remove and parse a list in JSON; empty if there is none."""
-    stored = props.pop(key, "[]")
+    text = props.pop(key, "[]")
     try:
-        items = json.loads(stored)
+        items = json.loads(text)
     except (ValueError, RecursionError):
-        items, wanted = None, "JSON"
+        items, expected = None, "JSON"
     if not isinstance(items, list) or not all(map(is_item, items)):
-        raise ModelError(f"metadata {key!r} is {stored[:80]!r}; it must be {wanted}")
+        raise ModelError(f"metadata {key!r} is {text[:80]!r}; it must be {expected}")
     return items
 
 

@@ -43,11 +43,11 @@ def _convert_function(function: Function, scope: Function, max_opset: int) -> Fu
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        older = _convert_node(node, scope, max_opset)
-        if older is None:
+        converted = _convert_node(node, scope, max_opset)
+        if converted is None:
             nodes.append(node.map_bodies(lambda body: _convert_function(body, _add_captures(body, scope), max_opset)))
         else:
-            nodes += inline_function(older, node, constants, types)
+            nodes += inline_function(converted, node, constants, types)
     opsets = {**function.opsets, "": min(max_opset, function.opset())}
     return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets=opsets)
 
@@ -118,9 +118,9 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
     model = write_model(function, function.opsets, lowest_ir(function.opsets), Style(carries=False))
     try:
-        older = version_converter.convert_version(model, max_opset)
-        shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
-        result = read_function(older, ExternalData())
+        converted = version_converter.convert_version(model, max_opset)
+        shape_inference.infer_shapes(converted, check_type=True, strict_mode=True)
+        result = read_function(converted, ExternalData())
     except Exception as error:  # noqa: BLE001  # the converter's C++ raises many types
         return None, summarize_error(error)
     if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
@@ -140,7 +140,7 @@ def _is_per_axis(function: Function) -> bool:
 
 
 @dataclass(slots=True)
-class _Hoist:
+class _ConstantHoister:
     fresh: FreshNames
     constants: dict[str, Constant] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ def normalize(function: Function) -> Function:
     """
     if not _is_odd(function) and not any(_is_odd(body, is_body=True) for _, node in function.walk() for body in node.bodies):
         return function
-    return _plain(function, FreshNames.of(function), is_body=False)
+    return _insert_identities(function, FreshNames.of(function), is_body=False)
 
 
 def _is_odd(function: Function, *, is_body: bool = False) -> bool:
@@ -174,8 +174,8 @@ def _is_odd(function: Function, *, is_body: bool = False) -> bool:
     return len(set(names)) < len(names) or (is_body and not set(names).isdisjoint(function.captures))
 
 
-def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
-    nodes = [node.map_bodies(lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
+def _insert_identities(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
+    nodes = [node.map_bodies(lambda body: _insert_identities(body, fresh, is_body=True)) for node in function.nodes]
     reserved = set(function.captures) if is_body else set()
     outputs = []
     for value in function.outputs:
@@ -231,13 +231,13 @@ def lowest_model(
         function = convert_function(function, max_opset)
     opsets = lowest_opsets(function)
     function = normalize(function)
-    opsets[""] = max(opsets[""], _identities(function), min(least_opset, function.opsets.get("", 1)))
+    opsets[""] = max(opsets[""], _find_identity_opset(function), min(least_opset, function.opsets.get("", 1)))
     return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _style(weights, location))
 
 
 def lowest_opset(node: Node, function: Function) -> int:
     """The lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 if it uses none."""
-    return max((since_version(inner, holder) or 1 for holder, inner in _within(node, function) if not inner.domain), default=1)
+    return max((since_version(inner, holder) or 1 for holder, inner in _walk(node, function) if not inner.domain), default=1)
 
 
 def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str | None:
@@ -254,14 +254,14 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str 
     return None
 
 
-def _within(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
+def _walk(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
     """Yield the node and all nodes in its bodies, each with its Function."""
     yield function, node
     for body in node.bodies:
         yield from body.walk()
 
 
-def _identities(function: Function) -> int:
+def _find_identity_opset(function: Function) -> int:
     """The first opset whose Identity supports the types of all Identity nodes."""
     types = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
     return max(map(identity_opset, types), default=1)
@@ -272,7 +272,7 @@ def externalize_weights(function: Function) -> Function:
 
     Returns the Function unchanged if nothing moves.
     """
-    hoist = _Hoist(FreshNames.of(function))
+    hoist = _ConstantHoister(FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
     return function.replace(nodes=nodes, constants={**function.constants, **hoist.constants}) if hoist.constants else function
 
@@ -325,7 +325,7 @@ def expand(function: Function) -> Function | None:
         return None
     model = to_model(function)
     try:
-        definition = _definition(schema, model, version)
+        definition = _find_definition(schema, model, version)
     except Exception as error:  # onnx raises whatever its C++ does
         raise ModelError(f"the definition of {node.op} cannot be applied: {summarize_error(error)}") from error
     if definition is None or any((inner.domain, inner.op_type) == (node.domain, node.op_type) for inner in definition.node):
@@ -345,7 +345,7 @@ def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: Mod
     node.attribute.extend(default for default in defaults if default.type)
 
 
-def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
+def _find_definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:
     """The newest definition of the model's single node that its opset allows."""
     fixed = [candidate for candidate in schema.function_opset_versions if candidate <= version]
     if fixed:

@@ -70,9 +70,9 @@ def expand_normalization(
     added: dict[str, Constant] = {}
 
     def constant(name: str, value: Any) -> str:
-        full = f"{node.outputs[0]}/{name}"
-        added[full] = Constant(np.array(value))
-        return full
+        full_name = f"{node.outputs[0]}/{name}"
+        added[full_name] = Constant(np.array(value))
+        return full_name
 
     def write(op: str, *inputs: str, output: str = "", **attributes: object) -> str:
         suffix = f"{op.lower()}_{len(nodes)}"
@@ -89,9 +89,9 @@ def expand_normalization(
     if axis >= 0 and scale not in constants:
         raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is no initialiser")
     axes = list(range(axis if axis < 0 else -len(constants[scale].shape), 0))
-    half = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
+    half_dtype = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
     number = np.float64 if dtype is DType.FLOAT64 else np.float32
-    if half:
+    if half_dtype:
         x = write("Cast", x, to=DType.FLOAT32.onnx)  # as stash_type demands
     if is_centered:
         x = write("Sub", x, average(x, mean))
@@ -100,7 +100,7 @@ def expand_normalization(
     if inverse:
         write("Reciprocal", deviation, output=inverse)
     x = write("Div", x, deviation)
-    x = write("Cast", x, to=half.onnx) if half else x
+    x = write("Cast", x, to=half_dtype.onnx) if half_dtype else x
     x = write("Mul", x, scale, output="" if bias else result)
     if bias:
         write("Add", x, bias, output=result)
@@ -187,19 +187,19 @@ def inline(model: ModelProto) -> ModelProto:
     if not model.functions:
         return model
     check_calls(model)
-    prepared = ModelProto()
-    prepared.CopyFrom(model)
-    for tensor in prepared.graph.initializer:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
         if tensor.ByteSize() > SMALL_BYTES:
             tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
     imported = {entry.domain for entry in model.opset_import}
     for entry in (entry for function in model.functions for entry in function.opset_import):
         if entry.domain not in imported:
             imported.add(entry.domain)
-            prepared.opset_import.append(entry)
-    _add_defaults(prepared)
+            copy.opset_import.append(entry)
+    _add_defaults(copy)
     try:
-        inlined = inliner.inline_local_functions(prepared, convert_version=True)
+        inlined = inliner.inline_local_functions(copy, convert_version=True)
     except Exception as error:  # the inliner's C++ raises many types
         raise ModelError(f"its model-local functions cannot be inlined: {summarize_error(error)}") from error
     if inlined.functions:
@@ -237,7 +237,7 @@ def read_function(model: ModelProto, external: ExternalData) -> Function:
     """
     _check_header(model)
     model = inline(model)
-    reader = _Reader(_opsets(model), external)
+    reader = _Reader(_read_opsets(model), external)
     with pause_gc(len(model.graph.node)):
         function = reader.function(model.graph, doc=model.doc_string, props=read_props(model))
     if function.captures:
@@ -256,7 +256,7 @@ def _check_header(model: ModelProto) -> None:
         )
 
 
-def _opsets(model: ModelProto) -> dict[str, int]:
+def _read_opsets(model: ModelProto) -> dict[str, int]:
     """The version of each domain; ``ai.onnx`` is normalized to the empty string."""
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
@@ -295,7 +295,7 @@ class _Reader:
         outputs = tuple(read_border_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
         output_names = {value.name for value in outputs}
-        types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
+        types = _read_inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
         name, aliases, metadata = read_graph_metadata(graph)
         return Function(
             inputs=inputs,
@@ -350,7 +350,7 @@ class _Reader:
 
     def check_operator(self, domain: str, proto: NodeProto) -> None:
         """Raise ModelError if the operator does not exist. Operators of domains unknown to onnx pass."""
-        node, op_type, version = _name_of(proto), proto.op_type, self.opsets.get(domain)
+        node, op_type, version = _describe_node(proto), proto.op_type, self.opsets.get(domain)
         check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
             raise ModelError(f"node {node} names no operator")
@@ -368,10 +368,10 @@ class _Reader:
     def attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
         attributes: dict[str, Attribute] = {}
         for proto in node.attribute:
-            check_texts([proto.name], f"the name of an attribute of node {_name_of(node)}")
-            attribute = self.attribute(proto, f"attribute {proto.name!r} of node {_name_of(node)}")
+            check_texts([proto.name], f"the name of an attribute of node {_describe_node(node)}")
+            attribute = self.attribute(proto, f"attribute {proto.name!r} of node {_describe_node(node)}")
             if attribute.name in attributes:
-                raise ModelError(f"node {_name_of(node)} has two attributes named {attribute.name!r}")
+                raise ModelError(f"node {_describe_node(node)} has two attributes named {attribute.name!r}")
             attributes[attribute.name] = attribute
         return tuple(attributes[name] for name in sorted(attributes))
 
@@ -404,7 +404,7 @@ class _Reader:
             return read_tensor(stored, self.external, what)
         if kind is AttrKind.GRAPH:
             return self.function(stored)
-        return _definite_type(stored, what)
+        return _read_definite_type(stored, what)
 
 
 def _text(raw: bytes) -> str | bytes:
@@ -414,14 +414,14 @@ def _text(raw: bytes) -> str | bytes:
         return raw
 
 
-def _definite_type(proto: TypeProto, what: str) -> Type:
+def _read_definite_type(proto: TypeProto, what: str) -> Type:
     type_ = read_type(proto)
     if type_ is None:
         raise ModelError(f"{what} is a type without an element type")
     return type_
 
 
-def _name_of(node: NodeProto) -> str:
+def _describe_node(node: NodeProto) -> str:
     """How to name a node in an error: by its first output if it has no name."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{name!r} ({node.op_type})"
@@ -432,13 +432,13 @@ def _check_named(graph: GraphProto, values: Sequence[Value]) -> None:
         raise ModelError(f"graph {graph.name!r} has an input or output without a name")
 
 
-def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) -> dict[str, Type]:
+def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[str]) -> dict[str, Type]:
     """Types in ``value_info`` for values that nodes define or capture, except values with their own type.
 
     Entries for values that do not exist are common after optimization passes; they are dropped.
     """
     defined = {name for node in nodes for name in node.outputs}
-    values = [value for value in map(read_value, graph.value_info) if value.type is not None and value.name not in elsewhere]
+    values = [value for value in map(read_value, graph.value_info) if value.type is not None and value.name not in excluded]
     if any(value.name not in defined for value in values):
         defined.update(name for node in nodes for name in node.uses)
     return {value.name: value.type for value in values if value.type is not None and value.name in defined}
@@ -446,17 +446,17 @@ def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) 
 
 def _make_undefined_error(function: Function) -> ModelError:
     name = function.captures[0]
-    reader = next(_readers(function, name, f"graph {function.name!r}"))
+    reader = next(_find_readers(function, name, f"graph {function.name!r}"))
     near = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
     return ModelError(f"{reader} value {name!r}, which no input, initialiser or node defines.{near}")
 
 
-def _readers(function: Function, name: str, title: str) -> Iterator[str]:
+def _find_readers(function: Function, name: str, title: str) -> Iterator[str]:
     """Yield the readers of an undefined value, including those in bodies."""
     for node in function.nodes:
         if name in node.inputs:
             yield f"node {node.name!r} ({node.op}) reads"
         for body in node.bodies:
             if name in body.captures:
-                yield from _readers(body, name, f"body {body.name!r} of node {node.name!r} ({node.op})")
+                yield from _find_readers(body, name, f"body {body.name!r} of node {node.name!r} ({node.op})")
     yield f"{title} returns"

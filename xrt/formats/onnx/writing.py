@@ -322,9 +322,9 @@ def _serialize_model(model: ModelProto, hint: str) -> bytes:
 
 def _remove_old_data(path: Path, keep: str) -> None:
     """Remove data files of earlier saves under the same name."""
-    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
     for entry in path.parent.iterdir():
-        if ours.fullmatch(entry.name) and entry.name != keep:
+        if pattern.fullmatch(entry.name) and entry.name != keep:
             entry.unlink(missing_ok=True)
 
 
