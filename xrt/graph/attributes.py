@@ -74,16 +74,16 @@ class Attribute:
 
         Raises ModelError if the value does not match the kind, or if it is an empty list and no kind is passed.
         """
-        kind = kind or _kind_of(name, value)
+        kind = kind or _infer_kind(name, value)
         if not kind.is_list:
-            return cls(name, kind, _normal(name, value, kind))
+            return cls(name, kind, _normalize(name, value, kind))
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if not isinstance(value, list | tuple):
             raise ModelError(
                 f"attribute {name!r} must be a list of {kind.element.name.lower()}s; got {type(value).__name__} {value!r}"
             )
-        return cls(name, kind, tuple(_normal(name, item, kind.element) for item in value))
+        return cls(name, kind, tuple(_normalize(name, item, kind.element) for item in value))
 
     def bodies(self) -> Iterator[Function]:
         """Yield the Functions in this attribute."""
@@ -101,11 +101,11 @@ class Attribute:
         return Attribute(self.name, self.kind, new if self.kind is AttrKind.GRAPHS else new[0])
 
 
-def _kind_of(name: str, value: Any) -> AttrKind:
+def _infer_kind(name: str, value: Any) -> AttrKind:
     if isinstance(value, list | tuple):
         if not value:
             raise ModelError(f"attribute {name!r} is an empty list, whose kind cannot be read from it; give the kind")
-        kinds = {_kind_of(name, item) for item in value}
+        kinds = {_infer_kind(name, item) for item in value}
         # [1, 2.5] is a list of floats, as in Python arithmetic.
         if kinds == {AttrKind.INT, AttrKind.FLOAT}:
             kinds = {AttrKind.FLOAT}
@@ -129,14 +129,14 @@ def _kind_of(name: str, value: Any) -> AttrKind:
     raise ModelError(f"attribute {name!r} has a value that ONNX has no kind for: {type(value).__name__} {value!r}")
 
 
-def _normal(name: str, value: Any, kind: AttrKind) -> Any:
+def _normalize(name: str, value: Any, kind: AttrKind) -> Any:
     """Convert the value to the representation of its kind; floats are rounded to float32, as ONNX stores them."""
-    got = _kind_of(name, value)
-    if kind is AttrKind.FLOAT and got in (AttrKind.FLOAT, AttrKind.INT):
+    actual = _infer_kind(name, value)
+    if kind is AttrKind.FLOAT and actual in (AttrKind.FLOAT, AttrKind.INT):
         number = float(np.float32(value))
         return math.nan if math.isnan(number) else number  # always the same object, so that NaN attributes compare equal
-    if got is not kind:
-        raise ModelError(f"attribute {name!r} must be {kind.name.lower()}; got {got.name.lower()} {value!r}")
+    if actual is not kind:
+        raise ModelError(f"attribute {name!r} must be {kind.name.lower()}; got {actual.name.lower()} {value!r}")
     if kind is AttrKind.INT:
         return int(value)
     if kind is AttrKind.TENSOR and not isinstance(value, Constant):

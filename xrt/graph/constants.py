@@ -51,7 +51,7 @@ class Mapping(mmap.mmap):
 
 def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
     """Locate a C-contiguous array in its `Mapping`: the mapping and the byte offset, or None if it is in other memory."""
-    mapping = _origin(array)
+    mapping = _find_owner(array)
     if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
         return None
     return mapping, array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
@@ -59,12 +59,12 @@ def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
 
 def is_mapped(array: np.ndarray[Any, Any]) -> bool:
     """Whether the array is backed by a memory-mapped file, mapped by XRT or by the caller (``np.memmap``)."""
-    return isinstance(_origin(array), mmap.mmap)
+    return isinstance(_find_owner(array), mmap.mmap)
 
 
 def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
     """Whether another library owns the memory and may write to it, for example a tensor or a DLPack capsule."""
-    return not isinstance(_origin(array), bytes | mmap.mmap | None)
+    return not isinstance(_find_owner(array), bytes | mmap.mmap | None)
 
 
 def release(array: np.ndarray[Any, Any]) -> None:
@@ -83,7 +83,7 @@ def release(array: np.ndarray[Any, Any]) -> None:
         mapping.madvise(mmap.MADV_DONTNEED, start, length)
 
 
-def _origin(array: np.ndarray[Any, Any]) -> object:
+def _find_owner(array: np.ndarray[Any, Any]) -> object:
     """Follow the chain of views to the object that owns the memory."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
@@ -107,7 +107,7 @@ class Constant:
         view = np.asarray(array)
         dtype = DType.of(view)
         if dtype is DType.STRING:
-            view = _strings(view)
+            view = _make_strings(view)
         elif view.dtype != dtype.numpy:
             view = view.astype(dtype.numpy)
         view = _clear_unused_bits(view, dtype) if 0 < dtype.bits < 8 else view.view()
@@ -160,7 +160,7 @@ class Constant:
         return (Constant, (np.asarray(self.array),))
 
 
-def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _make_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Convert to an object array of ``str``; bytes are decoded as UTF-8."""
     out = np.empty(array.shape, dtype=object)
     for index in np.ndindex(array.shape):
@@ -199,8 +199,8 @@ ALIGNMENT = 64
 def make_aligned_block(nbytes: int) -> np.ndarray[Any, Any]:
     """Allocate ``nbytes`` uninitialized bytes aligned to `ALIGNMENT`."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    skip = -block.ctypes.data % ALIGNMENT
-    return block[skip : skip + nbytes]
+    padding = -block.ctypes.data % ALIGNMENT
+    return block[padding : padding + nbytes]
 
 
 def make_aligned_array(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -74,19 +74,19 @@ class DeferredFunction(Function):
 
     def read(self) -> Function:
         """Load the whole Function; raises StaleFunction if its fingerprint differs from the expected one or it cannot be read."""
-        facts = self.__dict__
-        with facts["_lock"]:
-            if "_whole" not in facts:
+        fields = self.__dict__
+        with fields["_lock"]:
+            if "_whole" not in fields:
                 try:
-                    whole: Function = facts["_read"]()
+                    loaded: Function = fields["_read"]()
                 except ModelError as error:
                     raise StaleFunction(str(error)) from error
-                if whole.fingerprint != self.fingerprint:
+                if loaded.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
                 # From now on the fields are found in the instance, without the descriptors.
-                facts.update({name: value for name, value in whole.__dict__.items() if name not in facts})
-                facts["_whole"] = whole
-        return facts["_whole"]  # type: ignore[no-any-return]  # set above
+                fields.update({name: value for name, value in loaded.__dict__.items() if name not in fields})
+                fields["_whole"] = loaded
+        return fields["_whole"]  # type: ignore[no-any-return]  # set above
 
     def computes(self, output: str) -> bool:
         return output in self.__dict__["_computed"]
@@ -101,8 +101,8 @@ class DeferredFunction(Function):
     def replace(self, **changes: Any) -> Function:
         return self.read().replace(**changes)
 
-    def with_types(self, types: Mapping[str, Type], *rest: Any, **more: Any) -> Function:
-        return self.read().with_types(types, *rest, **more)
+    def with_types(self, types: Mapping[str, Type], *args: Any, **kwargs: Any) -> Function:
+        return self.read().with_types(types, *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Locks and readers cannot be pickled, so a copy is the complete Function.

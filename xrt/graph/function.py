@@ -30,7 +30,7 @@ def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs:
     depends only on the structure of the graph, not on listing order or names. Nodes that no output needs come last, in listing
     order. Raises ModelError for a cycle or a missing control predecessor. Linear in nodes and edges.
     """
-    before = _predecessors(nodes, producer)
+    predecessors = _find_predecessors(nodes, producer)
     order: list[int] = []
     state = bytearray(len(nodes))  # 0 unvisited, 1 on the current path, 2 done
     roots = [producer[name] for name in outputs if name in producer]
@@ -39,16 +39,16 @@ def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs:
             continue
         state[root] = 1
         # An explicit stack: graphs are deeper than Python's recursion limit.
-        path = [(root, iter(before[root]))]
+        path = [(root, iter(predecessors[root]))]
         while path:
-            node, rest = path[-1]
-            for earlier in rest:
-                if state[earlier] == 0:
-                    state[earlier] = 1
-                    path.append((earlier, iter(before[earlier])))
+            node, remaining = path[-1]
+            for predecessor in remaining:
+                if state[predecessor] == 0:
+                    state[predecessor] = 1
+                    path.append((predecessor, iter(predecessors[predecessor])))
                     break
-                if state[earlier] == 1:
-                    raise _cycle([n for n, _ in path], earlier, nodes)
+                if state[predecessor] == 1:
+                    raise _make_cycle_error([n for n, _ in path], predecessor, nodes)
             else:
                 path.pop()
                 state[node] = 2
@@ -56,9 +56,9 @@ def canonical_order(nodes: Sequence[Node], producer: Mapping[str, int], outputs:
     return order
 
 
-def _predecessors(nodes: Sequence[Node], producer: Mapping[str, int]) -> list[list[int]]:
+def _find_predecessors(nodes: Sequence[Node], producer: Mapping[str, int]) -> list[list[int]]:
     by_name: dict[str, int] | None = None
-    before = []
+    predecessors = []
     for node in nodes:
         dependencies = [producer[name] for name in node.uses if name in producer]
         if node.control:
@@ -68,14 +68,14 @@ def _predecessors(nodes: Sequence[Node], producer: Mapping[str, int]) -> list[li
                 if name not in by_name:
                     raise ModelError(f"node {node.name!r} must run after node {name!r}, which is not in the function")
                 dependencies.append(by_name[name])
-        before.append(dependencies)
-    return before
+        predecessors.append(dependencies)
+    return predecessors
 
 
-def _cycle(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
-    loop = [nodes[i] for i in path[path.index(back_to) :]]
-    shown = " -> ".join(f"{n.name} ({n.op})" for n in (*loop[:6], loop[0]))
-    return ModelError(f"the graph has a cycle of {len(loop)} node(s): {shown}; a function must be acyclic")
+def _make_cycle_error(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
+    cycle = [nodes[i] for i in path[path.index(back_to) :]]
+    path_text = " -> ".join(f"{n.name} ({n.op})" for n in (*cycle[:6], cycle[0]))
+    return ModelError(f"the graph has a cycle of {len(cycle)} node(s): {path_text}; a function must be acyclic")
 
 
 # From this many nodes on, garbage collection slows down construction noticeably.
@@ -159,8 +159,8 @@ class Function:
                 self._order(nodes)
 
     def _order(self, nodes: tuple[Node, ...]) -> None:
-        unique = _with_unique_names(nodes)
-        producer = _producers(self, unique)
+        unique = _make_names_unique(nodes)
+        producer = _find_producers(self, unique)
         order = canonical_order(unique, producer, [v.name for v in self.outputs])
         object.__setattr__(self, "nodes", tuple(unique[i] for i in order))
         rank = {old: new for new, old in enumerate(order)}
@@ -216,9 +216,9 @@ class Function:
     def captures(self) -> tuple[str, ...]:
         """Values that are read but not defined here: a body captures them from the enclosing Function. Order of first use."""
         defined = self._own
-        read = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in defined)
-        read.update(dict.fromkeys(v.name for v in self.outputs if v.name not in defined))
-        return tuple(read)
+        captures = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in defined)
+        captures.update(dict.fromkeys(v.name for v in self.outputs if v.name not in defined))
+        return tuple(captures)
 
     @cached_property
     def _own(self) -> frozenset[str]:
@@ -339,10 +339,10 @@ class Function:
         return format_function(self)
 
     def __repr__(self) -> str:
-        inside = (
+        sizes = (
             f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.nodes)} nodes, {len(self.constants)} constants"
         )
-        return f"<Function {self.name!r}: {inside}>"
+        return f"<Function {self.name!r}: {sizes}>"
 
     # Only the fields are pickled; caches are computed again.
     def __getstate__(self) -> dict[str, Any]:
@@ -360,7 +360,7 @@ _KEPT_WITH_BODIES = _FIELDS | {"_producer", "_own", "captures"}
 _KEPT_WITH_TYPES = _KEPT_WITH_BODIES | {"_users", "_by_name"}
 
 
-def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _make_names_unique(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Name unnamed nodes after their first output and number duplicates.
 
     Raises ModelError for a duplicate name that a control edge refers to, because the edge would be ambiguous.
@@ -372,23 +372,23 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     referred = {name for node in nodes for name in node.control}
     seen: set[str] = set()
     names = FreshNames(used, start=2)
-    out = []
+    renamed = []
     for node in nodes:
         name = node.name
         if name and name not in seen:
             seen.add(name)
-            out.append(node)
+            renamed.append(node)
             continue
         if name in referred:
             raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
         base = name or next(node.defines, node.op_type)
         fresh = names.take(base)
         seen.add(fresh)
-        out.append(replace(node, name=fresh))
-    return tuple(out)
+        renamed.append(replace(node, name=fresh))
+    return tuple(renamed)
 
 
-def _producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:
+def _find_producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:
     """Map each value to the index of its defining node; raises ModelError for a value defined twice."""
     origins = {}
     for value in function.inputs:

@@ -25,12 +25,12 @@ SMALL = 64
 
 def fingerprint(function: Function) -> str:
     """SHA-256 (hex) over operators, attributes, edges, types, opsets, aliases and the contents of constants."""
-    return _digest(function, by_content=True)
+    return _hash_function(function, by_content=True)
 
 
 def shape_key(function: Function) -> str:
     """Like `fingerprint`, but without the bytes of constants: equal for blocks that differ only in weights."""
-    return _digest(function, by_content=False)
+    return _hash_function(function, by_content=False)
 
 
 def hash_values(function: Function) -> dict[str, str]:
@@ -40,23 +40,23 @@ def hash_values(function: Function) -> dict[str, str]:
     extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.
     """
     encoder = _Encoder(by_content=True)
-    keys = {value.name: _short(f"input {place} {_element_type(value.type)}") for place, value in enumerate(function.inputs)}
-    keys |= {name: _short(f"constant {constant.digest.hex()}") for name, constant in function.constants.items()}
+    keys = {value.name: _hash_text(f"input {place} {_element_type(value.type)}") for place, value in enumerate(function.inputs)}
+    keys |= {name: _hash_text(f"constant {constant.digest.hex()}") for name, constant in function.constants.items()}
     for node in function.nodes:
         value = node.attr("value") if node.op == "Constant" else None
-        read = [keys.get(name, name) for name in node.uses]
+        input_keys = [keys.get(name, name) for name in node.uses]
         # `uses` skips omitted inputs, so their positions are hashed too: Clip(x, "", max) is not Clip(x, max).
-        left_out = [place for place, name in enumerate(node.inputs) if not name]
+        omitted = [place for place, name in enumerate(node.inputs) if not name]
         attributes = b"".join(part for attribute in node.attributes for part in encoder.attribute(attribute, {}))
         for place, name in enumerate(node.outputs):
             if isinstance(value, Constant):
-                keys[name] = _short(f"constant {value.digest.hex()}")
+                keys[name] = _hash_text(f"constant {value.digest.hex()}")
             elif name:
-                keys[name] = _short(f"{node.op} {read} {left_out} {place} {hashlib.sha256(attributes).hexdigest()}")
+                keys[name] = _hash_text(f"{node.op} {input_keys} {omitted} {place} {hashlib.sha256(attributes).hexdigest()}")
     return keys
 
 
-def _short(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
@@ -64,7 +64,7 @@ def _element_type(type_: Type | None) -> str:
     return str(type_.dtype) if isinstance(type_, TensorType) else str(type_)
 
 
-def _digest(function: Function, *, by_content: bool) -> str:
+def _hash_function(function: Function, *, by_content: bool) -> str:
     return hashlib.sha256(b"".join(_Encoder(by_content).function(function, {}))).hexdigest()
 
 
@@ -114,8 +114,8 @@ class _Encoder:
         return {d: v for d, v in function.opsets.items() if d in used}
 
     def constant(self, constant: Constant) -> bytes:
-        small = constant.dtype.is_integer and constant.array.size <= SMALL
-        if self.by_content or small:
+        is_small = constant.dtype.is_integer and constant.array.size <= SMALL
+        if self.by_content or is_small:
             return _encode_tagged("C", constant.digest.hex())
         return _encode_tagged("c", self.type(constant.type))
 

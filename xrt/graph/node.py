@@ -85,11 +85,11 @@ class Node:
     @property
     def uses(self) -> tuple[str, ...]:
         """All values read: the inputs (a value used twice appears twice), then the captures."""
-        read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
+        inputs = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         for attribute in self.attributes:
             if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
-                return read + self.captures
-        return read
+                return inputs + self.captures
+        return inputs
 
     @property
     def defines(self) -> Iterator[str]:
@@ -146,8 +146,8 @@ class NodePattern:
         patterns = tuple(p.strip() for p in (names if by_name else text).split("|"))
         if not all(patterns):
             raise OptionError(f"{text!r} is not a pattern of nodes; {_HELP}")
-        if not by_name and (wrong := [p for p in patterns if not OPERATOR.fullmatch(p)]):
-            raise OptionError(f"{wrong[0]!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
+        if not by_name and (invalid := [p for p in patterns if not OPERATOR.fullmatch(p)]):
+            raise OptionError(f"{invalid[0]!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
         return cls(patterns, by_name)
 
     def matches(self, node: Node) -> bool:

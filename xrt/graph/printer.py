@@ -132,8 +132,8 @@ class _Printer:
                 yield from self._attribute_lines(attribute, indent + "  ")
             yield f"{indent}}}{end}"
         else:
-            inside = ", ".join(f"{_name(a.name)} = {self._attribute(a)}" for a in node.attributes)
-            yield f"{start}{f' {{{inside}}}' if inside else ''}{end}"
+            attributes = ", ".join(f"{_name(a.name)} = {self._attribute(a)}" for a in node.attributes)
+            yield f"{start}{f' {{{attributes}}}' if attributes else ''}{end}"
 
     @staticmethod
     def _node_end(node: Node) -> Iterator[str]:
@@ -282,7 +282,7 @@ def render_function(function: Function) -> str:
     }
     ends: tuple[tuple[Sequence[Value], str], ...] = ((function.inputs, "input"), (function.outputs, "output"))
     kinds = Counter(node.op for node in function.nodes).most_common()
-    rest = (
+    others = (
         [(format_count(len(kinds) - MOST_KINDS, "other kind"), sum(n for _, n in kinds[MOST_KINDS:]))]
         if len(kinds) > MOST_KINDS
         else []
@@ -294,7 +294,7 @@ def render_function(function: Function) -> str:
         facts=facts,
         ends=[(value.name, role, format_type(value.type)) for values, role in ends for value in values],
         drawing=_draw(function) if function.nodes else None,
-        operators=[*kinds[:MOST_KINDS], *rest],
+        operators=[*kinds[:MOST_KINDS], *others],
         text=str(function) if len(function.nodes) <= PRINTED else "",
     )
 
@@ -304,8 +304,8 @@ def _draw(function: Function) -> dict[str, Any]:
 
     groups = split_in_boxes(len(function.nodes))
     title = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
-    several = f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(function.nodes) > MOST else ""
-    return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{title}{several}.")
+    note = f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(function.nodes) > MOST else ""
+    return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{title}{note}.")
 
 
 def _make_box(function: Function, group: range) -> Box:
@@ -328,10 +328,10 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
     makers: Mapping[str, int] = {value.name: INPUTS_BOX for value in function.inputs} | {
         name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines
     }
-    read = {(makers[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in makers}
+    reads = {(makers[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in makers}
     returned = {(makers[value.name], len(groups) + 1, "") for value in function.outputs if value.name in makers}
     flows: Counter[Edge] = Counter()
-    for source, target, name in sorted(read | returned):
+    for source, target, name in sorted(reads | returned):
         if source != target:
             flows[source, target] += _count_bytes(function, name)
     return dict(sorted(flows.items()))

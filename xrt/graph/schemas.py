@@ -299,10 +299,10 @@ def onnx_spelling(type_: Type) -> str | None:
 def parse_onnx_spelling(text: str) -> Type | None:
     """Parse a schema's spelling to a type without extents; None for maps and sparse tensors."""
     head, _, rest = text.partition("(")
-    inside = rest[:-1]
+    element_text = rest[:-1]
     if head == "tensor":
-        return TensorType(_FROM_ONNX[inside]) if inside in _FROM_ONNX else None
-    element = parse_onnx_spelling(inside) if head in ("seq", "optional") else None
+        return TensorType(_FROM_ONNX[element_text]) if element_text in _FROM_ONNX else None
+    element = parse_onnx_spelling(element_text) if head in ("seq", "optional") else None
     if element is None:
         return None
     return SequenceType(element) if head == "seq" else OptionalType(element)
@@ -317,25 +317,25 @@ def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] 
     bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
         # Unknown types and maps are not checked.
-        spelled = onnx_spelling(type_) if type_ is not None else None
-        if spelled is None:
+        spelling = onnx_spelling(type_) if type_ is not None else None
+        if spelling is None:
             continue
         formal = operator.formal_input(index)
-        if spelled not in formal.types:
+        if spelling not in formal.types:
             raise ModelError(
-                f"takes no {spelled} as input {formal.name!r} at version {operator.since_version}; "
+                f"takes no {spelling} as input {formal.name!r} at version {operator.since_version}; "
                 f"it takes {_list_types(formal.types)}"
             )
         # For example, the carried values of Loop each have their own type.
         if formal.is_variadic and not formal.is_homogeneous:
             continue
-        first, earlier = bound.setdefault(formal.variable, (index, spelled))
-        if earlier != spelled:
+        first, earlier = bound.setdefault(formal.variable, (index, spelling))
+        if earlier != spelling:
             needed = f"needs inputs {operator.formal_input(first).name!r} and {formal.name!r} of the same type"
             if names:
-                raise ModelError(f"{needed}; {names[first]!r} is {earlier} and {names[index]!r} is {spelled}")
-            raise ModelError(f"{needed}; got {earlier} and {spelled}; convert one with .astype(...)")
-    return {variable: spelled for variable, (_, spelled) in bound.items()}
+                raise ModelError(f"{needed}; {names[first]!r} is {earlier} and {names[index]!r} is {spelling}")
+            raise ModelError(f"{needed}; got {earlier} and {spelling}; convert one with .astype(...)")
+    return {variable: spelling for variable, (_, spelling) in bound.items()}
 
 
 def _list_types(types: frozenset[str]) -> str:
@@ -354,11 +354,11 @@ def _declared_output(operator: Operator, index: int, node: Node, bound: Mapping[
         return parse_onnx_spelling(bound[formal.variable])
     if len(formal.types) == 1:
         return parse_onnx_spelling(next(iter(formal.types)))
-    dtype = _chosen_dtype(operator, node)
+    dtype = _find_selected_dtype(operator, node)
     return None if dtype is None else TensorType(dtype)
 
 
-def _chosen_dtype(operator: Operator, node: Node) -> DType | None:
+def _find_selected_dtype(operator: Operator, node: Node) -> DType | None:
     """The element type selected by an attribute: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
     for name in DTYPE_ATTRIBUTES:
         number = node.attr(name) or getattr(operator.attributes.get(name), "default", None)
@@ -373,7 +373,7 @@ def _chosen_dtype(operator: Operator, node: Node) -> DType | None:
 def join_types(a: Type | None, b: Type | None) -> Type | None:
     """The common supertype of two types: differing extents become unknown. None if the types are incompatible."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype is b.dtype:
-        return TensorType(a.dtype, _joined_shape(a.shape, b.shape))
+        return TensorType(a.dtype, _join_shapes(a.shape, b.shape))
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         element = join_types(a.element, b.element)
         return None if element is None else SequenceType(element)
@@ -387,13 +387,13 @@ def _present(type_: Type | None) -> Type | None:
     return type_.element if isinstance(type_, OptionalType) else type_
 
 
-def _joined_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+def _join_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
     if a is None or b is None or len(a) != len(b):
         return None
-    return tuple(_joined_dim(x, y) for x, y in zip(a, b, strict=True))
+    return tuple(_join_dims(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _joined_dim(a: Dim, b: Dim) -> Dim:
+def _join_dims(a: Dim, b: Dim) -> Dim:
     return a if a == b and type(a) is type(b) else None
 
 

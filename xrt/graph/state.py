@@ -45,8 +45,8 @@ def list_states(function: Function) -> tuple[State, ...]:
     Raises ModelError for malformed metadata and for anything `find_violations` reports.
     """
     states = _read(function)
-    if (broken := next(find_violations(function), None)) is not None:
-        raise ModelError(f"function {function.name!r} is not valid: {broken}")
+    if (violation := next(find_violations(function), None)) is not None:
+        raise ModelError(f"function {function.name!r} is not valid: {violation}")
     rank = {value.name: place for place, value in enumerate(function.inputs)}
     return tuple(sorted(states, key=lambda state: rank[state.input]))
 

@@ -67,7 +67,7 @@ def verify(function: Function) -> None:
 
     Linear: each group of nodes that differ only in names is checked once.
     """
-    _raise_of(function, _violations(_Scope(function), FUNCTION_RULES, NODE_RULES))
+    _raise_violations(function, _find_violations(_Scope(function), FUNCTION_RULES, NODE_RULES))
 
 
 def verify_types(function: Function) -> None:
@@ -75,48 +75,48 @@ def verify_types(function: Function) -> None:
 
     Call it after type inference: `verify` only sees declared types, and most models declare none for inner values.
     """
-    _raise_of(function, _violations(_Scope(function), (_aliases_fit, _states_fit), TYPE_RULES))
+    _raise_violations(function, _find_violations(_Scope(function), (_aliases_fit, _states_fit), TYPE_RULES))
 
 
-def _raise_of(function: Function, violations: Iterator[str]) -> None:
-    broken = list(islice(violations, SHOWN + 1))
-    if not broken:
+def _raise_violations(function: Function, violations: Iterator[str]) -> None:
+    first_violations = list(islice(violations, SHOWN + 1))
+    if not first_violations:
         return
-    if len(broken) == 1:
-        raise ModelError(f"function {function.name!r} is not valid: {broken[0]}")
-    listed = "".join(f"\n  - {text}" for text in broken[:SHOWN])
-    more = "\n  - and more" if len(broken) > SHOWN else ""
-    raise ModelError(f"function {function.name!r} breaks {len(broken[:SHOWN])} rules:{listed}{more}")
+    if len(first_violations) == 1:
+        raise ModelError(f"function {function.name!r} is not valid: {first_violations[0]}")
+    listed = "".join(f"\n  - {text}" for text in first_violations[:SHOWN])
+    more = "\n  - and more" if len(first_violations) > SHOWN else ""
+    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:SHOWN])} rules:{listed}{more}")
 
 
-def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
+def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
     for rule in rules:
         yield from (scope.where + text for text in rule(scope))
-    alike: set[object] = set()
+    valid_keys: set[object] = set()
     for node in scope.function.nodes:
-        key = _likeness(node, scope)
-        if key in alike:
+        key = _make_key(node, scope)
+        if key in valid_keys:
             continue
-        texts = [text for rule in node_rules for text in rule(_case(node, scope))]
+        texts = [text for rule in node_rules for text in rule(_make_case(node, scope))]
         yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
         # A violation is reported for every node, and bodies are checked one by one.
         if not texts and not node.bodies:
-            alike.add(key)
+            valid_keys.add(key)
         for body in node.bodies:
             where = f"{scope.where}in body {body.name!r} of node {node.name!r}: "
-            yield from _violations(_Scope(body, where, scope), rules, node_rules)
+            yield from _find_violations(_Scope(body, where, scope), rules, node_rules)
 
 
-def _likeness(node: Node, scope: _Scope) -> object:
+def _make_key(node: Node, scope: _Scope) -> object:
     """The properties of a node that rules depend on; nodes with equal keys have equal violations."""
     type_of = scope.function.get_type if scope.outer is None else scope.type_of
     types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
-    blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
+    presence = tuple(map(bool, node.inputs)) if "" in node.inputs else None
     attributes = tuple([(a.name, a.kind) for a in node.attributes])
-    return node.op_type, node.domain, types, blanks, len(node.outputs), attributes, node.device
+    return node.op_type, node.domain, types, presence, len(node.outputs), attributes, node.device
 
 
-def _case(node: Node, scope: _Scope) -> _Case:
+def _make_case(node: Node, scope: _Scope) -> _Case:
     version = scope.function.opsets.get(node.domain)
     return _Case(node, scope, None if version is None else find_operator(node.op_type, version, node.domain), version)
 
@@ -129,10 +129,10 @@ def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
         return
     for name in scope.function.captures:
         near = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
-        yield f"{_reader(scope.function, name)} {name!r}, which nothing defines.{near}"
+        yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{near}"
 
 
-def _reader(function: Function, name: str) -> str:
+def _describe_reader(function: Function, name: str) -> str:
     for holder, node in function.walk():
         if name in node.inputs:
             place = "" if holder is function else f" in body {holder.name!r}"
