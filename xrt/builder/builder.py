@@ -34,28 +34,28 @@ def finalize(builder: Builder) -> Function:
     renames: dict[str, str] = {}
     outputs: list[Value] = []
     aliases: dict[str, str] = {}
-    for tensor, wanted, target in _all_outputs(builder):
-        name = wanted if wanted is not None else renames.get(tensor.name, tensor.name)
-        if wanted is not None and wanted != tensor.name:
-            builder.names.reserve(_free(builder, wanted))
+    for tensor, requested, target in _list_outputs(builder):
+        name = requested if requested is not None else renames.get(tensor.name, tensor.name)
+        if requested is not None and requested != tensor.name:
+            builder.names.reserve(_check_free(builder, requested))
         if target in builder.states and any(value.name == name for value in outputs):
-            name = _copy(builder, tensor, None)  # a session returns one and keeps the other, so they must be distinct
+            name = _copy_output(builder, tensor, None)  # a session returns one and keeps the other, so they must be distinct
         elif _can_be_called(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
-            name = _copy(builder, tensor, wanted)
+            name = _copy_output(builder, tensor, requested)
         if target is not None:
             aliases[target] = name
         if target is None or all(value.name != name for value in outputs):
             outputs.append(Value(name, tensor.type))
-    function = _function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
+    function = _make_function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
     return _with_updates(builder, function, aliases)
 
 
-def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
+def _list_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None, str | None]]:
     """Yield the outputs with their requested names, then the updated values with the names of their inputs."""
-    for tensor, wanted in builder.outputs:
-        yield tensor, wanted, None
+    for tensor, requested in builder.outputs:
+        yield tensor, requested, None
     for target, tensor in builder.updates.items():
         yield tensor, None, target
 
@@ -69,10 +69,10 @@ def _with_updates(builder: Builder, function: Function, aliases: Mapping[str, st
     return declare_states(updated, (State(name, aliases[name], fill) for name, fill in builder.states.items()))
 
 
-def _free(builder: Builder, wanted: str) -> str:
-    if not wanted or wanted in builder.names:
-        raise ModelError(f"an output is to be named {wanted!r}, which another value of the graph is; choose another name")
-    return wanted
+def _check_free(builder: Builder, name: str) -> str:
+    if not name or name in builder.names:
+        raise ModelError(f"an output is to be named {name!r}, which another value of the graph is; choose another name")
+    return name
 
 
 def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
@@ -88,42 +88,42 @@ def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[st
     return builder.outer is None and tensor.name == name
 
 
-def _copy(builder: Builder, tensor: Tensor, wanted: str | None) -> str:
-    name = wanted if wanted is not None else builder.names.take(f"{tensor.name}_copy")
+def _copy_output(builder: Builder, tensor: Tensor, requested: str | None) -> str:
+    name = requested if requested is not None else builder.names.take(f"{tensor.name}_copy")
     builder.record(Node("Identity", (tensor.name,), (name,), name=name), [tensor.type])
     return name
 
 
-def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
-    nodes = tuple(_with_opsets(node, builder.opsets) for node in builder.nodes)
+def _make_function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
+    nodes = tuple(_align_body_opsets(node, builder.opsets) for node in builder.nodes)
     if renames:
         nodes = tuple(rename_node(node, renames, {}) for node in nodes)
     types = {renames.get(name, name): type_ for name, type_ in builder.types.items()}
-    shown = {value.name for value in outputs}
+    output_names = {value.name for value in outputs}
     return Function(
         inputs=tuple(tensor.value for tensor in builder.inputs),
         outputs=outputs,
         nodes=nodes,
-        constants=_used(builder.constants, nodes, shown),
+        constants=_select_used(builder.constants, nodes, output_names),
         opsets=dict(builder.opsets),
-        types={name: type_ for name, type_ in types.items() if name not in shown},
+        types={name: type_ for name, type_ in types.items() if name not in output_names},
         name=builder.name,
     )
 
 
-def _with_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
+def _align_body_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
     """Align the opsets of bodies with the graph, which may have imported another domain after tracing them."""
-    late = {a.name: _importing(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
-    return node.with_attributes(**late) if late else node
+    aligned = {a.name: _align_opsets(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
+    return node.with_attributes(**aligned) if aligned else node
 
 
-def _importing(body: Function, opsets: Mapping[str, int]) -> Function:
+def _align_opsets(body: Function, opsets: Mapping[str, int]) -> Function:
     if body.opsets == opsets:
         return body
-    return body.replace(opsets=dict(opsets), nodes=tuple(_with_opsets(node, opsets) for node in body.nodes))
+    return body.replace(opsets=dict(opsets), nodes=tuple(_align_body_opsets(node, opsets) for node in body.nodes))
 
 
-def _used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:
+def _select_used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:
     # Tracing also records constants that only type inference looked at.
     used = outputs.union(*(node.uses for node in nodes))
     return {name: constant for name, constant in constants.items() if name in used}
@@ -137,7 +137,7 @@ def adopt(builder: Builder, title: str, function: Function, count: int) -> Funct
     if len(function.inputs) != count:
         raise ModelError(f"{title} is function {function.name!r} of {len(function.inputs)} inputs; the operator gives it {count}")
     _check_opsets(builder, function)
-    visible = {name for outer in builder.lineage() for name in _defined_by(outer)}
+    visible = {name for outer in builder.lineage() for name in _list_defined(outer)}
     for name in function.captures:
         if name not in visible:
             raise ModelError(f"{title} reads {name!r}, which neither it nor the graph defines.{did_you_mean(name, visible)}")
@@ -175,7 +175,7 @@ def _check_opsets(builder: Builder, function: Function) -> None:
             )
 
 
-def _defined_by(builder: Builder) -> Iterator[str]:
+def _list_defined(builder: Builder) -> Iterator[str]:
     yield from (tensor.name for tensor in builder.inputs)
     yield from builder.constants
     for node in builder.nodes:
@@ -269,10 +269,10 @@ class Builder:
         labels: Sequence[str] = (),
     ) -> Node:
         """Create a node with fresh output names; ``name`` is for the node and its first output, ``labels`` for the others."""
-        first = self._explicit(name) if name is not None else self.names.number(self._prefix + op_type.lower())
+        first = self._reserve_explicit(name) if name is not None else self.names.number(self._prefix + op_type.lower())
         outputs = (first, *(self.names.take(f"{first}_{label}") for label in labels[1:count]))
-        read = tuple("" if symbol is None else symbol.name for symbol in inputs)
-        return self.add_placement(Node(op_type, read, outputs, attributes, domain, first))
+        input_names = tuple("" if symbol is None else symbol.name for symbol in inputs)
+        return self.add_placement(Node(op_type, input_names, outputs, attributes, domain, first))
 
     def add_placement(self, node: Node) -> Node:
         """Add the device and control predecessors of the current scope; the node's device has priority."""
@@ -284,12 +284,12 @@ class Builder:
         """Reserve a free name similar to ``name``, with the prefix of the current scope."""
         return self.names.take(self._prefix + name)
 
-    def _explicit(self, name: str) -> str:
-        full = self._prefix + name
-        if not name or full in self.names:
-            fault = "an empty name" if not name else f"the name {full!r}, which another value of the graph has"
+    def _reserve_explicit(self, name: str) -> str:
+        full_name = self._prefix + name
+        if not name or full_name in self.names:
+            fault = "an empty name" if not name else f"the name {full_name!r}, which another value of the graph has"
             raise ModelError(f"{fault}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
-        return self.names.reserve(full)
+        return self.names.reserve(full_name)
 
     def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
         """Append a node and return its outputs; raises ModelError if the graph is already finalized."""
@@ -336,14 +336,14 @@ class Builder:
         key: object = constant if is_small else id(value)
         if is_small and key in self._shared:
             return self._shared[key][0]
-        full = self._explicit(name) if name is not None else self._constant_name(value)
-        self.constants[full] = constant
-        tensor = Tensor(self, full, constant.type)
+        full_name = self._reserve_explicit(name) if name is not None else self._name_constant(value)
+        self.constants[full_name] = constant
+        tensor = Tensor(self, full_name, constant.type)
         if name is None:
             self._shared[key] = (tensor, value)  # keep the value alive, so that its id is not reused
         return tensor
 
-    def _constant_name(self, value: object) -> str:
+    def _name_constant(self, value: object) -> str:
         hint = self._hints.get(id(value))
         return self.names.number(f"{self._prefix}constant") if hint is None else self.names.take(hint)
 
@@ -358,8 +358,8 @@ class Builder:
             return self.constant(item)
         if not any(item.builder is builder for builder in self.lineage()):
             where = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
-            whose = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
-            raise ModelError(f"{whose} and cannot be used in {self.name!r}")
+            problem = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
+            raise ModelError(f"{problem} and cannot be used in {self.name!r}")
         return item  # type: ignore[return-value]  # builders create only Tensors
 
     def find_constant(self, symbol: Symbol) -> Constant | None:
@@ -392,11 +392,11 @@ class Builder:
             raise ModelError(f"only an input can be updated; {target!r} is none (the inputs are: {names or 'none'})")
         if target.name in self.updates:
             raise ModelError(f"input {target.name!r} is updated twice; a buffer can hold one value after a call")
-        new = self.symbol(value)
-        if new.type is not None and target.type is not None and not may_equal(new.type, target.type):
-            raise ModelError(f"input {target.value} cannot be updated with {new.value}; their types differ")
-        self.updates[target.name] = new
-        return new
+        new_value = self.symbol(value)
+        if new_value.type is not None and target.type is not None and not may_equal(new_value.type, target.type):
+            raise ModelError(f"input {target.value} cannot be updated with {new_value.value}; their types differ")
+        self.updates[target.name] = new_value
+        return new_value
 
     def state(self, name: str, type_: Type, fill: float = 0) -> Tensor:
         """Add an input that a session stores between calls. Set its next value with `update`; ``fill`` is its initial value.
@@ -434,7 +434,7 @@ class Builder:
     @contextmanager
     def after(self, *values: Symbol) -> Iterator[None]:
         """Run recorded nodes after those that compute ``values``, without a data dependency."""
-        nodes = tuple(self._node_of(value) for value in values)
+        nodes = tuple(self._find_node(value) for value in values)
         with self._set_temporarily(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
             yield
 
@@ -447,7 +447,7 @@ class Builder:
         finally:
             self.__dict__.update(before)
 
-    def _node_of(self, value: Symbol) -> str:
+    def _find_node(self, value: Symbol) -> str:
         for node in reversed(self.nodes):
             if value.builder is self and value.name in node.outputs:
                 return node.name
@@ -465,14 +465,14 @@ class Builder:
             return adopt(self, title, body, len(inputs)), len(body.outputs) == 1
         if not callable(body):
             raise ModelError(f"{title} must be a callable or a Function; got {type(body).__name__} {body!r}")
-        hints = _parameter_names(title, body, inputs)
+        hints = _name_parameters(title, body, inputs)
         child = Builder(title, inference=self.inference, outer=self)
         with child:
             result = body(*(child._input(self.names.take(h), t) for h, (_, t) in zip(hints, inputs, strict=True)))
-            single = not isinstance(result, tuple | list)
-            for value in (result,) if single else result:
+            is_single = not isinstance(result, tuple | list)
+            for value in (result,) if is_single else result:
                 child.output(value)
-        return child.function(), single
+        return child.function(), is_single
 
     def inline(self, function: Function, *inputs: Any) -> tuple[Tensor, ...]:
         """Record the nodes of a Function on other inputs and return its outputs; names get the Function's name as prefix."""
@@ -491,7 +491,7 @@ def _copy_if_writable(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) and array.flags.writeable else array
 
 
-def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
+def _name_parameters(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
     """Names of a callable's parameters, one per input; the default names if it has no signature."""
     defaults = [name for name, _ in inputs]
     try:
@@ -501,7 +501,7 @@ def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tupl
     try:
         bound = signature.bind(*defaults)
     except TypeError as error:
-        said = ", ".join(defaults) or "none"
-        raise ModelError(f"{title} is called with {len(defaults)} arguments ({said}): {error}") from error
+        names = ", ".join(defaults) or "none"
+        raise ModelError(f"{title} is called with {len(defaults)} arguments ({names}): {error}") from error
     parameters = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
     return [*parameters, *defaults[len(parameters) :]]

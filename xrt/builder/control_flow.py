@@ -43,13 +43,13 @@ def trace_bodies(builder: Builder, operator: Operator, inputs: Symbols, attribut
 
 def _if(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
     branches = {}
-    singles = []
+    are_single = []
     for name in ("then_branch", "else_branch"):
-        function, single = builder.body(name, attributes[name], ())
+        function, is_single = builder.body(name, attributes[name], ())
         branches[name] = function
-        singles.append(single)
+        are_single.append(is_single)
     outputs = _join_branches(branches["then_branch"].outputs, branches["else_branch"].outputs)
-    return TracedBodies(branches, outputs, all(singles))
+    return TracedBodies(branches, outputs, all(are_single))
 
 
 def _join_branches(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type | None, ...]:
@@ -70,7 +70,7 @@ def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     carried = [None if s is None else s.type for s in inputs[2:]]
     head = [("iteration", TensorType(DType.INT64, ())), ("condition", TensorType(DType.BOOL, ()))]
     function = _trace_until_stable(builder, attributes["body"], head, carried, [], first=1)
-    states, scans = _split(function, 1, len(carried))
+    states, scans = _split_outputs(function, 1, len(carried))
     # The number of iterations is known only at run time.
     outputs = (*(v.type for v in states), *(_insert_axis(v.type, None, 0) for v in scans))
     return TracedBodies({"body": function}, outputs, len(outputs) == 1)
@@ -85,9 +85,9 @@ def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> T
     types = [None if s is None else s.type for s in inputs]
     carried, scanned = types[:-count], types[-count:]
     axes = attributes.get("scan_input_axes") or [0] * count
-    rows = [("row", _without(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
+    rows = [("row", _remove_type_axis(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
     function = _trace_until_stable(builder, attributes["body"], [], carried, rows, first=0)
-    states, scans = _split(function, 0, len(carried))
+    states, scans = _split_outputs(function, 0, len(carried))
     out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
     length = _extent(scanned[0], axes[0])
     # Scan stacks one row per step, so the length is that of the scanned inputs.
@@ -125,7 +125,7 @@ def _trace_until_stable(
     while True:
         mark = builder.names.mark()
         function, _ = builder.body("body", body, [*head, *(("carried", t) for t in carried), *tail])
-        states, _ = _split(function, first, len(carried))
+        states, _ = _split_outputs(function, first, len(carried))
         for index, (before, after) in enumerate(zip(carried, states, strict=True)):
             _check_same("carried value", index, "the input", before, "the body's output", after.type)
         widened = [b if after.type is None else join_types(b, after.type) for b, after in zip(carried, states, strict=True)]
@@ -137,7 +137,7 @@ def _trace_until_stable(
         carried = widened
 
 
-def _split(function: Function, first: int, count: int) -> tuple[Sequence[Value], Sequence[Value]]:
+def _split_outputs(function: Function, first: int, count: int) -> tuple[Sequence[Value], Sequence[Value]]:
     """Split the outputs of a body into carried values and scan outputs."""
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
@@ -153,7 +153,7 @@ def _insert_axis(type_: Type | None, length: Any, axis: int) -> Type | None:
     return type_.with_shape((*type_.shape[:place], length, *type_.shape[place:]))
 
 
-def _without(type_: Type | None, axis: int) -> Type | None:
+def _remove_type_axis(type_: Type | None, axis: int) -> Type | None:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return type_
     return type_.with_shape(_remove_axis(type_.shape, axis))

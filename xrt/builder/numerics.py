@@ -41,7 +41,7 @@ def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
     """Record ``left symbol right``; at least one operand is a tensor of the graph."""
     _check_opset(symbol)
     ufunc, rule = _BINARY[symbol]
-    a, b, dtype = _in_common(symbol, ufunc, left, right)
+    a, b, dtype = _cast_to_common(symbol, ufunc, left, right)
     return rule(a, b, dtype)
 
 
@@ -57,13 +57,13 @@ def _check_opset(symbol: str) -> None:
 # ---------------------------------------------------------------------- type promotion
 
 
-def _in_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
+def _cast_to_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
     """Cast the operands to the types in which NumPy computes; also return the type of the left one."""
     first, second = _operand_types(symbol, ufunc, left, right)
     # NumPy compares such a number exactly: uint8 < 300 is true, not an overflow.
     if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
         first = second = DType.INT64
-    return _as(left, first), _as(right, second), first
+    return _convert(left, first), _convert(right, second), first
 
 
 _COMPARISONS = frozenset(("==", "!=", "<", "<=", ">", ">="))
@@ -84,7 +84,7 @@ def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) 
     try:
         resolved = ufunc.resolve_dtypes((a, b, None))
     except TypeError as error:
-        raise ModelError(f"NumPy has no {_shown(left)} {symbol} {_shown(right)}: {error}") from error
+        raise ModelError(f"NumPy has no {_describe(left)} {symbol} {_describe(right)}: {error}") from error
     return infer_operand_dtype(resolved[0]), infer_operand_dtype(resolved[1])
 
 
@@ -98,11 +98,11 @@ def _get_resolvable(value: Operand, other: Operand) -> Any:
         return _dtype(value).numpy
     if isinstance(value, list | tuple | str):
         return np.asarray(value).dtype if not isinstance(value, str) else DType.STRING.numpy
-    met = _dtype(other)
+    other_dtype = _dtype(other)
     if isinstance(value, bool):
         return np.dtype(bool)
-    holds_it = met.is_float if isinstance(value, float) else met.is_float or met.is_integer
-    return met.numpy if holds_it and not isinstance(value, complex) else type(value)
+    is_compatible = other_dtype.is_float if isinstance(value, float) else other_dtype.is_float or other_dtype.is_integer
+    return other_dtype.numpy if is_compatible and not isinstance(value, complex) else type(value)
 
 
 def _dtype(value: Any) -> DType:
@@ -112,14 +112,14 @@ def _dtype(value: Any) -> DType:
 def _string_types(symbol: str, left: Operand, right: Operand) -> tuple[DType, DType]:
     if symbol in ("==", "!="):
         return DType.STRING, DType.STRING
-    raise ModelError(f"ONNX has no {_shown(left)} {symbol} {_shown(right)} of strings; only == and != compare them")
+    raise ModelError(f"ONNX has no {_describe(left)} {symbol} {_describe(right)} of strings; only == and != compare them")
 
 
-def _shown(value: Operand) -> str:
+def _describe(value: Operand) -> str:
     return str(_dtype(value)) if is_strong(value) else repr(value)
 
 
-def _as(value: Operand, dtype: DType) -> Tensor:
+def _convert(value: Operand, dtype: DType) -> Tensor:
     """Convert the operand to a tensor of an element type; constants are converted immediately."""
     builder = current("a constant")
     if is_weak(value):
@@ -194,9 +194,9 @@ def _signs_differ(rest: Tensor, divisor: Tensor) -> Tensor:
 def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if not dtype.is_float:
         return emit("Mod", a, b)
-    rest = emit("Mod", a, b, fmod=1)
+    remainder = emit("Mod", a, b, fmod=1)
     # fmod has the sign of the dividend, Python's % that of the divisor.
-    return emit("Where", _signs_differ(rest, b), emit("Add", rest, b), rest)
+    return emit("Where", _signs_differ(remainder, b), emit("Add", remainder, b), remainder)
 
 
 def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:

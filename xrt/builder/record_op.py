@@ -47,18 +47,18 @@ def is_weak(value: object) -> bool:
     return not isinstance(value, np.generic) and isinstance(value, bool | int | float | complex | str | list | tuple)
 
 
-def infer_operand_dtype(like: DTypeLike) -> DType:
+def infer_operand_dtype(dtype: DTypeLike) -> DType:
     """Convert to a DType: a DType, its name (``"float32"``), a NumPy type, or ``int``, ``float``."""
-    if isinstance(like, DType):
-        return like
-    if isinstance(like, str) and like in _TEXTS:
-        return DType.parse(like)
-    if like is str:
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str) and dtype in _TEXTS:
+        return DType.parse(dtype)
+    if dtype is str:
         return DType.STRING
     try:
-        return DType.of(np.empty(0, np.dtype(like)))
+        return DType.of(np.empty(0, np.dtype(dtype)))
     except TypeError:
-        raise ModelError(f"{like!r} is no element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
+        raise ModelError(f"{dtype!r} is no element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
 
 
 _TEXTS = frozenset(d.text for d in DType)
@@ -70,7 +70,7 @@ def natural_dtype(*values: Any) -> DType:
     String, or the first of bool, int64, float32 and complex64 that can represent all values. (ONNX prefers float32 where NumPy
     uses float64.)
     """
-    arrays = [_plain_array(value) for value in values]
+    arrays = [_make_array(value) for value in values]
     kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
     if any(kind not in _ORDER for kind in kinds):
         return DType.STRING
@@ -83,15 +83,15 @@ def weak_dtype(formal: FormalParameter, bound: Mapping[str, str], values: Sequen
     In order of preference: the type bound by other inputs, the natural type if the operator allows it, and the first allowed
     type that can represent the values.
     """
-    meets = parse_onnx_spelling(bound[formal.variable]) if formal.variable in bound else None
-    if isinstance(meets, TensorType):
-        return meets.dtype
-    natural = natural_dtype(*values)
-    admitted = [t.dtype for t in map(parse_onnx_spelling, sorted(formal.types)) if isinstance(t, TensorType)]
-    if natural in admitted or not admitted:
-        return natural
-    fitting = [d for d in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64, *admitted) if d in admitted]
-    return next((d for d in fitting if all(_fits(_plain_array(value), d) for value in values)), fitting[0])
+    bound_type = parse_onnx_spelling(bound[formal.variable]) if formal.variable in bound else None
+    if isinstance(bound_type, TensorType):
+        return bound_type.dtype
+    natural_type = natural_dtype(*values)
+    allowed = [t.dtype for t in map(parse_onnx_spelling, sorted(formal.types)) if isinstance(t, TensorType)]
+    if natural_type in allowed or not allowed:
+        return natural_type
+    candidates = [d for d in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64, *allowed) if d in allowed]
+    return next((d for d in candidates if all(_fits(_make_array(value), d) for value in values)), candidates[0])
 
 
 _ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
@@ -110,7 +110,7 @@ def _fits(array: np.ndarray[Any, Any], dtype: DType) -> bool:
 
 def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
     """Convert a weak value to an array; raises ModelError if the type cannot represent it."""
-    array = _plain_array(value)
+    array = _make_array(value)
     if not _fits(array, dtype):
         raise ModelError(f"{value!r} cannot be a constant of {dtype}; convert the tensor that it meets with .astype(...)")
     if dtype is DType.STRING:
@@ -122,7 +122,7 @@ def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
     return converted
 
 
-def _plain_array(value: Any) -> np.ndarray[Any, Any]:
+def _make_array(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, list | tuple) and any(isinstance(item, Symbol) for item in value):
         raise ModelError(
             "a list that holds tensors of the graph is not an operand; pass the tensors one by one, as in "
@@ -176,17 +176,17 @@ def _apply(
     outputs: int | None,
     name: str | None,
 ) -> Tensor | tuple[Tensor, ...]:
-    operands, attributes = _inputs_by_name(operator, inputs, attributes)
+    operands, attributes = _place_inputs(operator, inputs, attributes)
     if "num_outputs" in operator.attributes and outputs is not None and len(operands) == operator.min_inputs:
         attributes.setdefault("num_outputs", outputs)  # Split without sizes needs the count as an attribute too
     _check_attribute_names(operator, attributes)
-    symbols, bound = _operands(builder, operator, operands)
+    symbols, bound = _convert_operands(builder, operator, operands)
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
-    node_attributes = _attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
-    count = _output_count(operator, bodies, symbols, attributes, outputs, builder)
-    labels = _labels(operator, count)
+    node_attributes = _make_attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
+    count = _count_outputs(operator, bodies, symbols, attributes, outputs, builder)
+    labels = _make_labels(operator, count)
     node = builder.new_node(operator.name, symbols, count, node_attributes, domain=operator.domain, name=name, labels=labels)
-    types = bodies.outputs if bodies else _output_types(builder, operator, node, symbols, bound)
+    types = bodies.outputs if bodies else _infer_types(builder, operator, node, symbols, bound)
     results = builder.record(node, types)
     single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
     return results[0] if single and outputs is None else results
@@ -195,7 +195,7 @@ def _apply(
 # ---------------------------------------------------------------------- inputs
 
 
-def _inputs_by_name(
+def _place_inputs(
     operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
 ) -> tuple[list[Operand | None], dict[str, Any]]:
     """Move inputs passed by name to their positions; also return the remaining keywords, the attributes."""
@@ -215,7 +215,7 @@ def _inputs_by_name(
     return operands, rest
 
 
-def _operands(
+def _convert_operands(
     builder: Builder, operator: Operator, operands: Sequence[Operand | None]
 ) -> tuple[list[Symbol | None], dict[str, str]]:
     """Convert the inputs to tensors of the graph; also return the bindings of the type variables."""
@@ -229,11 +229,11 @@ def _operands(
         formal = operator.formal_input(index)
         if not is_weak(item):
             raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _of_one_type(operator, operands, index))))
+        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _select_same_type(operator, operands, index))))
     return symbols, bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
 
 
-def _of_one_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
+def _select_same_type(operator: Operator, operands: Sequence[Operand | None], index: int) -> list[Operand | None]:
     """The weak inputs that share a type variable with the one at ``index``, including it."""
     formal = operator.formal_input(index)
     if formal.is_variadic and not formal.is_homogeneous:
@@ -268,15 +268,15 @@ def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) ->
         raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it was not given")
 
 
-def _attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
+def _make_attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
     return tuple(
-        Attribute.of(name, _plain(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
+        Attribute.of(name, _prepare(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
         for name in sorted(attributes)
         if attributes[name] is not None
     )
 
 
-def _plain(name: str, value: Any, kind: AttrKind) -> Any:
+def _prepare(name: str, value: Any, kind: AttrKind) -> Any:
     """Convert to a form that `Attribute.of` accepts: element types to numbers, weak values to arrays."""
     is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
     if kind is AttrKind.INT and is_dtype:
@@ -289,7 +289,7 @@ def _plain(name: str, value: Any, kind: AttrKind) -> Any:
 # ---------------------------------------------------------------------- outputs
 
 
-def _output_count(
+def _count_outputs(
     operator: Operator,
     bodies: TracedBodies | None,
     symbols: Sequence[Symbol | None],
@@ -297,7 +297,7 @@ def _output_count(
     requested: int | None,
     builder: Builder,
 ) -> int:
-    implied = len(bodies.outputs) if bodies else _implied_count(operator, symbols, attributes, builder)
+    implied = len(bodies.outputs) if bodies else _infer_count(operator, symbols, attributes, builder)
     count: object = implied if requested is None else requested
     if count is None:
         raise ModelError("the number of its outputs cannot be read from what was given; say it with outputs=")
@@ -308,7 +308,7 @@ def _output_count(
     return count
 
 
-def _implied_count(
+def _infer_count(
     operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
 ) -> int | None:
     """Default number of outputs: the required ones, or all of them if all are optional."""
@@ -324,13 +324,13 @@ def _implied_count(
     return None if constant is None else constant.array.size
 
 
-def _labels(operator: Operator, count: int) -> tuple[str, ...]:
+def _make_labels(operator: Operator, count: int) -> tuple[str, ...]:
     """Suffixes for output names after the first: ``dropout_mask``, or numbers for variadic outputs."""
     formals = [operator.formal_output(index) for index in range(count)]
     return tuple(str(i + 1) if f.is_variadic else f.name.lower() for i, f in enumerate(formals))
 
 
-def _output_types(
+def _infer_types(
     builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
     declared = infer_output_types(operator, node, bound)

@@ -24,11 +24,11 @@ def integers(items: Sequence[Any]) -> Any:
     """Combine integers and 0-d tensors to one int64 operand."""
     if not any(isinstance(item, Symbol) for item in items):
         return np.asarray(items, np.int64)
-    parts = [_as_row(item) for item in items]
+    parts = [_make_row(item) for item in items]
     return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=0)
 
 
-def _as_row(item: Any) -> Tensor:
+def _make_row(item: Any) -> Tensor:
     if not isinstance(item, Symbol):
         return current("a constant").symbol(np.asarray([item], np.int64))
     whole: Tensor = item  # type: ignore[assignment]  # builders create only Tensors
@@ -43,16 +43,16 @@ def _as_row(item: Any) -> Tensor:
 def reshape(x: Tensor, shape: Sequence[Any]) -> Tensor:
     """``x.reshape(*shape)``; an extent is an integer, -1 at most once, a symbolic extent of ``x``, or a 0-d tensor."""
     if len(shape) == 1 and isinstance(shape[0], Symbol) and shape[0].ndim == 1:
-        whole: Tensor = shape[0]  # type: ignore[assignment]  # every Symbol that a builder makes is a Tensor
-        return emit("Reshape", x, cast(whole, DType.INT64))
+        extents_tensor: Tensor = shape[0]  # type: ignore[assignment]  # every Symbol that a builder makes is a Tensor
+        return emit("Reshape", x, cast(extents_tensor, DType.INT64))
     if len(shape) == 1 and isinstance(shape[0], tuple | list):
         shape = shape[0]
     has_zero = any(not isinstance(item, Symbol) and item == 0 for item in shape)
-    extents = integers([_extent(x, item, place, has_zero) for place, item in enumerate(shape)])
+    extents = integers([_make_extent(x, item, place, has_zero) for place, item in enumerate(shape)])
     return emit("Reshape", x, extents, allowzero=1 if has_zero else None)
 
 
-def _extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
+def _make_extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
     """Convert an extent for Reshape, where 0 copies the extent of ``x`` in that place unless allowzero is set."""
     if isinstance(item, int | np.integer | Symbol) and not isinstance(item, bool):
         return item
@@ -70,10 +70,10 @@ def transpose(x: Tensor, axes: Sequence[Any]) -> Tensor:
         axes = axes[0]
     if not axes:
         return emit("Transpose", x)
-    return emit("Transpose", x, perm=[_axis(x, axis) for axis in axes])
+    return emit("Transpose", x, perm=[_normalize_axis(x, axis) for axis in axes])
 
 
-def _axis(x: Tensor, axis: Any) -> int:
+def _normalize_axis(x: Tensor, axis: Any) -> int:
     """Normalize an axis to count from the front; raises ModelError if it is out of range."""
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise ModelError(f"an axis must be an integer; got {axis!r}")
@@ -100,7 +100,7 @@ def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 def _reduce(x: Tensor, op_type: str, axis: Any, keepdims: bool) -> Tensor:
     """Reduce over axes, accumulated in the same type as in NumPy."""
-    axes = None if axis is None else [_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
+    axes = None if axis is None else [_normalize_axis(x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,))]
     summed = cast(x, _accumulator(x.dtype, op_type))
     # As in NumPy, no axes means no reduction; ONNX would reduce all of them.
     if axes == []:
@@ -133,16 +133,16 @@ class _Item:
 
 def index(x: Tensor, key: Any) -> Tensor:
     """``x[key]``; raises ModelError for keys that NumPy rejects or that ONNX has no operators for."""
-    keys = [_normal(x, item) for item in (key if isinstance(key, tuple) else (key,))]
+    keys = [_normalize_item(x, item) for item in (key if isinstance(key, tuple) else (key,))]
     items, new_axes = _assign_axes(x, keys)
     for item in items:
         _check_range(x, item)
     arrays = [item for item in items if isinstance(item.index, Symbol | np.ndarray)]
     if not arrays:
-        return unsqueeze(_cut(x, items), new_axes)
+        return unsqueeze(_slice(x, items), new_axes)
     # As in NumPy, an integer next to arrays is a 0-d array and broadcasts with them.
     gathered = [item for item in items if not isinstance(item.index, slice)]
-    cut = _cut(x, [item for item in items if isinstance(item.index, slice)])
+    cut = _slice(x, [item for item in items if isinstance(item.index, slice)])
     return _gather(unsqueeze(cut, new_axes), [_Item(_shift_axis(i.axis, new_axes), i.index) for i in gathered])
 
 
@@ -156,7 +156,7 @@ def _shift_axis(axis: int, new_axes: Sequence[int]) -> int:
 # ---------------------------------------------------------------------- the key
 
 
-def _normal(x: Tensor, item: Any) -> Any:
+def _normalize_item(x: Tensor, item: Any) -> Any:
     """Normalize one item of a key to None, Ellipsis, an int, a slice, an integer or boolean array, or a tensor."""
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
@@ -165,16 +165,16 @@ def _normal(x: Tensor, item: Any) -> Any:
     if isinstance(item, int | np.integer):
         return int(item)
     if isinstance(item, Symbol):
-        return _checked_kind(x, item, item.dtype)
+        return _check_kind(x, item, item.dtype)
     if isinstance(item, list | tuple | np.ndarray):
         array = np.asarray(item)
         array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
-        return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _checked_kind(x, array, DType.of(array))
+        return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _check_kind(x, array, DType.of(array))
     shown = f"{type(item).__name__} {item!r}"
     raise ModelError(f"{x.name!r} cannot be indexed with {shown}; use integers, slices, None, ... or arrays")
 
 
-def _checked_kind(x: Tensor, item: Any, dtype: DType) -> Any:
+def _check_kind(x: Tensor, item: Any, dtype: DType) -> Any:
     if dtype is not DType.BOOL and not dtype.is_integer:
         raise ModelError(f"{x.name!r} cannot be indexed with an array of {dtype}; an index is of integers, a mask of bool")
     if dtype is DType.BOOL and item.ndim == 0:
@@ -182,7 +182,7 @@ def _checked_kind(x: Tensor, item: Any, dtype: DType) -> Any:
     return item
 
 
-def _covers(item: Any) -> int:
+def _count_axes(item: Any) -> int:
     """Number of axes that an item indexes."""
     if item is None or item is Ellipsis:
         return 0
@@ -196,7 +196,7 @@ def _is_mask(item: Any) -> bool:
 def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
     """Assign axes to the items; also return the positions in the sliced tensor where None inserts an axis."""
     ellipses = sum(item is Ellipsis for item in keys)
-    covered = sum(map(_covers, keys))
+    covered = sum(map(_count_axes, keys))
     rank = x.tensor_type.rank
     if ellipses > 1:
         raise ModelError(f"{x.name!r} is indexed with two '...'; one is the most")
@@ -213,10 +213,10 @@ def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]
             skipped = _count_skipped_axes(x, keys, covered)
             axis, place = axis + skipped, place + skipped
         else:
-            items += _rows(axis, item)
-            axis += _covers(item)
+            items += _expand_item(axis, item)
+            axis += _count_axes(item)
             # Next to arrays, integers are gathered after slicing, so their axes are still there.
-            place += _covers(item) if arrays or isinstance(item, slice) else 0
+            place += _count_axes(item) if arrays or isinstance(item, slice) else 0
             continue
         place += item is None
     return items, new_axes
@@ -228,7 +228,7 @@ def _count_skipped_axes(x: Tensor, keys: Sequence[Any], covered: int) -> int:
     return x.ndim - covered
 
 
-def _rows(axis: int, item: Any) -> list[_Item]:
+def _expand_item(axis: int, item: Any) -> list[_Item]:
     """Expand an item to one index per axis: a mask over k axes becomes k integer arrays."""
     if not _is_mask(item):
         return [_Item(axis, item)]
@@ -253,35 +253,35 @@ def _check_range(x: Tensor, item: _Item) -> None:
 # ---------------------------------------------------------------------- slices and integers
 
 
-def _cut(x: Tensor, items: Sequence[_Item]) -> Tensor:
+def _slice(x: Tensor, items: Sequence[_Item]) -> Tensor:
     """Apply slices and integers, and remove the axes of integers."""
     cuts = [item for item in items if item.index != slice(None)]
     if not cuts:
         return x
-    bounds = [_bounds(x, item.index) for item in cuts]
+    bounds = [_make_bounds(x, item.index) for item in cuts]
     starts, ends, steps = (integers([bound[part] for bound in bounds]) for part in range(3))
     axes = np.asarray([item.axis for item in cuts], np.int64)
     whole = emit("Slice", x, starts, ends, axes, None if all(bound[2] == 1 for bound in bounds) else steps)
     return squeeze(whole, [item.axis for item in cuts if isinstance(item.index, int)])
 
 
-def _bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
+def _make_bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:
     """Start, end and step for ONNX's Slice."""
     if isinstance(item, int):
         # The end of [-1:0] would be the front of the axis.
         return item, item + 1 if item != -1 else INT64.max, 1
-    step = 1 if item.step is None else _bound(x, item.step)
+    step = 1 if item.step is None else _check_bound(x, item.step)
     if isinstance(step, Symbol):
         raise ModelError(f"the step of a slice of {x.name!r} must be an integer, not a tensor")
     if step == 0:
         raise ModelError(f"the step of a slice of {x.name!r} is 0")
     # Slice clamps bounds to the extent: INT64.min as the end of a negative step includes index 0.
     first, last = (0, INT64.max) if step > 0 else (INT64.max, INT64.min)
-    start = first if item.start is None else _bound(x, item.start)
-    return start, last if item.stop is None else _bound(x, item.stop), step
+    start = first if item.start is None else _check_bound(x, item.start)
+    return start, last if item.stop is None else _check_bound(x, item.stop), step
 
 
-def _bound(x: Tensor, value: Any) -> Any:
+def _check_bound(x: Tensor, value: Any) -> Any:
     if isinstance(value, Symbol) or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
         return value
     raise ModelError(f"the bounds of a slice of {x.name!r} must be integers or tensors of the graph; got {value!r}")
@@ -293,7 +293,7 @@ def _bound(x: Tensor, value: Any) -> Any:
 def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     """Select elements by index arrays, broadcast against each other."""
     if len(items) == 1:
-        return emit("Gather", x, _int64(items[0].index), axis=items[0].axis)
+        return emit("Gather", x, _to_int64(items[0].index), axis=items[0].axis)
     axes = [item.axis for item in items]
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     # Several index arrays need GatherND, which indexes leading axes.
@@ -313,7 +313,7 @@ def stack_indices(indices: Sequence[Any]) -> tuple[Any, int]:
     rank = max(np.ndim(item) if not isinstance(item, Symbol) else item.ndim for item in indices)
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
-    tensors = [_int64(item) for item in indices]
+    tensors = [_to_int64(item) for item in indices]
     shapes = {tensor.shape for tensor in tensors}
     if len(shapes) > 1 or any(None in shape for shape in shapes):
         shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts; only the shape of its result is used
@@ -329,7 +329,7 @@ def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
         raise ModelError(f"the index arrays have shapes {shapes}, which do not broadcast") from error
 
 
-def _int64(item: Any) -> Tensor:
+def _to_int64(item: Any) -> Tensor:
     """Convert indices to int64, which all gather operators accept."""
     return cast(current("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)
 
