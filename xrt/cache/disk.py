@@ -129,7 +129,7 @@ class DiskTier:
         try:
             executable = make()
         except (CompileRefused, CompileFailed) as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 self._write(CacheEntry(signature, None, StoredFailure.of(error, recipe.function)))
             raise
         if recipe.is_kept:
@@ -160,7 +160,7 @@ class DiskTier:
             self._statistics = replace(self._statistics, **{counter: getattr(self._statistics, counter) + 1})
 
 
-def _may_pass(error: BaseException | None) -> bool:
+def _is_transient(error: BaseException | None) -> bool:
     """Whether a failure may be transient: memory (also of a worker that was killed), files, time."""
     while error is not None:
         if isinstance(error, MemoryError | OSError):
@@ -214,14 +214,14 @@ def open_disk_tier(environment: Mapping[str, str] = os.environ, directory: Path 
     if switch not in ("", "on", "1", "yes", "true"):
         warn(f"{SWITCH} must be on or off; got {switch!r}, so the disk cache is on", CacheWarning)
     try:
-        place = directory or find_cache_directory(environment)
+        folder = directory or find_cache_directory(environment)
     except CacheError as error:
         warn(f"{error}. Nothing is kept on disk", CacheWarning)
         return None
-    return DiskTier(place, limit=_limit_of(environment))
+    return DiskTier(folder, limit=_read_limit(environment))
 
 
-def _limit_of(environment: Mapping[str, str]) -> int:
+def _read_limit(environment: Mapping[str, str]) -> int:
     text = environment.get(LIMIT, "").strip()
     if not text:
         return DEFAULT_LIMIT

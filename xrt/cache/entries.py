@@ -113,10 +113,10 @@ class CacheListing:
 
 def list_entries(store: Store) -> list[CacheListing]:
     """All entries, most recently used first. Reads every file; raises OSError."""
-    return [_listing(item) for item in reversed(store.entries.items())]
+    return [_make_listing(item) for item in reversed(store.entries.items())]
 
 
-def _listing(item: Item) -> CacheListing:
+def _make_listing(item: Item) -> CacheListing:
     try:
         entry = ENTRIES.read(item.path)
     except (CacheError, OSError) as error:

@@ -222,14 +222,14 @@ class CompileCache:
         """
         entry, is_maker = self._claim(signature.memory_key, force)
         if is_maker:
-            self._make(signature.memory_key, entry, self._through_disk(signature, make, force, recipe))
+            self._make(signature.memory_key, entry, self._wrap_with_disk(signature, make, force, recipe))
         try:
             return Lease(self, entry)
         except BaseException:
             self._release(entry)
             raise
 
-    def _through_disk(
+    def _wrap_with_disk(
         self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: CompileRequest | None
     ) -> Callable[[], Executable]:
         disk = self.disk
@@ -278,13 +278,13 @@ class CompileCache:
         self._evict_surplus(threads, THREADS)
         self._evict_surplus({key: entry.nbytes for key, entry in self._entries.items() if entry.holders == 1}, self.max_bytes)
 
-    def _evict_surplus(self, figures: Mapping[str, int], most: int) -> None:
-        """Evict the least recently used until the sum of `figures` is at most `most`; the newest always stays."""
-        surplus = sum(figures.values()) - most
-        for key in list(figures)[:-1]:
+    def _evict_surplus(self, amounts: Mapping[str, int], limit: int) -> None:
+        """Evict the least recently used until the sum of `amounts` is at most `limit`; the newest always stays."""
+        surplus = sum(amounts.values()) - limit
+        for key in list(amounts)[:-1]:
             if surplus <= 0:
                 break
-            surplus -= figures[key]
+            surplus -= amounts[key]
             self._evict(key)
 
     def _evict(self, key: str) -> None:
@@ -342,10 +342,10 @@ def open_cache(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCa
     if isinstance(asked, CompileCache):
         return asked
     if isinstance(asked, str | os.PathLike):
-        return _cache_in(expand_user(asked, "cache"))
+        return _open_cache_in(expand_user(asked, "cache"))
     raise OptionError(f"cache must be an xrt.cache.CompileCache, or the directory of one; got {asked!r}")
 
 
 @lru_cache(maxsize=16)
-def _cache_in(directory: Path) -> CompileCache:
+def _open_cache_in(directory: Path) -> CompileCache:
     return CompileCache(disk=open_disk_tier(directory=directory))

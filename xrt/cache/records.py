@@ -79,7 +79,7 @@ def why_not_trusted(directory: Path) -> str | None:
     with suppress(FileNotFoundError):  # not created yet; its parents are checked below
         if reason := _why_not_private(real):
             return reason
-    for folder in _above(real):
+    for folder in _list_parents(real):
         with suppress(FileNotFoundError):
             if reason := _why_not_safe_above(folder):
                 return reason
@@ -98,7 +98,7 @@ def _why_not_private(path: Path) -> str | None:
     return _describe_access(path, status) if status.st_mode & _OTHERS else None
 
 
-def _above(real: Path) -> Iterator[Path]:
+def _list_parents(real: Path) -> Iterator[Path]:
     """Yield the parent folders, nearest first, up to the home directory: sshd checks no further either."""
     try:
         home = Path.home().resolve()

@@ -138,13 +138,13 @@ def hash_sources(module: str) -> str:
 
     ``module`` is the engine's module, which need not be imported.
     """
-    file, is_packaged = _source(module)
+    file, is_packaged = _find_source(module)
     if file is None or not Path(file).exists():
         return CODE_UNKNOWN
     return _hash_stamps(_stamp_tree(Path(file).parent) if is_packaged else [_stamp(file, Path(file).stat())])
 
 
-def _source(module: str) -> tuple[str | None, bool]:
+def _find_source(module: str) -> tuple[str | None, bool]:
     """A module's file, and whether it is part of a package."""
     if (loaded := sys.modules.get(module)) is not None:
         return getattr(loaded, "__file__", None), bool(getattr(loaded, "__package__", ""))
@@ -162,15 +162,15 @@ def hash_planner() -> str:
 
 def _hash_stamps(lines: Iterable[str]) -> str:
     """Hash stamps together with those of the sources that all engines share."""
-    content = "".join(sorted({*lines, *_shared_stamps()}))
+    content = "".join(sorted({*lines, *_stamp_shared()}))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1)
-def _shared_stamps() -> tuple[str, ...]:
+def _stamp_shared() -> tuple[str, ...]:
     root = Path(__file__).parents[1]
-    deep = [line for name in _SHARED for line in _stamp_tree(root / name)]
-    return (*deep, *_stamp_tree(root / "engines", 0), *_stamp_tree(root / "engines" / "contract", 0))
+    stamps = [line for name in _SHARED for line in _stamp_tree(root / name)]
+    return (*stamps, *_stamp_tree(root / "engines", 0), *_stamp_tree(root / "engines" / "contract", 0))
 
 
 def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
