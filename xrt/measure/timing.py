@@ -85,17 +85,17 @@ def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> i
 
 def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
     """The result of a call and its seconds."""
-    began = clock()
+    start = clock()
     result = call()
-    return result, clock() - began
+    return result, clock() - start
 
 
 def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
     """Mean seconds of ``repeats`` back-to-back calls."""
-    began = clock()
+    start = clock()
     for _ in range(repeats):
         call()
-    return (clock() - began) / repeats
+    return (clock() - start) / repeats
 
 
 def seconds_per_turn(
@@ -118,9 +118,9 @@ def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
     Threads may spin after a call (OpenBLAS's for 0.1 s) and take a core from the next timed call.
     """
     for _ in range(round(longest / NAP)):
-        began = time.process_time()
+        start = time.process_time()
         time.sleep(NAP)
-        if time.process_time() - began < IDLE * NAP:
+        if time.process_time() - start < IDLE * NAP:
             return
 
 
@@ -244,8 +244,8 @@ def run_closed_loop(
         except BaseException:
             barrier.abort()  # release the other instances
             raise
-        done: list[tuple[float, list[float]]] = []
-        while len(done) < LEAST_CALLS or clock() < began + seconds:
+        batches: list[tuple[float, list[float]]] = []
+        while len(batches) < LEAST_CALLS or clock() < began + seconds:
             with lock:
                 issued = [waiting.popleft() for _ in range(batch)]
             instance(first, batch)
@@ -253,8 +253,8 @@ def run_closed_loop(
             end = clock()
             with lock:
                 waiting.extend([end] * batch)
-            done.append((end, issued))
-        return done
+            batches.append((end, issued))
+        return batches
 
     calls = [serve(0)] if len(instances) == 1 else _run_in_threads(serve, len(instances))
     until = min(instance_calls[-1][0] for instance_calls in calls)  # afterwards some instances are idle
