@@ -278,21 +278,21 @@ def make_bars(rows: Sequence[Bar]) -> list[dict[str, Any]]:
     medians = [row.seconds for row in rows]
     limit = LONGEST * min(medians, default=0.0)
     ends = [row.interval.high if row.interval else row.seconds for row in rows]
-    most = (min(limit, ROOM * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
-    return [_make_bar(row, most or 1.0) for row in rows]
+    axis_end = (min(limit, ROOM * max(ends)) if max(medians, default=0.0) <= limit else limit) if rows else 1.0
+    return [_make_bar(row, axis_end or 1.0) for row in rows]
 
 
-def _make_bar(row: Bar, most: float) -> dict[str, Any]:
-    is_cut = row.seconds > most
-    ends = [_share(end, most) for end in (row.interval.low, row.interval.high)] if row.interval else []
+def _make_bar(row: Bar, axis_end: float) -> dict[str, Any]:
+    is_cut = row.seconds > axis_end
+    ends = [_share(end, axis_end) for end in (row.interval.low, row.interval.high)] if row.interval else []
     note, cut = f", {row.note}" if row.note else "", " (the bar is cut)" if is_cut else ""
     figure = f"{format_seconds_interval(row.seconds, row.interval)}{note}{cut}"
-    shown = {"name": row.name, "kind": row.kind, "verdict": row.verdict, "seconds": row.seconds}
-    return {**shown, "width": _share(row.seconds, most), "is_cut": is_cut, "ends": ends, "figure": figure}
+    fields = {"name": row.name, "kind": row.kind, "verdict": row.verdict, "seconds": row.seconds}
+    return {**fields, "width": _share(row.seconds, axis_end), "is_cut": is_cut, "ends": ends, "figure": figure}
 
 
-def _share(value: float, most: float) -> str:
-    return f"{100 * min(value / most, 1.0):.3f}%"
+def _share(value: float, axis_end: float) -> str:
+    return f"{100 * min(value / axis_end, 1.0):.3f}%"
 
 
 # ---------------------------------------------------------------------- timelines
@@ -307,35 +307,35 @@ class Strip:
     timeline: MeanCall
 
 
-def make_strips(timed: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
+def make_strips(strips: Sequence[Strip], colors: Mapping[str, str]) -> dict[str, Any]:
     """Draw strips on a common scale; also return the seconds at its right end."""
-    whole = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in timed]
-    most = min(max(whole), LONGEST * min(whole))
-    return {"seconds": most, "strips": [_make_strip(strip, most, colors) for strip in timed]}
+    durations = [max(strip.timeline.seconds, sum(strip.timeline.regions)) for strip in strips]
+    axis_end = min(max(durations), LONGEST * min(durations))
+    return {"seconds": axis_end, "strips": [_make_strip(strip, axis_end, colors) for strip in strips]}
 
 
-def _make_strip(strip: Strip, most: float, colors: Mapping[str, str]) -> dict[str, Any]:
+def _make_strip(strip: Strip, axis_end: float, colors: Mapping[str, str]) -> dict[str, Any]:
     duration = strip.timeline.seconds
     outside = percent(strip.timeline.rest / duration) if duration else "0 %"
-    cut = " (the strip is cut)" if duration > most else ""
+    cut = " (the strip is cut)" if duration > axis_end else ""
     spans = [
         {
-            "x": _share(start, most),
-            "width": _share(min(length, most - start), most),
+            "x": _share(start, axis_end),
+            "width": _share(min(length, axis_end - start), axis_end),
             "color": colors[engine],
             "title": f"{name} on {engine}: {seconds(length)}, from {seconds(start)}",
         }
-        for engine, name, start, length in _find_spans(strip.plan, strip.timeline, most)
-        if start < most
+        for engine, name, start, length in _find_spans(strip.plan, strip.timeline, axis_end)
+        if start < axis_end
     ]
     figure = f"{format_count(len(strip.plan), 'region')}, {seconds(duration)} a call, of it {outside} outside of the regions{cut}"
     return {"name": strip.name, "spans": spans, "figure": figure}
 
 
-def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, most: float) -> Iterator[tuple[str, str, float, float]]:
+def _find_spans(plan: Sequence[RegionTimes], timeline: MeanCall, axis_end: float) -> Iterator[tuple[str, str, float, float]]:
     """Yield engine, name, start and seconds of each span: a region, or thin neighbors on one engine."""
-    timed = list(zip(plan, timeline.starts, timeline.regions, strict=False))
-    for (engine, thin), group in groupby(timed, lambda span: (span[0].engine, span[2] < THIN * most)):
+    spans = list(zip(plan, timeline.starts, timeline.regions, strict=False))
+    for (engine, thin), group in groupby(spans, lambda span: (span[0].engine, span[2] < THIN * axis_end)):
         members = list(group)
         if thin:
             yield engine, format_count(len(members), "region"), members[0][1], sum(length for _, _, length in members)
@@ -418,13 +418,13 @@ def draw_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None,
 
 def picture_plan(name: str, plan: Sequence[RegionTimes], timeline: MeanCall | None, colors: Mapping[str, str]) -> dict[str, Any]:
     """The data of a plan for the templates: drawing, caption, and times if known."""
-    several = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
-    used = format_list(sorted({region.engine for region in plan}))
+    note = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
+    engines = format_list(sorted({region.engine for region in plan}))
     return {
         "name": name,
         "colors": colors,
         "drawing": draw_plan(name, plan, timeline, colors),
-        "caption": f"{format_count(len(plan), 'region')} on {used}.{several}",
+        "caption": f"{format_count(len(plan), 'region')} on {engines}.{note}",
         "calls": timeline.calls if timeline else 0,
         "times": list_region_times(plan, timeline, colors) if timeline else [],
     }
@@ -446,18 +446,18 @@ def draw_boxes(inner: Sequence[Box], flows: Mapping[Edge, int], description: str
     for (source, target), label in zip(flows, labels, strict=True):
         extent: dict[str, Any] = {"label_size": {"width": _measure_label(label), "height": LOW / 2}} if label else {}
         graph.edge(source, target, **extent)
-    laid = layout(graph, options=LAYOUT)
+    drawing = layout(graph, options=LAYOUT)
     anchors = [
-        (edge["label_anchor"]["x"], _measure_label(label)) for edge, label in zip(laid.edges, labels, strict=True) if label
+        (edge["label_anchor"]["x"], _measure_label(label)) for edge, label in zip(drawing.edges, labels, strict=True) if label
     ]
-    left = MARGIN - min([laid.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
-    right = MARGIN + max([laid.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
+    left = MARGIN - min([drawing.bounds["min"]["x"], *(x - width / 2 for x, width in anchors)])
+    right = MARGIN + max([drawing.bounds["max"]["x"], *(x + width / 2 for x, width in anchors)])
     return {
         "description": description,
         "width": round(left + right),
-        "height": round(laid.bounds["max"]["y"] + 2 * MARGIN),
-        "boxes": [_place_box(box, node, left) for box, node in zip(boxes, laid.nodes, strict=True)],
-        "edges": [_place_edge(edge, label, left) for edge, label in zip(laid.edges, labels, strict=True)],
+        "height": round(drawing.bounds["max"]["y"] + 2 * MARGIN),
+        "boxes": [_place_box(box, node, left) for box, node in zip(boxes, drawing.nodes, strict=True)],
+        "edges": [_place_edge(edge, label, left) for edge, label in zip(drawing.edges, labels, strict=True)],
     }
 
 
@@ -491,10 +491,10 @@ def fit_text(text: str, *, is_strong: bool = False) -> str:
 def _place_box(box: Box, node: Mapping[str, Any], left: float) -> dict[str, Any]:
     center, extent = node["center"], node["size"]
     x, y = center["x"] - extent["width"] / 2 + left, center["y"] - extent["height"] / 2 + MARGIN
-    shown = [fit_text(line, is_strong=number == 0) for number, line in enumerate(box.lines)] if box.color else box.lines
+    lines = [fit_text(line, is_strong=number == 0) for number, line in enumerate(box.lines)] if box.color else box.lines
     return {
         "lines": box.lines,
-        "shown": shown,
+        "shown": lines,
         "color": box.color,
         "title": box.title,
         "left": round(x, 1),
@@ -510,8 +510,8 @@ def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, A
     if not label:
         return {"path": path, "head": head, "label": ""}
     middle, width = edge["label_anchor"], _measure_label(label)
-    place = {"x": round(middle["x"] + left, 1), "y": round(middle["y"] + MARGIN, 1), "width": width}
-    return {"path": path, "head": head, "label": label, **place}
+    anchor = {"x": round(middle["x"] + left, 1), "y": round(middle["y"] + MARGIN, 1), "width": width}
+    return {"path": path, "head": head, "label": label, **anchor}
 
 
 def _round_corners(points: Sequence[Point]) -> str:
@@ -533,19 +533,17 @@ def _approach(corner: Point, other: Point) -> Point:
 def _describe(name: str, plan: Sequence[RegionTimes], groups: Sequence[range]) -> str:
     engines = Counter(region.engine for region in plan)
     parts = format_list([f"{number} on {engine}" for engine, number in engines.most_common()])
-    grouped = f", drawn as {format_count(len(groups), 'box')}es of neighbors" if len(groups) < len(plan) else ""
-    return (
-        f"The plan of {name}: {format_count(len(plan), 'region')}, {parts}{grouped}. The table of regions has the same in words."
-    )
+    note = f", drawn as {format_count(len(groups), 'box')}es of neighbors" if len(groups) < len(plan) else ""
+    return f"The plan of {name}: {format_count(len(plan), 'region')}, {parts}{note}. The table of regions has the same in words."
 
 
 # ---------------------------------------------------------------------- boxes
 
 
-def split_in_boxes(things: int) -> list[range]:
-    """Assign things to boxes: one each, or consecutive ones, so that no cycle arises."""
-    boxes = min(things, MOST)
-    bounds = [round(index * things / boxes) for index in range(boxes + 1)] if boxes else []
+def split_in_boxes(count: int) -> list[range]:
+    """Assign `count` items to boxes: one each, or consecutive ones, so that no cycle arises."""
+    boxes = min(count, MOST)
+    bounds = [round(index * count / boxes) for index in range(boxes + 1)] if boxes else []
     return [range(low, high) for low, high in pairwise(bounds)]
 
 
