@@ -116,9 +116,9 @@ class LayerBuilder:
         weights = (self.normal(2, 3 * hidden, n, deviation=d) for n, d in ((get_value_shape(x)[-1], outer), (hidden, inner)))
         bias = self.normal(2, 6 * hidden, deviation=0.1)
         # linear_before_reset as in PyTorch and cuDNN.
-        how = {"hidden_size": hidden, "direction": "bidirectional", "linear_before_reset": 1}
-        both, _last = cast("tuple[Tensor, ...]", apply("GRU", (x, *weights, bias), how, outputs=2))
-        return emit("ReduceSum", both, self.constant(np.array([1])), keepdims=0)
+        attributes = {"hidden_size": hidden, "direction": "bidirectional", "linear_before_reset": 1}
+        directions, _last = cast("tuple[Tensor, ...]", apply("GRU", (x, *weights, bias), attributes, outputs=2))
+        return emit("ReduceSum", directions, self.constant(np.array([1])), keepdims=0)
 
     def normalize(self, x: Tensor) -> Tensor:
         """Layer normalization over the last axis, with scales near one."""

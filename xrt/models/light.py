@@ -96,25 +96,25 @@ def fill_random_weights(function: Function, seed: int = 0) -> Function:
     weights = {name: Constant(array) for name, array in _draw(function, np.random.default_rng(seed))}
     nodes = tuple(node for node in function.nodes if node.outputs[0] not in weights)
     # Shape constants of replaced fills have lost their readers.
-    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
+    used = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
     constants = {**function.constants, **weights}
-    return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
+    return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in used})
 
 
 def _draw(function: Function, generator: np.random.Generator) -> Iterator[tuple[str, Array]]:
     """Yield name and value of each new weight in topological order."""
-    weights = _weights(function)
+    weights = _find_weights(function)
     statistics = {value.name: UNIT for value in function.inputs}
-    done: set[str] = set()
+    drawn_names: set[str] = set()
     for node in function.nodes:
         if node.outputs[0] in weights:
             continue
         input_statistics = next((statistics[name] for name in node.inputs if name in statistics), UNIT)
         for slot, name in enumerate(node.inputs):
             maker = _MAKERS.get((node.op_type, slot))
-            if maker is not None and name in weights and weights[name].name not in done:
+            if maker is not None and name in weights and weights[name].name not in drawn_names:
                 # A shared weight is drawn once, for its first reader.
-                done.add(weights[name].name)
+                drawn_names.add(weights[name].name)
                 yield weights[name].name, maker(generator, weights[name].shape, input_statistics, node)
         statistics.update(dict.fromkeys(node.defines, propagate_statistics(node, statistics)))
 
@@ -126,7 +126,7 @@ class _Weight:
     shape: tuple[int, ...]
 
 
-def _weights(function: Function) -> dict[str, _Weight]:
+def _find_weights(function: Function) -> dict[str, _Weight]:
     """Map each weight, and each reshaped weight, to the weight."""
     weights = {
         name: _Weight(name, constant.shape)

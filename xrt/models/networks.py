@@ -37,8 +37,8 @@ def mobile_features(net: LayerBuilder, image: Tensor, width: int) -> tuple[Tenso
 
 def _project(net: LayerBuilder, x: Tensor, wide: Tensor, channels: int, stride: int) -> Tensor:
     """Depthwise and pointwise convolution, with a skip connection where shapes match."""
-    narrow = net.convolution(depthwise(net, wide, stride), channels, 1)
-    return x + narrow if stride == 1 and get_value_shape(x)[1] == channels else narrow
+    projected = net.convolution(depthwise(net, wide, stride), channels, 1)
+    return x + projected if stride == 1 and get_value_shape(x)[1] == channels else projected
 
 
 def depthwise(net: LayerBuilder, x: Tensor, stride: int = 1) -> Tensor:
@@ -171,8 +171,8 @@ def detector(
     """
     with LayerBuilder("detector", seed) as net:
         picture = net.input("picture", 1, height, breadth, 3, dtype=DType.UINT8)
-        maps = _maps(net, _preprocess(net, picture, image), width)
-        offsets, logits = (_read(net, maps, columns) for columns in (4, classes))
+        maps = _extract_maps(net, _preprocess(net, picture, image), width)
+        offsets, logits = (_predict(net, maps, columns) for columns in (4, classes))
         boxes = _decode_boxes(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
         shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
         selected, scores, labels = _select_detections(net, boxes, shares[:, 1:], detections)
@@ -189,7 +189,7 @@ def _preprocess(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
     return emit("Resize", floats, None, None, sizes, mode="linear") * (2 / 255) - 1.0
 
 
-def _maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
+def _extract_maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
     maps = list(mobile_features(net, image, width))
     for channels in _EXTRA:
         x = relu6(net.convolution(maps[-1], channels // 2, 1, gain=HE))
@@ -197,7 +197,7 @@ def _maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
     return maps
 
 
-def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
+def _predict(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
     """`columns` predictions per anchor: (1, anchors, columns)."""
     heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
     return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
@@ -209,7 +209,7 @@ def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
 def _anchors(cells: Sequence[int]) -> Array:
     """Center and size (y, x, height, width) of each anchor, for square maps of these extents."""
     sizes = np.linspace(_SMALLEST, _LARGEST, len(cells)).tolist()
-    maps = (_anchors_of_map(*each) for each in zip(cells, sizes, [*sizes[1:], 1.0], strict=True))
+    maps = (_anchors_of_map(*sizes_of_map) for sizes_of_map in zip(cells, sizes, [*sizes[1:], 1.0], strict=True))
     return np.array(list(itertools.chain.from_iterable(maps)), np.float32)
 
 
@@ -268,8 +268,8 @@ def dlrm(
         x = net.input("dense", batch, dense)
         ids = net.input("ids", tables, batch, lookups, dtype=DType.INT64)
         x = _perceptron(net, x, (bottom, bottom // 2, width))
-        bags = [_bag(net, emit("Gather", ids, net.constant(np.array(k)), axis=0), entries, width) for k in range(tables)]
-        pairs = _agreement(net, emit("Concat", x, *bags, axis=1), tables + 1)
+        bags = [_sum_bags(net, emit("Gather", ids, net.constant(np.array(k)), axis=0), entries, width) for k in range(tables)]
+        pairs = _multiply_pairs(net, emit("Concat", x, *bags, axis=1), tables + 1)
         x = _perceptron(net, emit("Concat", x, pairs, axis=1), (top, top, top // 2))
         return net.finish(click=emit("Sigmoid", net.linear(x, 1)))
 
@@ -280,13 +280,13 @@ def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor
     return x
 
 
-def _bag(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
+def _sum_bags(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
     """Sum the embeddings of each bag; scaled so that products of two sums have unit variance."""
     rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(get_value_shape(ids)[1])))
     return emit("ReduceSum", rows, net.constant(np.array([1])), keepdims=0)
 
 
-def _agreement(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
+def _multiply_pairs(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
     """Products of all pairs of vectors: (batch, count * width) to (batch, pairs)."""
     vectors = net.reshape(features, (0, count, -1))
     products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
@@ -305,19 +305,19 @@ def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4,
     if image % 2**depth:
         raise OptionError(f"an image of {image} does not halve depth={depth} times; choose a multiple of {2**depth}")
     with LayerBuilder("unet", seed) as net:
-        x = _twice(net, net.input("image", batch, 1, image, image), channels)
+        x = _convolve_twice(net, net.input("image", batch, 1, image, image), channels)
         skips = []
         for level in range(1, depth + 1):
             skips.append(x)
-            x = _twice(net, emit("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), channels * 2**level)
+            x = _convolve_twice(net, emit("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), channels * 2**level)
         for skip in reversed(skips):
             width = get_value_shape(skip)[1]
-            x = _twice(net, emit("Concat", skip, net.upsample(x, width), axis=1), width)
+            x = _convolve_twice(net, emit("Concat", skip, net.upsample(x, width), axis=1), width)
         # One distribution over the classes per pixel.
         return net.finish(shares=emit("Softmax", net.convolution(x, classes, 1), axis=1))
 
 
-def _twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
+def _convolve_twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
     """Two 3x3 convolutions with ReLU; batch normalization is folded into the weights, as in deployment."""
     for _ in range(2):
         x = emit("Relu", net.convolution(x, channels, 3, gain=HE))
@@ -348,7 +348,7 @@ def speech(
     20 ms windows every 10 ms, two convolutions over time and frequency, and bidirectional GRUs with half of the original units.
     """
     with LayerBuilder("speech", seed) as net:
-        x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
+        x = _normalize_over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
         x = emit("Unsqueeze", x.transpose(0, 2, 1), net.constant(np.array([1])))
         for kernel, stride in (((41, 11), (2, 2)), ((21, 11), (2, 1))):
             # The clipped ReLU of Deep Speech.
@@ -381,7 +381,7 @@ def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype
     return np.maximum(slopes, 0).astype(np.float32)
 
 
-def _over_time(net: LayerBuilder, x: Tensor) -> Tensor:
+def _normalize_over_time(net: LayerBuilder, x: Tensor) -> Tensor:
     """Normalize each band to mean 0 and variance 1 over the frames."""
     frames = net.constant(np.array([1]))
     centred = x - emit("ReduceMean", x, frames)

@@ -69,8 +69,8 @@ def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
     declared = list_model_sizes(name)
     for size, value in sizes.items():
         if size not in declared:
-            has = f"its sizes are {', '.join(declared)}" if declared else "it comes in one size"
-            raise OptionError(f"model {name!r} has no size {size!r}; {has}.{did_you_mean(size, declared)}")
+            hint = f"its sizes are {', '.join(declared)}" if declared else "it comes in one size"
+            raise OptionError(f"model {name!r} has no size {size!r}; {hint}.{did_you_mean(size, declared)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"{size} of model {name!r} must be a positive integer; got {value!r}")
         if value > LARGEST_EXTENT:

@@ -111,8 +111,8 @@ def _attention(net: LayerBuilder, x: Tensor, heads: int, bias: Tensor | None) ->
     query, key, value = (_heads(net, net.linear(x, hidden), heads) for _ in range(3))
     scores = emit("MatMul", query, key.transpose(0, 1, 3, 2)) * (1 / math.sqrt(hidden // heads))
     shares = emit("Softmax", scores if bias is None else scores + bias, axis=-1)
-    gathered = emit("MatMul", shares, value).transpose(0, 2, 1, 3)
-    return net.linear(net.reshape(gathered, (0, 0, hidden)), hidden)
+    attended = emit("MatMul", shares, value).transpose(0, 2, 1, 3)
+    return net.linear(net.reshape(attended, (0, 0, hidden)), hidden)
 
 
 def _heads(net: LayerBuilder, x: Tensor, heads: int) -> Tensor:
@@ -181,8 +181,8 @@ class _Network:
             return self.constant(values + np.float32(center))
         array = self._weights.get(name)
         if array is None or array.shape != shape:
-            have = "missing" if array is None else f"of shape {list(array.shape)}"
-            raise OptionError(f"weight {name!r} is {have}; it must be float32{list(shape)}")
+            problem = "missing" if array is None else f"of shape {list(array.shape)}"
+            raise OptionError(f"weight {name!r} is {problem}; it must be float32{list(shape)}")
         return self.constant(np.ascontiguousarray(array, np.float32))
 
     def constant(self, value: Any) -> Tensor:
@@ -215,8 +215,8 @@ def gpt_decoder(sizes: DecoderSizes = DecoderSizes(), weights: Mapping[str, Arra
     with net.builder:
         ids, step = _begin(net)
         table = net.weight("transformer.wte.weight", sizes.vocabulary, sizes.hidden, deviation=0.5)
-        places = net.weight("transformer.wpe.weight", sizes.capacity, sizes.hidden, deviation=0.1)
-        x = emit("Gather", table, ids, axis=0) + emit("Gather", places, step.positions, axis=0)
+        position_table = net.weight("transformer.wpe.weight", sizes.capacity, sizes.hidden, deviation=0.1)
+        x = emit("Gather", table, ids, axis=0) + emit("Gather", position_table, step.positions, axis=0)
         for layer in range(sizes.layers):
             at = f"transformer.h.{layer}"
             packed = _affine(net, _layer_norm(net, x, f"{at}.ln_1"), f"{at}.attn.c_attn", sizes.hidden, 3 * sizes.hidden)
@@ -245,7 +245,7 @@ def llama_decoder(
     rotary frequencies. Raises OptionError for a missing weight or one of another shape.
     """
     net = _Network("llama_decoder", sizes, weights, seed)
-    hidden, few = sizes.hidden, sizes.key_heads * sizes.width
+    hidden, key_width = sizes.hidden, sizes.key_heads * sizes.width
     with net.builder:
         ids, step = _begin(net)
         turn = _rotation(net, step, base)
@@ -253,12 +253,12 @@ def llama_decoder(
         for layer in range(sizes.layers):
             at = f"model.layers.{layer}"
             normal = _root_norm(net, x, f"{at}.input_layernorm", epsilon)
-            widths = {"q": hidden, "k": few, "v": few}
+            widths = {"q": hidden, "k": key_width, "v": key_width}
             parts = {name: _product(net, normal, f"{at}.self_attn.{name}_proj", hidden, n) for name, n in widths.items()}
             counts = {"q": sizes.heads, "k": sizes.key_heads, "v": sizes.key_heads}
             query, key, value = (_split_heads(net, parts[name], count) for name, count in counts.items())
-            gathered = _attend(net, step, layer, turn(query), turn(key), value)
-            x = x + _product(net, gathered, f"{at}.self_attn.o_proj", hidden, hidden)
+            attended = _attend(net, step, layer, turn(query), turn(key), value)
+            x = x + _product(net, attended, f"{at}.self_attn.o_proj", hidden, hidden)
             normal = _root_norm(net, x, f"{at}.post_attention_layernorm", epsilon)
             gate, up = (_product(net, normal, f"{at}.mlp.{name}_proj", hidden, sizes.inner) for name in ("gate", "up"))
             x = x + _product(net, gate * emit("Sigmoid", gate) * up, f"{at}.mlp.down_proj", sizes.inner, hidden)
@@ -279,8 +279,8 @@ def _begin(net: _Network) -> tuple[Tensor, _Step]:
     zero, one = (net.constant(np.array(n, np.int64)) for n in (0, 1))
     positions = length + emit("Range", zero, emit("Squeeze", count, net.constant(np.array([0]))), one)
     columns = net.constant(np.arange(sizes.capacity, dtype=np.int64)[None])
-    seen = emit("LessOrEqual", columns, emit("Unsqueeze", positions, net.constant(np.array([1]))))
-    bias = emit("Where", seen, net.constant(np.float32(0)), net.constant(np.float32(_HIDDEN)))
+    visible = emit("LessOrEqual", columns, emit("Unsqueeze", positions, net.constant(np.array([1]))))
+    bias = emit("Where", visible, net.constant(np.float32(0)), net.constant(np.float32(_HIDDEN)))
     start = emit("Expand", length, net.constant(np.array([sizes.batch], np.int64)))
     return ids, _Step(start, positions, bias)
 
@@ -313,8 +313,8 @@ def _attend(net: _Network, step: _Step, layer: int, query: Tensor, key: Tensor, 
     grouped = net.shape(query, sizes.batch, heads, -1, sizes.width)
     scores = net.shape(emit("MatMul", grouped, all_keys), sizes.batch, heads, groups, -1, sizes.capacity)
     shares = emit("Softmax", scores * (1 / math.sqrt(sizes.width)) + step.bias, axis=-1)
-    gathered = emit("MatMul", net.shape(shares, sizes.batch, heads, -1, sizes.capacity), all_values)
-    joined = net.shape(gathered, sizes.batch, sizes.heads, -1, sizes.width).transpose(0, 2, 1, 3)
+    attended = emit("MatMul", net.shape(shares, sizes.batch, heads, -1, sizes.capacity), all_values)
+    joined = net.shape(attended, sizes.batch, sizes.heads, -1, sizes.width).transpose(0, 2, 1, 3)
     return net.shape(joined, sizes.batch, -1, sizes.hidden)
 
 
