@@ -113,11 +113,11 @@ def compare_engines(
     processes of one subject and thread count are alive at once, so memory must hold the model once per candidate.
     """
     groups: list[Group] = []
-    began = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    started_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     for subject, count in itertools.product(subjects, threads):
         groups.append(_compare(subject, candidates, count, settings, progress))
         finished(groups[-1])
-    return BenchReport(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups), began)
+    return BenchReport(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups), started_at)
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ def _compare(
             worker = stack.enter_context(BenchWorker(replace(job, candidate=candidate)))
             runners.append(_Runner(candidate, worker))
             progress(f"{group.title}: {candidate} alone")
-            _begin(runners[-1], expected, settings)
+            _start_runner(runners[-1], expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
         for runner in runners:
             if runner.runs:  # a candidate that fails now has no timeline
@@ -166,7 +166,7 @@ def _compare(
     return _rank_rows(group, runners)
 
 
-def _agreement(results: list[Any], expected: list[Any] | str) -> Agreement:
+def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
     pairs = list(zip(results, expected, strict=True))
@@ -176,14 +176,14 @@ def _agreement(results: list[Any], expected: list[Any] | str) -> Agreement:
     return Agreement(message, max((f.absolute for f in checks), default=0.0), max((f.relative for f in checks), default=0.0))
 
 
-def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
+def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
     answer = runner.worker.start(settings.limit_seconds)
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
         runner.worker.close()
         return
     runner.start = answer
-    runner.agreement = _agreement(runner.worker.results, expected)
+    runner.agreement = _check_results(runner.worker.results, expected)
     # Results may be large; only the agreement is needed from now on.
     runner.worker.results.clear()
 
@@ -206,17 +206,17 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
 
 def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     """Add a row per candidate: fastest first, then wrong ones, then failed ones."""
-    sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
+    correct = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     # Only candidates with correct results can be the reference for ratios.
-    fastest = min(sound, key=lambda runner: runner.timing.median, default=None)
-    rows = [_row(runner, fastest) for runner in runners]
+    fastest = min(correct, key=lambda runner: runner.timing.median, default=None)
+    rows = [_make_row(runner, fastest) for runner in runners]
     last = {"wrong": 1, "failed": 2}
     # Wrong results are never ranked by speed.
     rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
     return replace(group, rows=tuple(rows))
 
 
-def _row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
+def _make_row(runner: _Runner, fastest: _Runner | None) -> ReportRow:
     if not runner.runs:
         return ReportRow(runner.candidate, "failed", runner.reason, runner.start)
     timing = runner.timing

@@ -148,8 +148,8 @@ def _module(function: Function, job: Job) -> XRTModule:
 
 def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
     """The regions, the engines, and the placement log."""
-    placed = str(module.tuned).splitlines() if module.tuned else []
-    return list_regions(module.plan), module.engines, tuple(placed)
+    placement = str(module.tuned).splitlines() if module.tuned else []
+    return list_regions(module.plan), module.engines, tuple(placement)
 
 
 def _warm_up_call(call: Call, job: Job) -> tuple[int, Warmup, float]:

@@ -131,7 +131,7 @@ def machine(*distributions: str) -> str:
 def describe() -> dict[str, str | int]:
     """Facts about the machine that may explain timings: processor, cores, load, versions."""
     return {
-        "processor": _processor(),
+        "processor": _name_processor(),
         "architecture": platform.machine(),
         "cores": available_cores(),
         "load": f"{os.getloadavg()[0]:.2f}",
@@ -143,7 +143,7 @@ def describe() -> dict[str, str | int]:
     }
 
 
-def _processor() -> str:
+def _name_processor() -> str:
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -227,16 +227,16 @@ def _describe_group(group: Group) -> dict[str, Any]:
     from xrt.html.views import Strip, make_bars, make_strips, picture_plan
     from xrt.partition.plan import color_engines
 
-    sound = _list_sound(group)
+    correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
-    timed = [Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in sound and row.timeline]
+    timed = [Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in correct and row.timeline]
     # One color per engine across all candidates of the group.
     colors = color_engines(region.engine for strip in timed for region in strip.plan)
     return {
         "title": group.title,
         "answer": answer(group),
-        "bars": make_bars([_make_bar(row) for row in sound]),
-        "rounds": max((len(row.rounds) for row in sound), default=0),
+        "bars": make_bars([_make_bar(row) for row in correct]),
+        "rounds": max((len(row.rounds) for row in correct), default=0),
         "figures": [_list_figures(row) for row in group.rows],
         "costs": [_list_costs(row) for row in group.rows if row.start and row.median_seconds is not None],
         "troubles": [
@@ -262,14 +262,14 @@ def answer(group: Group) -> str:
     """The result in two or three sentences."""
     from xrt.html.views import format_seconds_interval
 
-    sound = _list_sound(group)
-    if not sound:
+    correct = _list_correct(group)
+    if not correct:
         return "No candidate ran and agreed with the reference."
-    best = sound[0]
+    best = correct[0]
     best_time = f"{best.candidate} takes {format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
-    if len(sound) == 1:
+    if len(correct) == 1:
         return f"{best_time}; nothing else ran and agreed with the reference."
-    return " ".join(_compare(best_time, sound[1:]))
+    return " ".join(_compare(best_time, correct[1:]))
 
 
 def _compare(best_time: str, others: Sequence[ReportRow]) -> Iterator[str]:
@@ -289,7 +289,7 @@ def _compare(best_time: str, others: Sequence[ReportRow]) -> Iterator[str]:
         yield f"{slower[0].candidate}, the next, takes {format_ratio_interval(slower[0].ratio)} times as long."
 
 
-def _list_sound(group: Group) -> list[ReportRow]:
+def _list_correct(group: Group) -> list[ReportRow]:
     return [row for row in group.rows if row.verdict in SOUND]
 
 
@@ -307,8 +307,8 @@ def _list_figures(row: ReportRow) -> tuple[Any, ...]:
     agreement = row.agreement
     if row.start is None or row.median_seconds is None:
         return *head, *[""] * (len(FIGURES) - 2)
-    off = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
-    return *head, format_seconds_interval(row.median_seconds, row.interval), format_ratio_interval(row.ratio), *off
+    differences = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
+    return *head, format_seconds_interval(row.median_seconds, row.interval), format_ratio_interval(row.ratio), *differences
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
