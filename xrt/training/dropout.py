@@ -64,7 +64,7 @@ def write_dropout(function: Function, seed: int) -> tuple[Function, list[State]]
     with builder:
         start, calls = builder.input(SEED, _UINT32), builder.input(CALLS, _UINT32)
         with builder.scope("dropout"):
-            call = _hash(emit("BitwiseXor", _hash(emit("BitwiseXor", start, _array(0))), calls))
+            call = _hash(emit("BitwiseXor", _hash(emit("BitwiseXor", start, _make_vector(0))), calls))
         for node in function.nodes:
             if _drops(node, function, {}):
                 _record_mask(builder, node, tensors, call, next(numbers))
@@ -94,21 +94,21 @@ def _drops(node: Node, function: Function, outer: Mapping[str, Constant]) -> boo
 # ---------------------------------------------------------------------- masks
 
 
-def _array(value: int) -> np.ndarray[Any, Any]:
+def _make_vector(value: int) -> np.ndarray[Any, Any]:
     """A vector of one integer: NumPy warns about overflow of scalars, but not of arrays."""
     return np.array([value], np.uint32)
 
 
 def _hash(x: Tensor, key: Tensor | None = None) -> Tensor:
     """The lowbias32 hash of uint32 numbers."""
-    x = emit("Mul", _mix(x, 16), _array(0x7FEB352D))
+    x = emit("Mul", _mix(x, 16), _make_vector(0x7FEB352D))
     if key is not None:
         x = emit("BitwiseXor", x, key)
-    return _mix(emit("Mul", _mix(x, 15), _array(0x846CA68B)), 16)
+    return _mix(emit("Mul", _mix(x, 15), _make_vector(0x846CA68B)), 16)
 
 
 def _mix(x: Tensor, count: int) -> Tensor:
-    return emit("BitwiseXor", x, emit("BitShift", x, _array(count), direction="RIGHT"))
+    return emit("BitwiseXor", x, emit("BitShift", x, _make_vector(count), direction="RIGHT"))
 
 
 def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], call: Tensor, number: int) -> None:
@@ -118,7 +118,7 @@ def _record_mask(builder: Builder, node: Node, tensors: Mapping[str, Tensor], ca
         # A constant flag is true here: a Dropout in inference mode is not recorded.
         flag = None if node.inputs[2] in builder.constants else tensors[node.inputs[2]]
         limit, scale = _read_ratio(builder, node, tensors, x.dtype)
-        key = _hash(emit("BitwiseXor", call, _array(number)))
+        key = _hash(emit("BitwiseXor", call, _make_vector(number)))
         keep = _compare_places(x, key, call, limit)
         if flag is not None:  # known only at run time
             keep = emit("Or", keep, emit("Not", flag))
@@ -152,7 +152,7 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
     if shape is None or sizes is None or len(sizes) < len(shape):
         elements = emit("Size", x)
         numbers = emit("Range", np.array(0), emit("Div", elements + (ROW - 1), np.array(ROW)), np.array(1)).astype(DType.UINT32)
-        rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _array(ROW))
+        rows = emit("Mul", emit("Unsqueeze", numbers, np.array([1])), _make_vector(ROW))
         mask = _compare(emit("BitwiseXor", rows, key), ROW, call, limit)
         flat = emit("Slice", emit("Reshape", mask, np.array([-1])), np.array([0]), emit("Reshape", elements, np.array([1])))
         return emit("Reshape", flat, emit("Shape", x))
@@ -168,4 +168,4 @@ def _compare_places(x: Tensor, key: Tensor, call: Tensor, limit: Tensor) -> Tens
 
 def _compare(rows: Tensor, columns: int, call: Tensor, limit: Tensor) -> Tensor:
     hashes = _hash(emit("BitwiseXor", rows, np.arange(columns, dtype=np.uint32)), call)
-    return emit("GreaterOrEqual", emit("BitShift", hashes, _array(32 - BITS), direction="RIGHT"), limit)
+    return emit("GreaterOrEqual", emit("BitShift", hashes, _make_vector(32 - BITS), direction="RIGHT"), limit)

@@ -54,15 +54,15 @@ class TrainModule:
     ) -> None:
         self.learning_rate = learning_rate
         """Used by the next step; change it between steps for a schedule."""
-        read = read_model(model, args, parameters)
-        self._model = read.function
+        trained = read_model(model, args, parameters)
+        self._model = trained.function
         self._source = None if args is None else (model, args)
-        self._initial = list_parameters(self._model, read.parameters)
+        self._initial = list_parameters(self._model, trained.parameters)
         function = step(
             self._model,
             loss=loss,
             optimizer=optimizer,
-            parameters=read.parameters,
+            parameters=trained.parameters,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
             seed=seed,
@@ -75,7 +75,7 @@ class TrainModule:
         for name, constant in self._initial.items():
             self.session.state[name] = constant.array
         # Buffers such as running statistics start at the values of the PyTorch module.
-        self.session.state.update(read.buffers)
+        self.session.state.update(trained.buffers)
 
     def __call__(self, *args: Any, options: RunOptions | None = None, **named: Any) -> Any:
         """Make one step; return the outputs of the model, preceded by the loss if a `Loss` computes it.

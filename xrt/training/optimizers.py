@@ -205,9 +205,9 @@ def accumulate(
 ) -> dict[str, Tensor]:
     """Accumulate gradients over `count` calls; return their means. Later states change only in the last call."""
     builder = recorder.builder
-    before = builder.input(CALLS, TensorType(DType.INT64, ()))
-    is_last = emit("Equal", before + 1, np.array(count))
-    recorder.add(CALLS, before, emit("Where", is_last, np.array(0), before + 1))
+    calls = builder.input(CALLS, TensorType(DType.INT64, ()))
+    is_last = emit("Equal", calls + 1, np.array(count))
+    recorder.add(CALLS, calls, emit("Where", is_last, np.array(0), calls + 1))
     means = {}
     for name, gradient in gradients.items():
         accumulated = builder.input(f"{name}.gradient", tensors[name].type)
@@ -250,14 +250,14 @@ def record_update(
     accumulation_steps: int = 1,
 ) -> StateRecorder:
     """Record the next values of parameters, in the order of the gradients, and of the optimizer state."""
-    rate, before = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
+    rate, steps = builder.input(RATE, TensorType(DType.FLOAT32, ())), builder.input(STEP, TensorType(DType.INT64, ()))
     recorder = StateRecorder(builder)
     if accumulation_steps > 1:
         gradients = accumulate(recorder, parameters, gradients, accumulation_steps)
     if clip_norm is not None:
         gradients = _clip(gradients, clip_norm)
-    at = StepContext(rate, before + 1)
-    recorder.add(STEP, before, at.count)
+    at = StepContext(rate, steps + 1)
+    recorder.add(STEP, steps, at.count)
     slots = optimizer.list_slots()
     moments = {name: {slot: builder.input(f"{name}.{slot}", x.type) for slot in slots} for name, x in parameters.items()}
     for name, value in gradients.items():

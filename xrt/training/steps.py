@@ -171,12 +171,12 @@ def step(
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         raise OptionError(f"accumulation_steps must be a positive integer; got {accumulation_steps!r}")
     optimizer = optimizer or SGD()
-    read = read_model(model, args, parameters)
-    chosen = list_parameters(read.function, read.parameters)
+    trained = read_model(model, args, parameters)
+    chosen = list_parameters(trained.function, trained.parameters)
     if not chosen:
         raise ModelError(f"no parameter of the model matches {parameters!r}; xrt.training.list_parameters(model) has all")
-    seeded, dropout_states = write_dropout(read.function, seed)
-    promoted = promote(_with_loss(seeded, loss), chosen)
+    seeded, dropout_states = write_dropout(trained.function, seed)
+    promoted = promote(_prepend_loss(seeded, loss), chosen)
     name = _find_loss(promoted, loss, dropout_states)
     # Gradients of the last layers are computed first, so outputs in this order free memory early.
     order = sorted(chosen, key=lambda parameter: _find_first_use(promoted, parameter), reverse=True)
@@ -204,7 +204,7 @@ def _find_loss(function: Function, loss: str | Loss | None, dropout_states: Sequ
     return names[0] if isinstance(loss, Loss) or len(names) == 1 else None
 
 
-def _with_loss(function: Function, loss: str | Loss | None) -> Function:
+def _prepend_loss(function: Function, loss: str | Loss | None) -> Function:
     """Prepend the loss to the outputs, if a `Loss` computes it."""
     if not isinstance(loss, Loss):
         return function
