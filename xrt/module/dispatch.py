@@ -47,6 +47,7 @@ class FastPath:
     call: FastCall = reject_inputs
     call_by_name: Callable[[Mapping[str, Any]], Any] = reject_inputs
     fits: Callable[[tuple[Any, ...]], bool] = lambda args: False
+    """Whether inputs have the types, dtypes and shapes of the signature."""
     build: Specialization | None = None
     """The specialization that the call runs; None if nothing is prepared."""
     program: Program | None = None

@@ -190,8 +190,7 @@ class SavedSpecialization:
     whole: Callable[[], Function]
     """Returns the planned Function; the specialization's may be folded, with the same inputs and outputs."""
     complete: Callable[[], Specialization] | None = None
-    """Creates the full specialization from the model. If set, the plan has only what a call needs: regions may lack nodes, and it
-    is not shown."""
+    """Creates the full specialization from the model. If set, the regions of ``plan`` may lack nodes, and it is not shown."""
 
 
 class Specialization:

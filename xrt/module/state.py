@@ -31,8 +31,7 @@ FIRST_CAPACITY = 16
 """Initial capacity of a state that a session enlarges."""
 _log = logging.getLogger(__name__)
 _PAST, _PRESENT = re.compile(r"past(_key_values)?(?=[._])"), re.compile(r"present(_key_values)?(?=[._])")
-"""Name prefixes of state by convention: ``present.0.key`` is the next value of ``past_key_values.0.key``, ``present_0`` that of
-``past_0``."""
+"""Name prefixes of state: ``present.0.key`` follows ``past_key_values.0.key``, and ``present_0`` follows ``past_0``."""
 
 
 def stateful(
@@ -98,6 +97,7 @@ class StatefulFunction:
         self.next_values = {name: places[state.output] for name, state in self.states.items()}
         """Output indices of the next values, by state name."""
         self.returned = tuple(place for place in range(len(function.outputs)) if place not in self.next_values.values())
+        """Indices of the outputs that are no state."""
         self.fixed = frozenset(before for before, _ in function.aliases if before in self.states)
         """Names of the states that are updated in place."""
         self.capacity: Capacity | None = find_capacity(function)
