@@ -319,8 +319,7 @@ def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]]
 
     ``compiles`` is called at most ``most`` times with ascending positions; the full region is known to fail. Bisect for the
     shortest prefix that fails: its last node is to blame. If the rest still fails, all nodes with the same entry in
-    ``patterns`` are blamed too, because equal blocks fail alike. When the trials are used up, only nodes known to compile are
-    kept.
+    ``patterns`` are blamed too, because equal blocks fail alike. After the last trial only nodes known to compile are kept.
     """
     remaining, trials = list(range(len(patterns))), 0
 

@@ -30,6 +30,7 @@ class Update:
     input: str
     output: str
     source: int
+    """Slot of the output; ``target`` is that of the input."""
     target: int
     step: int | None
     """The step that writes the output; None if it is an input or a constant."""
