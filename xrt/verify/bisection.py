@@ -125,8 +125,7 @@ def bisect_plan(
 ) -> FailingSubgraph | None:
     """Bisect the first region of a plan that differs from the reference; None if none does.
 
-    Each region gets inputs that the reference computed. ``engines`` maps each spec of the plan to its engine; otherwise as
-    `bisect`.
+    Each region gets inputs that the reference computed. ``engines`` maps specs to engines; the rest is as in `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, arguments) for value, arguments in zip(plan.function.inputs, inputs, strict=True))
@@ -154,6 +153,7 @@ class _Search:
     """Whether all values of a part are outputs, not only those read outside."""
     runs: int = 0
     seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    """Whether the nodes with these names differ."""
 
     def part(self, nodes: Sequence[Node]) -> Function:
         """The nodes as a Function with input types taken from the reference's values."""
