@@ -22,7 +22,6 @@ from xrt.runtime.inputs import bind, check, normalize
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
 
-
 MOST_GROUPS = 20
 """Maximum number of groups of items in the jackknife of a metric."""
 NORMAL = 1.959964
@@ -52,11 +51,11 @@ def bound_share(shares: Sequence[tuple[int, int]]) -> float:
     The larger of Wilson's bound for independent rows, which is above zero even without a hit, and the bound by Student's t on the
     shares of items, since rows of one item may be correlated.
     """
-    hits, rows = sum(own for own, _ in shares), sum(count for _, count in shares)
+    hits, rows = sum(changed for changed, _ in shares), sum(count for _, count in shares)
     share, square = hits / rows, NORMAL**2
     middle = share + square / (2 * rows)
     spread = NORMAL * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
-    by_items = share + bound_mean([own / count for own, count in shares if count])
+    by_items = share + bound_mean([changed / count for changed, count in shares if count])
     return min(1.0, max((middle + spread) / (1 + square / rows), by_items))
 
 
@@ -96,6 +95,7 @@ class MeasuredError:
     high: float | None = None
     """Upper end of the 95 % interval; None if a metric cannot be computed on parts of the examples."""
     worst: float | None = None
+    """The error of the worst item; None for a metric."""
 
     @property
     def bound(self) -> float:
@@ -121,10 +121,10 @@ class ErrorBudget:
         if isinstance(self.limit, bool) or not isinstance(self.limit, int | float) or not 0 <= self.limit < math.inf:
             raise OptionError(f"the limit of an ErrorBudget is a number, 0 or more, such as 0.01; got {self.limit!r}")
         if not callable(self.measure) and self.measure not in get_args(Measure):
-            known = get_args(Measure)
+            measures = get_args(Measure)
             raise OptionError(
-                f"measure must be one of {', '.join(known)}, or a function of outputs and items; got {self.measure!r}."
-                f"{did_you_mean(str(self.measure), known)}"
+                f"measure must be one of {', '.join(measures)}, or a function of outputs and items; got {self.measure!r}."
+                f"{did_you_mean(str(self.measure), measures)}"
             )
 
     @property
@@ -137,23 +137,23 @@ class ErrorBudget:
     def __str__(self) -> str:
         return f"{MEASURES.get(self.name, f'loss of {self.name}')} at most {format_error(self.limit, self.name)}"
 
-    def measure_error(self, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
+    def measure_error(self, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
         """Measure the error; ``items`` are passed to a metric. Raises CalibrationError if the metric fails."""
         if callable(self.measure):
-            return self._measure_loss(self.measure, expected, found, items)
+            return self._measure_loss(self.measure, expected, actual, items)
         if self.measure == "top1":
-            return _measure_other_rows(expected, found)
-        own = [_DISTANCES[self.measure](a, b) for a, b in zip(expected, found, strict=True)]
-        places = range(len(own[0]) if own else 0)
-        return max((_summarize([item[place] for item in own]) for place in places), key=lambda one: one.bound)
+            return _measure_other_rows(expected, actual)
+        distances = [_DISTANCES[self.measure](a, b) for a, b in zip(expected, actual, strict=True)]
+        places = range(len(distances[0]) if distances else 0)
+        return max((_summarize([item[place] for item in distances]) for place in places), key=lambda error: error.bound)
 
-    def _measure_loss(self, metric: Metric, expected: Outputs, found: Outputs, items: Sequence[Any]) -> MeasuredError:
+    def _measure_loss(self, metric: Metric, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
         """Measure the loss of a metric, and its bound over the items."""
         sign = 1.0 if self.higher_is_better else -1.0
 
         def measure_loss(places: Sequence[int]) -> float:
-            own = [items[at] for at in places]
-            before, after = (self._call(metric, [outputs[at] for at in places], own) for outputs in (expected, found))
+            selected = [items[at] for at in places]
+            before, after = (self._call(metric, [outputs[at] for at in places], selected) for outputs in (expected, actual))
             return sign * (before - after)
 
         loss = measure_loss(range(len(items)))
@@ -162,9 +162,9 @@ class ErrorBudget:
 
     def _call(self, metric: Metric, outputs: Outputs, items: Sequence[Any]) -> float:
         """Call the metric with the outputs of each item: an array for a model of one output, else a tuple of arrays."""
-        given = [item[0] if len(item) == 1 else tuple(item) for item in outputs]
+        results = [item[0] if len(item) == 1 else tuple(item) for item in outputs]
         try:
-            value = float(metric(given, list(items)))
+            value = float(metric(results, list(items)))
         except Exception as error:
             raise CalibrationError(f"the metric {self.name} raised {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
@@ -172,31 +172,31 @@ class ErrorBudget:
         return value
 
 
-def parse_budget(given: Any) -> ErrorBudget | None:
+def parse_budget(value: Any) -> ErrorBudget | None:
     """Parse ``max_error``: a share, an ErrorBudget or None; raises OptionError for anything else."""
-    if given is None or isinstance(given, ErrorBudget):
-        return given
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise OptionError(f"max_error is a share such as 0.01, an xrt.ErrorBudget or None; got {given!r}")
-    if not 0 <= given < WRONG:
-        hint = f"; did you mean {given / 100:g}?" if WRONG <= given < 100 * WRONG else ""
-        raise OptionError(f"max_error is a share of 0 to below {WRONG}, such as 0.01 for 1 %; got {given!r}{hint}")
-    return ErrorBudget(float(given))
+    if value is None or isinstance(value, ErrorBudget):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"max_error is a share such as 0.01, an xrt.ErrorBudget or None; got {value!r}")
+    if not 0 <= value < WRONG:
+        hint = f"; did you mean {value / 100:g}?" if WRONG <= value < 100 * WRONG else ""
+        raise OptionError(f"max_error is a share of 0 to below {WRONG}, such as 0.01 for 1 %; got {value!r}{hint}")
+    return ErrorBudget(float(value))
 
 
 # ---------------------------------------------------------------------- distances
 
 
-def _list_floats(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[Array, Array]]:
+def _list_floats(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[Array, Array]]:
     """Pair the float outputs, or all numeric outputs if there are none, as float64."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, found, strict=True)]
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
     floats = [(a, b) for a, b in pairs if a.dtype.kind == "f"]
     return [(a.astype(np.float64), b.astype(np.float64)) for a, b in floats or pairs if a.dtype.kind in "fiub"]
 
 
-def _measure_relative(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[float, float]]:
+def _measure_relative(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
     """Per output, the squared norms of the difference and of the expected output."""
-    return [_square(a, b) for a, b in _list_floats(expected, found)]
+    return [_square(a, b) for a, b in _list_floats(expected, actual)]
 
 
 def _square(a: Array, b: Array) -> tuple[float, float]:
@@ -206,14 +206,14 @@ def _square(a: Array, b: Array) -> tuple[float, float]:
     return float(((a[usable] - b[usable]) ** 2).sum()), float((a[usable] ** 2).sum())
 
 
-def _measure_cosine(expected: Sequence[Any], found: Sequence[Any]) -> list[tuple[float, float]]:
+def _measure_cosine(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
     """Per output, the squared cosine distance and 1, so that all items have the same weight."""
     distances = []
-    for a, b in _list_floats(expected, found):
+    for a, b in _list_floats(expected, actual):
         norm = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
         equal = np.array_equal(a, b, equal_nan=True)
         distances.append(0.0 if equal else 1.0 - float((a * b).sum()) / norm if norm > 0 and math.isfinite(norm) else math.inf)
-    return [(max(0.0, one) ** 2, 1.0) for one in distances]
+    return [(max(0.0, distance) ** 2, 1.0) for distance in distances]
 
 
 _DISTANCES = {"relative": _measure_relative, "cosine": _measure_cosine}
@@ -225,13 +225,13 @@ def _summarize(squares: Sequence[tuple[float, float]]) -> MeasuredError:
     if not math.isfinite(total) or (total and not norm):
         return MeasuredError(math.inf, math.inf, math.inf)
     error = math.sqrt(total / norm) if total else 0.0
-    own = [math.sqrt(a / b) if b else (math.inf if a else 0.0) for a, b in squares]
-    return MeasuredError(error, error + bound_mean(own), max(own))
+    errors = [math.sqrt(a / b) if b else (math.inf if a else 0.0) for a, b in squares]
+    return MeasuredError(error, error + bound_mean(errors), max(errors))
 
 
-def _measure_other_rows(expected: Outputs, found: Outputs) -> MeasuredError:
+def _measure_other_rows(expected: Outputs, actual: Outputs) -> MeasuredError:
     """Measure the share of rows whose largest element changes, its bound, and the share of the worst item."""
-    shares = [_count_other_rows(a, b) for a, b in zip(expected, found, strict=True)]
+    shares = [_count_other_rows(a, b) for a, b in zip(expected, actual, strict=True)]
     rows = sum(count for _, count in shares)
     if not rows:
         raise CalibrationError(
@@ -242,9 +242,9 @@ def _measure_other_rows(expected: Outputs, found: Outputs) -> MeasuredError:
     return MeasuredError(sum(other for other, _ in shares) / rows, bound_share(shares), worst)
 
 
-def _count_other_rows(expected: Sequence[Any], found: Sequence[Any]) -> tuple[int, int]:
+def _count_other_rows(expected: Sequence[Any], actual: Sequence[Any]) -> tuple[int, int]:
     """Count the rows of the first float output whose largest element changes, and all its rows."""
-    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, found, strict=True)]
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, actual, strict=True)]
     a, b = next(((a, b) for a, b in pairs if a.dtype.kind == "f" and a.ndim), (np.zeros((0, 1)), np.zeros((0, 1))))
     if not a.size:
         return 0, 0
@@ -256,16 +256,16 @@ def _count_other_rows(expected: Sequence[Any], found: Sequence[Any]) -> tuple[in
 # ---------------------------------------------------------------------- faults, whatever the budget
 
 
-def find_fault(expected: Outputs, found: Outputs) -> str:
+def find_fault(expected: Outputs, actual: Outputs) -> str:
     """Describe a fault of outputs, whatever the budget: not finite, constant, or a relative error above `WRONG`.
 
     Empty if there is no fault.
     """
-    for exact, near in zip(expected, found, strict=True):
+    for exact, near in zip(expected, actual, strict=True):
         for place, (a, b) in enumerate(zip(exact, near, strict=True)):
             if (reason := _find_fault(np.asarray(a), np.asarray(b))) is not None:
                 return f"output {place} {reason}"
-    relative = ErrorBudget(1.0).measure_error(expected, found, []).error if len(expected) else 0.0
+    relative = ErrorBudget(1.0).measure_error(expected, actual, []).error if len(expected) else 0.0
     return f"it differs by {relative:.0%} of the output" if relative > WRONG else ""
 
 
@@ -299,9 +299,10 @@ MOST_ITEMS = 512
 class ExampleInputs:
     """The inputs of one example."""
 
-    given: Any
+    example: Any
     """The example as the caller passed it, for a metric."""
     batch: int
+    """Position in the caller's list; several examples may be rows of one batch."""
     values: tuple[Any, ...]
 
 
@@ -321,13 +322,13 @@ class Examples:
     def digest(self) -> str:
         """A hash of dtypes, shapes and data."""
         if not self._digest:
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             for item in self.items:
                 for value in item.values:
                     array = np.ascontiguousarray(value)
-                    found.update(f"{array.dtype}{array.shape}".encode())
-                    found.update(array.reshape(-1).view(np.uint8).data)
-            self._digest.append(found.hexdigest())
+                    digest.update(f"{array.dtype}{array.shape}".encode())
+                    digest.update(array.reshape(-1).view(np.uint8).data)
+            self._digest.append(digest.hexdigest())
         return self._digest[0]
 
     def split(self) -> tuple[Examples, Examples]:
@@ -350,37 +351,37 @@ class Examples:
         """
         if all(_matches(value, array) for item in self.items for value, array in zip(function.inputs, item.values, strict=True)):
             return self
-        fitted = islice((made for item in self.items for made in _fit(item, function, declared, self.purpose)), MOST_ITEMS)
+        fitted = islice((example for item in self.items for example in _fit(item, function, declared, self.purpose)), MOST_ITEMS)
         return Examples(self.purpose, tuple(fitted))
 
 
-def read_examples(given: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
+def read_examples(data: Any, purpose: str, inputs: Sequence[Value], budget: ErrorBudget | None = None) -> Examples:
     """Read the caller's examples: a list of call arguments, or None for no examples.
 
     Raises CalibrationError for one array or string instead of a list, for an empty list, and for NaN or infinity; InputError for
     values that do not fit the inputs of the model.
     """
-    if given is None:
+    if data is None:
         return Examples(purpose)
-    if isinstance(given, Mapping | np.ndarray | str | bytes) or not isinstance(given, Iterable):
-        kind = type(given).__name__
+    if isinstance(data, Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
+        kind = type(data).__name__
         raise CalibrationError(f"{purpose}= takes a list of batches, each what a call takes; got one {kind}: pass [x]")
-    items = tuple(_read_example(one, purpose, number, inputs, budget) for number, one in enumerate(given))
+    items = tuple(_read_example(example, purpose, number, inputs, budget) for number, example in enumerate(data))
     if not items:
         raise CalibrationError(f"{purpose}= has no batches; pass at least two, as a list of what calls take")
     return Examples(purpose, items)
 
 
-def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
+def _read_example(example: Any, purpose: str, number: int, inputs: Sequence[Value], budget: ErrorBudget | None) -> ExampleInputs:
     names = [value.name for value in inputs]
-    if isinstance(given, Mapping):
-        check_labels(given, names, budget)
-        args, named = (), {name: given[name] for name in names if name in given}
+    if isinstance(example, Mapping):
+        check_labels(example, names, budget)
+        args, kwargs = (), {name: example[name] for name in names if name in example}
     else:
-        args, named = (tuple(given) if isinstance(given, list | tuple) else (given,)), {}
+        args, kwargs = (tuple(example) if isinstance(example, list | tuple) else (example,)), {}
     try:
-        bound = bind(tuple(inputs), args, named)
-        values = tuple(to_host([normalize(value, one) for value, one in zip(inputs, bound, strict=True)]))
+        bound = bind(tuple(inputs), args, kwargs)
+        values = tuple(to_host([normalize(value, argument) for value, argument in zip(inputs, bound, strict=True)]))
         check(inputs, values)
     except InputError as error:
         raise InputError(f"batch {number + 1} of {purpose}=: {error}") from error
@@ -391,7 +392,7 @@ def _read_example(given: Any, purpose: str, number: int, inputs: Sequence[Value]
                 f"input {name!r} of batch {number + 1} of {purpose}= has {nans} NaN and {int(np.isinf(array).sum())} infinities "
                 f"among its {array.size} numbers; give examples of finite numbers"
             )
-    return ExampleInputs(given, number, values)
+    return ExampleInputs(example, number, values)
 
 
 # ---------------------------------------------------------------------- other sizes
@@ -412,7 +413,7 @@ def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], pur
                     f"an example of {purpose}= has shape {list(array.shape)} for input {value.name!r}, "
                     f"and the call has {value.type}"
                 )
-        yield ExampleInputs(item.given, item.batch, tuple(values))
+        yield ExampleInputs(item.example, item.batch, tuple(values))
 
 
 def _open_extents(value: Value) -> tuple[bool, ...]:
@@ -467,7 +468,7 @@ class PrecisionTerms:
 
     def keeps(self, name: str, function: Function) -> bool:
         """Whether the caller keeps a node in float32."""
-        return any(one.matches(function.node(name)) for one in self.exact_nodes)
+        return any(pattern.matches(function.node(name)) for pattern in self.exact_nodes)
 
     @property
     def digest(self) -> str:
@@ -486,9 +487,9 @@ class PrecisionTerms:
         measure = hash_metric(self.budget.measure) if callable(self.budget.measure) else self.budget.measure
         if measure is None:
             return None
-        own = ("measure", f"{measure} {self.budget.higher_is_better}"), ("limit", repr(float(self.budget.limit)))
+        criterion = ("measure", f"{measure} {self.budget.higher_is_better}"), ("limit", repr(float(self.budget.limit)))
         allowed = f"{','.join(self.allowed)} but {'; '.join(map(str, self.exact_nodes))}"
-        return (*own, ("precisions", allowed), ("data", self.digest))
+        return (*criterion, ("precisions", allowed), ("data", self.digest))
 
 
 def hash_metric(metric: object) -> str | None:
@@ -502,6 +503,6 @@ def hash_metric(metric: object) -> str | None:
 def _describe_code(code: CodeType) -> str:
     """The instructions, names and constants of a function and of those inside it, the same in every process."""
     # A frozenset is sorted: its order differs between processes.
-    constants = [sorted(map(repr, one)) if isinstance(one, frozenset) else one for one in code.co_consts]
-    parts = [_describe_code(one) if isinstance(one, CodeType) else repr(one) for one in constants]
+    constants = [sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant for constant in code.co_consts]
+    parts = [_describe_code(constant) if isinstance(constant, CodeType) else repr(constant) for constant in constants]
     return f"{code.co_code!r} {code.co_names} {parts}"

@@ -102,15 +102,15 @@ class _Lowering:
                 search.notes.append("it was interrupted before all precisions were tried")
             if nearest := search.describe_nearest():
                 search.notes.append(nearest)
-            within = [one for one in search.attempts if one.is_in_budget]
+            within = [attempt for attempt in search.attempts if attempt.is_in_budget]
             racing = list_contenders(within, self.first.first_calls)
-            for one in within:
-                if one not in racing:
-                    one.note, one.seconds = "by its first calls, and not raced", one.first_calls
+            for attempt in within:
+                if attempt not in racing:
+                    attempt.note, attempt.seconds = "by its first calls, and not raced", attempt.first_calls
             return self._make_result(search, self._race([self.first, *racing]), search.notes)
         finally:
-            for one in (self.first, *search.attempts):
-                one.close()
+            for attempt in (self.first, *search.attempts):
+                attempt.close()
 
     def _why_not_lowered(self) -> str:
         """Explain why nothing can be lowered; empty if something can."""
@@ -120,7 +120,7 @@ class _Lowering:
             return "the error budget is 0: nothing is lowered"
         if reason := find_first_random_node(self.request.function):
             return f"nothing is lowered: {reason}"
-        if self.request.device_map.device != "cpu" or any(one != "cpu" for one in self.request.devices.values()):
+        if self.request.device_map.device != "cpu" or any(device != "cpu" for device in self.request.devices.values()):
             return "nothing is lowered: precision is searched for on the cpu alone"
         return ""
 
@@ -133,28 +133,28 @@ class _Lowering:
         """Race the plans within the budget against the exact plan, which wins unless another is clearly faster."""
         values = list(self.validate.items[0].values)
         entrants = []
-        for one in attempts:
-            assert one.program is not None  # each is in the budget
-            call = one.program.make_timed_call(values)
-            entrants.append(Entrant(one.plan, call, is_simple=one.precision == "fp32", program=one.program))
+        for attempt in attempts:
+            assert attempt.program is not None  # each is in the budget
+            call = attempt.program.make_timed_call(values)
+            entrants.append(Entrant(attempt.plan, call, is_simple=attempt.precision == "fp32", program=attempt.program))
         self._tell(f"timing {format_count(len(entrants), 'plan')} in turn")
-        needed = RULES.seconds(one.first_calls for one in attempts)
+        needed = RULES.seconds(attempt.first_calls for attempt in attempts)
         until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
         rounds = run_interleaved(entrants, until=until, rules=RULES, clock=self.clock)
         for entrant in entrants:
             if entrant.has_run and not entrant.is_out:
                 entrant.profile(values)
         race = select_winner(entrants, [], rounds, RULES.least, prefers_simple=False)
-        by_plan = {id(one.plan): one for one in attempts}
+        by_plan = {id(attempt.plan): attempt for attempt in attempts}
         contenders = []
-        for found in race.contenders:
-            attempt = by_plan[id(found.plan)]
-            if found.seconds is None:
-                attempt.note = found.note
+        for contender in race.contenders:
+            attempt = by_plan[id(contender.plan)]
+            if contender.seconds is None:
+                attempt.note = contender.note
             else:
-                attempt.outcome, attempt.seconds = found.verdict, found.seconds
+                attempt.outcome, attempt.seconds = contender.verdict, contender.seconds
             error = f", error {format_error(attempt.error.error, self.terms.budget.name)}" if attempt.precision != "fp32" else ""
-            contenders.append(replace(found, note="; ".join(filter(None, (f"{attempt.precision}{error}", found.note)))))
+            contenders.append(replace(contender, note="; ".join(filter(None, (f"{attempt.precision}{error}", contender.note)))))
         return replace(race, contenders=tuple(contenders))
 
     # ------------------------------------------------------------------ the result
@@ -162,7 +162,7 @@ class _Lowering:
     def _make_result(self, search: PrecisionSearch | None, race: CandidateComparison, notes: Sequence[str]) -> TuningResult:
         """Make the result from the winner of the race, else from the exact plan."""
         winner, attempts = race.winner, [self.first, *(search.attempts if search is not None else ())]
-        chosen = next((one for one in attempts if winner is not None and one.plan is winner.plan), self.first)
+        chosen = next((attempt for attempt in attempts if winner is not None and attempt.plan is winner.plan), self.first)
         result = replace(
             self.exact, budget=self.request.budget, spent=self.exact.spent + self.clock() - self.began, race=race, how="measured"
         )
@@ -172,7 +172,7 @@ class _Lowering:
                 chosen.seconds = self.exact.race.winner.seconds
             how = "measured" if self.exact.how == "remembered" else self.exact.how
             result = replace(result, how=how, race=race if winner is not None and len(race.contenders) > 1 else self.exact.race)
-        own, form = chosen.to_record(), chosen.form
+        summary, form = chosen.to_record(), chosen.form
         record = PrecisionRecord(
             measure=self.terms.budget.name,
             limit=self.terms.budget.limit,
@@ -181,10 +181,10 @@ class _Lowering:
             validation=self.terms.validate.digest,
             items=len(self.validate),
             calibrated=len(self.calibrate),
-            error=own.error or 0.0,
-            high=own.high,
-            worst=own.worst,
-            plans=tuple(one.to_record() for one in attempts),
+            error=summary.error or 0.0,
+            high=summary.high,
+            worst=summary.worst,
+            plans=tuple(attempt.to_record() for attempt in attempts),
             notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
         )
         if search is not None and chosen is not self.first:
@@ -202,16 +202,16 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
 
     Engines that failed or were wrong on the whole model are left out, and so are isolated ones: a plan runs in this process.
     """
-    singles = {one.plan.launches[0].engine: one for one in exact.race.contenders if one.is_single and one.plan.launches}
+    singles = {x.plan.launches[0].engine: x for x in exact.race.contenders if x.is_single and x.plan.launches}
     used = {launch.engine for launch in exact.plan.launches}
 
     def is_sound(engine: GraphCompiler) -> bool:
-        known = singles.get(engine.spec)
-        return engine.spec in used or engine.spec == request.implicit or known is None or known.verdict not in ("wrong", "failed")
+        entry = singles.get(engine.spec)
+        return engine.spec in used or engine.spec == request.implicit or entry is None or entry.verdict not in ("wrong", "failed")
 
     def rank(engine: GraphCompiler) -> tuple[bool, float]:
-        known = singles.get(engine.spec)
-        seconds = known.seconds if known is not None and known.seconds is not None else float("inf")
+        entry = singles.get(engine.spec)
+        seconds = entry.seconds if entry is not None and entry.seconds is not None else float("inf")
         return engine.spec == request.implicit, seconds
 
     sound = [engine for engine in request.engines if is_sound(engine) and not isinstance(engine, IsolatedEngine)]
@@ -225,7 +225,7 @@ def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRec
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
     whys = {at: "asked for" if at in search.fixed else "its error" for at in chosen.form.kept}
     rows = [KeptNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
-    return sorted(rows, key=lambda one: -(one.error or 0.0))
+    return sorted(rows, key=lambda row: -(row.error or 0.0))
 
 
 def _describe_regions(chosen: Attempt, first: Attempt) -> Iterator[RegionPrecision]:

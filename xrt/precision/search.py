@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import PlacementRequest
     from xrt.precision.budget import Examples, PrecisionTerms
 
-
 MOST_NAMED = 32
 """Maximum float32 nodes named in the record of a plan."""
 
@@ -68,7 +67,7 @@ class Attempt:
     """The engines that only plans of lower precision use."""
     form: QuantizedForm | None = None
     """How the model is quantized; None if it is not."""
-    kept: tuple[str, ...] = ()
+    exact_nodes: tuple[str, ...] = ()
     """The nodes kept in float32 to meet the budget, worst first."""
     program: Program | None = None
     error: MeasuredError = field(default_factory=lambda: MeasuredError(0.0))
@@ -101,8 +100,8 @@ class Attempt:
             self.outcome,
             **{name: value if value is not None and math.isfinite(value) else None for name, value in errors.items()},
             seconds=self.seconds,
-            kept=len(self.kept),
-            nodes=tuple(name[:400] for name in self.kept[:MOST_NAMED]),
+            kept=len(self.exact_nodes),
+            nodes=tuple(name[:400] for name in self.exact_nodes[:MOST_NAMED]),
             note=self.note[:1000],
         )
 
@@ -126,17 +125,17 @@ class Workbench:
                 return self._partition(function, [engine])
         return self._partition(function, self.engines)
 
-    def plan_on(self, function: Function, engine: GraphCompiler, kept: Collection[str] = ()) -> Plan:
-        """Plan the supported nodes on ``engine``, except for ``kept``; the others run on exact engines."""
+    def plan_on(self, function: Function, engine: GraphCompiler, exact_nodes: Collection[str] = ()) -> Plan:
+        """Plan the supported nodes on ``engine``, except ``exact_nodes``; the others run on exact engines."""
         supported = {node.name for node in function.nodes if engine.why_not(node, function) is None}
-        if not kept and len(supported) == len(function.nodes):
+        if not exact_nodes and len(supported) == len(function.nodes):
             return self._partition(function, [engine])
-        others = [one for one in self.engines if one.spec != engine.spec]
-        if not kept:
+        others = [other for other in self.engines if other.spec != engine.spec]
+        if not exact_nodes:
             return self._partition(function, [engine, *others])
         by_priority = self._partition(function, others)
         homes = {name: launch.engine for launch in by_priority.launches for name in launch.nodes}
-        homes |= dict.fromkeys(supported - set(kept), engine.spec)
+        homes |= dict.fromkeys(supported - set(exact_nodes), engine.spec)
         implicit, device = self._find_implicit(others), self.request.device_map
         return plan_from_assignment(function, [engine, *others], homes, implicit=implicit, device=device)
 
@@ -148,19 +147,19 @@ class Workbench:
             replace(request.clustering, minimum_nodes=1, maximum_nodes=None, pins=()),
             implicit=self._find_implicit(engines),
             device=request.device_map.device,
-            devices={spec: home for spec, home in request.devices.items() if any(one.spec == spec for one in engines)},
+            devices={spec: home for spec, home in request.devices.items() if any(engine.spec == spec for engine in engines)},
         )
 
     def _find_implicit(self, engines: Sequence[GraphCompiler]) -> str | None:
         implicit = self.request.implicit
-        return implicit if any(one.spec == implicit for one in engines) and len(engines) > 1 else None
+        return implicit if any(engine.spec == implicit for engine in engines) and len(engines) > 1 else None
 
     def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_kept: bool = True) -> Program:
         """Compile a plan; raises CompileRefused if an engine refuses a part of it."""
-        engines = {one.spec: one for one in (*self.engines, *extra)}
+        engines = {engine.spec: engine for engine in (*self.engines, *extra)}
         compiled = compile_plan(plan, engines, self.request.context, self.cache if is_kept else self.scratch)
         if not isinstance(compiled, Program):
-            raise CompileRefused("; ".join(dict.fromkeys(one.reason for one in compiled)))
+            raise CompileRefused("; ".join(dict.fromkeys(refusal.reason for refusal in compiled)))
         return compiled
 
     def run(self, program: Program, examples: Examples) -> tuple[list[list[Any]], float]:
@@ -284,10 +283,10 @@ class PrecisionSearch:
 
     def describe_nearest(self) -> str:
         """Describe how close the plans over the budget came; empty if a plan is within it, or none was measured."""
-        measured = [one for one in self.attempts if one.outcome == "over"]
-        if not measured or any(one.is_in_budget for one in self.attempts):
+        measured = [attempt for attempt in self.attempts if attempt.outcome == "over"]
+        if not measured or any(attempt.is_in_budget for attempt in self.attempts):
             return ""
-        best = min(measured, key=lambda one: one.error.bound)
+        best = min(measured, key=lambda attempt: attempt.error.bound)
         name, bound = self.terms.budget.name, best.error.bound
         return (
             f"no lower precision is within the budget: the nearest is {best.precision} on {best.title}, "
@@ -345,15 +344,15 @@ class PrecisionSearch:
             for form, model in list_product_forms(self.prepared, names, self.fixed, engine, has_kernels=engine.spec in exact):
                 self._try_form(engine, rest, form, model=model)
         self._note_other_products()
-        self._try_kept(wholes)
+        self._try_exact_nodes(wholes)
 
     def _try_form(
-        self, engine: GraphCompiler, rest: str, form: QuantizedForm, kept: Sequence[str] = (), model: Function | None = None
+        self, engine: GraphCompiler, rest: str, form: QuantizedForm, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
-        form = replace(form, kept=form.kept | {self._choices[name] for name in kept})
+        form = replace(form, kept=form.kept | {self._choices[name] for name in exact})
         self.tell(f"quantizing, with {len(form.kept)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
-        return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(kept)))
+        return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(exact)))
 
     def _note_other_products(self) -> None:
         """Note the products and convolutions that cannot be quantized."""
@@ -368,7 +367,7 @@ class PrecisionSearch:
     # ------------------------------------------------------------------ ranges
 
     @cached_property
-    def _observed(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
+    def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
         """The ranges of the values to quantize, and the extremes per channel of the values that can be balanced."""
         names = list_calibrated_values(self.prepared, OPTIONS) if self.terms.table is None else []
         balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
@@ -389,35 +388,35 @@ class PrecisionSearch:
             original = self.terms.original() if self.terms.original is not None else self.function
             table = fit_table(self.terms.table, self.prepared, original)
         else:
-            assert self._observed[0] is not None  # some node is quantized
-            table = self._observed[0]
+            assert self._observed_ranges[0] is not None  # some node is quantized
+            table = self._observed_ranges[0]
         if not self.balance:
             return table
-        factors = {one.name: np.exp2(np.array(one.exponents, np.float32)) for one in self.balance}
-        observed = self._observed[1]
+        factors = {value.name: np.exp2(np.array(value.exponents, np.float32)) for value in self.balance}
+        observed = self._observed_ranges[1]
         channels = {name: (observed[name][0] / factor, observed[name][1] / factor) for name, factor in factors.items()}
         return fit_balanced_table(table, self.prepared, balance_values(self.prepared, self.balance), channels)
 
     @cached_property
     def balance(self) -> tuple[BalancedValue, ...]:
         """The channel divisors; empty without calibration examples, or without values that can be balanced."""
-        channels = self._observed[1] if self.calibrate.items else {}
+        channels = self._observed_ranges[1] if self.calibrate.items else {}
         return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
 
     # ------------------------------------------------------------------ nodes kept in float32
 
-    def _try_kept(self, wholes: Sequence[Attempt]) -> None:
+    def _try_exact_nodes(self, wholes: Sequence[Attempt]) -> None:
         """Keep the nodes with the largest errors in float32 until the error is within the limit.
 
         Start from the fastest engine, and from the fastest with bf16 for the rest, each with its more exact form.
         """
         best: dict[str, Attempt] = {}
-        for one in sorted(wholes, key=lambda one: one.error.bound):
-            if one.outcome != "failed":
-                best.setdefault(one.engines[0].spec, one)
+        for whole in sorted(wholes, key=lambda whole: whole.error.bound):
+            if whole.outcome != "failed":
+                best.setdefault(whole.engines[0].spec, whole)
         bases: dict[bool, Attempt] = {}
-        for one in sorted(best.values(), key=lambda one: one.first_calls):
-            bases.setdefault(one.precision.endswith("bf16"), one)
+        for whole in sorted(best.values(), key=lambda whole: whole.first_calls):
+            bases.setdefault(whole.precision.endswith("bf16"), whole)
         budget = self.terms.budget
         # Nodes are selected by relative error; a cosine distance is half its square.
         convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
@@ -434,7 +433,7 @@ class PrecisionSearch:
                     selection.correct(convert(attempt.error.bound))
 
     def _keep(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
-        """Try a form with more nodes in float32; None if that is no node, or too many."""
+        """Try a form with more nodes in float32; None if no node or too many are selected."""
         exact_nodes = selection.choose()
         if base.form is None or not exact_nodes or len(exact_nodes) > MOST_KEPT * len(self._choices):
             return None
@@ -471,13 +470,13 @@ class PrecisionSearch:
 def measure(
     terms: PrecisionTerms, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
-    """Measure the error; for a metric, the rows of a batch are merged again."""
+    """Measure the error; a metric gets whole batches, merged from the examples made of their rows."""
     if not callable(terms.budget.measure):
-        return terms.budget.measure_error(expected, outputs, [item.given for item in examples.items])
+        return terms.budget.measure_error(expected, outputs, [item.example for item in examples.items])
     batches: dict[int, list[int]] = {}
     for place, item in enumerate(examples.items):
         batches.setdefault(item.batch, []).append(place)
-    items = [examples.items[places[0]].given for places in batches.values()]
+    items = [examples.items[places[0]].example for places in batches.values()]
     merged = [[_merge([side[place] for place in places]) for places in batches.values()] for side in (expected, outputs)]
     return terms.budget.measure_error(merged[0], merged[1], items)
 
@@ -524,7 +523,7 @@ def list_product_forms(
     weights = {node.inputs[1] for node in prepared.nodes if node.op in _WITH_WEIGHTS and node.inputs[1] in prepared.constants}
     products = [node for node in map(prepared.node, names) if why_not_matrix(node, prepared, OPTIONS) is None]
     matrices = {node.inputs[1] for node in products}
-    if sum(prepared.constants[one].nbytes for one in matrices) < LEAST_SHARE * sum(prepared.constants[w].nbytes for w in weights):
+    if sum(prepared.constants[m].nbytes for m in matrices) < LEAST_SHARE * sum(prepared.constants[w].nbytes for w in weights):
         return
     kinds: list[FormKind] = ["dynamic", "packed8"] if has_kernels else ["packed8"]
     if all(_count_rows(node, prepared) <= FEW_ROWS for node in products):
@@ -555,7 +554,7 @@ FAR = 1.25
 
 def list_contenders(attempts: Sequence[Attempt], exact: float) -> list[Attempt]:
     """Select the plans to race with the exact one, whose first call took ``exact`` seconds."""
-    return sorted((one for one in attempts if one.first_calls <= FAR * exact), key=lambda one: one.first_calls)[:RACING]
+    return sorted((x for x in attempts if x.first_calls <= FAR * exact), key=lambda x: x.first_calls)[:RACING]
 
 
 # ---------------------------------------------------------------------- the error of a locked plan
@@ -593,9 +592,9 @@ def check_error(
     expected = [list(setup.reference(plain, list(item.values))) for item in fitted.items]
     if fault := find_fault(expected, outputs):
         raise LockError(f"the plan in {record.precision} computes wrongly: {fault}")
-    error = budget.measure_error(expected, outputs, [item.given for item in fitted.items])
+    error = budget.measure_error(expected, outputs, [item.example for item in fitted.items])
     if error.bound > record.limit:
-        now, limit, was = (format_error(one, record.measure) for one in (error.bound, record.limit, record.error))
+        now, limit, was = (format_error(number, record.measure) for number in (error.bound, record.limit, record.error))
         raise LockError(
             f"the error of the plan in {record.precision} is over the budget: up to {now}, and {limit} is allowed; it was {was} "
             "when it was locked"

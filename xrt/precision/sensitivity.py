@@ -1,7 +1,7 @@
 """Measure which nodes lose most accuracy in integers, and select those to keep in floating point to meet a budget.
 
-The error of each node is measured with the rest exact. Errors of independent nodes add in squares, which predicts what is left
-when the worst ones are kept. A measurement of the result corrects the prediction.
+The error of each node is measured with the rest exact. Errors of independent nodes add in squares, which predicts the error
+that remains when the worst nodes are kept. A measurement of the result corrects the prediction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from xrt.passes.quantize.weights import Emission, find_channel_axis, fit_activat
 
 if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
-
 
 MOST_PARTS = 32
 """Number of parts measured first; parts of larger models have several nodes."""
