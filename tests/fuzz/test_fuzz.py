@@ -75,13 +75,13 @@ def test_a_planted_wrong_kernel_is_found_and_bisected(how, operator):
     (found,) = fuzzer.findings
     assert any(inner.op == operator for inner in found.sample.function.nodes)
     assert len(found.sample.function.nodes) == 1
-    assert found.way and found.message
+    assert found.mode and found.message
 
 
 def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
     fuzzer = Fuzzer(["ort"], reference=FaultyEngine())
     fuzzer.run([1])
-    assert [found.way for found in fuzzer.findings] == ["the reference"]
+    assert [found.mode for found in fuzzer.findings] == ["the reference"]
 
 
 def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):

@@ -22,7 +22,7 @@ from xrt.passes import infer_shapes
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine, SlowEngine
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
-from xrt.testing.generators.draft import LARGEST, Seeded
+from xrt.testing.generators.draft import LARGEST, SeededChooser
 from xrt.testing.strategies import functions, labels
 from xrt.testing.suite import bounded
 from xrt.verify.execution import compile_alone, run_alone
@@ -159,7 +159,7 @@ def test_labels_never_fall_along_an_edge(function):
 
 @pytest.mark.slow
 def test_seeded_choices_need_no_hypothesis():
-    assert {Seeded(seed).pick("ab") for seed in range(20)} == {"a", "b"}
+    assert {SeededChooser(seed).pick("ab") for seed in range(20)} == {"a", "b"}
     code = "import sys; from xrt.testing import corpus, fault_injection, generate; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'xrt.testing.generate'" in loaded

@@ -21,7 +21,7 @@ from xrt.placement.result import format_count
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 from xrt.testing.corpus import CorpusEntry
 from xrt.testing.corpus.entry import write_entry
-from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
+from xrt.testing.fuzz import MODE_KINDS, Finding, Fuzzer, ModeKind
 from xrt.testing.open_dims import OPENINGS
 from xrt.verify import Verdict
 
@@ -114,14 +114,14 @@ _REPORT_EVERY = 500
     "--way",
     "ways",
     multiple=True,
-    type=click.Choice(KINDS_OF_WAY),
-    default=KINDS_OF_WAY[:3],
+    type=click.Choice(MODE_KINDS),
+    default=MODE_KINDS[:3],
     show_default=True,
     help="How graphs run: on one engine, with the reference as fallback, on a random mixture, or alternating",
 )
 @click.option("--keep", type=FOLDER, help="Write graphs that differ to this folder, as entries of the corpus")
 @add_in_process
-def fuzz_command(count: int, seed: int, engines: str, ways: tuple[KindOfWay, ...], keep: Path | None, in_process: bool) -> int:
+def fuzz_command(count: int, seed: int, engines: str, ways: tuple[ModeKind, ...], keep: Path | None, in_process: bool) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
     The exit code is 1 on a difference, and where nothing was compared: with --way alone, if an engine took none of the graphs.
@@ -165,7 +165,7 @@ def _show_finding(fuzzer: Fuzzer, finding: Finding, keep: Path | None) -> None:
     complain("disagreement", str(finding))
     err.print(str(finding.sample.function), markup=False)
     if keep is not None:
-        why = f"{finding.way}: {finding.message}".replace("\n", " ")
+        why = f"{finding.mode}: {finding.message}".replace("\n", " ")
         expected = tuple(fuzzer.truth(finding.sample.function, finding.sample.inputs))
         entry = CorpusEntry(f"fuzz_{finding.seed}", why, finding.sample.function, finding.sample.inputs, expected)
         err.print(f"kept as {write_entry(entry, keep)}", markup=False)

@@ -176,7 +176,7 @@ def _globs(pattern: str) -> list[str]:
     return [glob.strip() for glob in pattern.split(",")]
 
 
-_MADE: list[tuple[ConformanceCase, ...]] = []
+_LOADED: list[tuple[ConformanceCase, ...]] = []
 """One tuple of cases (its data sets) per node test of onnx, for the modules imported so far."""
 _MAKING = Lock()
 
@@ -191,15 +191,15 @@ def _made_cases(pattern: str) -> list[ConformanceCase]:
             if may_name_a_match(name, pattern):
                 importlib.import_module(name)
         tests = node._NodeTestCases  # collect_testcases() returns this list too, but imports every module
-        _MADE.extend(tuple(_cases_of(test)) for test in tests[len(_MADE) :])
-        return [case for cases in _MADE for case in cases]
+        _LOADED.extend(tuple(_cases_of(test)) for test in tests[len(_LOADED) :])
+        return [case for cases in _LOADED for case in cases]
 
 
 @cache
 def _list_modules() -> tuple[str, ...]:
     from onnx.backend.test.case import node
 
-    return tuple(one.name for one in pkgutil.walk_packages(node.__path__, f"{node.__name__}.") if not one.ispkg)
+    return tuple(module.name for module in pkgutil.walk_packages(node.__path__, f"{node.__name__}.") if not module.ispkg)
 
 
 def may_name_a_match(module: str, pattern: str) -> bool:
@@ -222,10 +222,10 @@ def _cases_of(test: Any) -> Iterator[ConformanceCase]:
     """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
     for number, (inputs, expected) in enumerate(test.data_sets):
         name = test.name if number == 0 else f"{test.name}/{number}"
-        yield ConformanceCase(name, test.model, _given(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
+        yield ConformanceCase(name, test.model, _read_inputs(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
 
 
-def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
+def _read_inputs(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
     """Convert the inputs, and append None for optional inputs that the test omits at the end."""
     return _values(inputs) + (None,) * (len(graph.input) - len(inputs))
 

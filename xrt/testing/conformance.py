@@ -104,7 +104,7 @@ def run_single(engine: GraphCompiler) -> Maker:
     """A maker that calls ``compile`` and ``run`` of the engine directly, without the planner and runtime of XRT."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
-        prepared = _prepared(function)
+        prepared = _fold_constants(function)
         executable = compile_alone(engine, prepared, inputs)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
@@ -123,7 +123,7 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         opened = open_dims(function, inputs, opening)
-        executable = compile_for_all_sizes(engine, _prepared(opened))
+        executable = compile_for_all_sizes(engine, _fold_constants(opened))
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             try:
@@ -144,13 +144,13 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
     """A maker that partitions over a list of engines, in a module of `make_module` with ``options``."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
-        module = make_module(_prepared(function), engines, **options)
+        module = make_module(_fold_constants(function), engines, **options)
         try:
             module.compile(*inputs)
         except PlanError as error:
             raise _refusal(error) from error
         count = len(function.outputs)
-        return PreparedCase(lambda values: _as_outputs(module(*values), count), _placed(module.plan.launches), engines)
+        return PreparedCase(lambda values: _as_outputs(module(*values), count), _list_placements(module.plan.launches), engines)
 
     return make
 
@@ -159,18 +159,18 @@ def run_alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
     """A maker that places neighbouring nodes on different engines; ``first`` is the index of the engine to start with."""
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
-        program = make_alternating_program(_prepared(function), inputs, engines, first)
-        return PreparedCase(program.run, _placed(program.plan.launches), engines)
+        program = make_alternating_program(_fold_constants(function), inputs, engines, first)
+        return PreparedCase(program.run, _list_placements(program.plan.launches), engines)
 
     return make
 
 
-def _placed(launches: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
+def _list_placements(launches: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
     pairs = {(node.op, launch.engine.partition("{")[0]) for launch in launches for node in launch.function.nodes}
     return tuple(sorted(pairs))
 
 
-def _prepared(function: Function) -> Function:
+def _fold_constants(function: Function) -> Function:
     """Fold constants, as a module does. Keep the function as it is if folding would leave no node."""
     simple = optimize(passes.infer_shapes(function), fold=True)
     return simple if simple.nodes else function
@@ -217,11 +217,11 @@ def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
     except CompileRefused as refusal:
         return Outcome(case.name, ResultWord.DECLINED, _first_line(refusal))
     except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
-        return Outcome(case.name, ResultWord.FAILED, f"at compile: {_described(error)}")
-    return replace(_ran(case, ready), placed=ready.placed)
+        return Outcome(case.name, ResultWord.FAILED, f"at compile: {_describe(error)}")
+    return replace(_run_prepared(case, ready), placed=ready.placed)
 
 
-def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
+def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
     inputs = copy.deepcopy(case.inputs)
     # Engines in a mixture round between nodes, and libraries quantize ties to different steps.
     admit_ties = len({engine for _, engine in ready.placed}) > 1 or any("Quant" in operator for operator in case.operators)
@@ -232,7 +232,7 @@ def _ran(case: ConformanceCase, ready: PreparedCase) -> Outcome:
         if not verdict and (cause := _find_cause(case, ready, inputs, results, admit_ties)):
             return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
     except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
-        return Outcome(case.name, ResultWord.FAILED, f"at run: {_described(error)}")
+        return Outcome(case.name, ResultWord.FAILED, f"at run: {_describe(error)}")
     return Outcome(case.name, ResultWord.PASSED if verdict else ResultWord.FAILED, verdict.message)
 
 
@@ -250,7 +250,7 @@ def _find_cause(
     return name_cause(engines, case.function, [*case.inputs, *case.truth])
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(error)}"
 
 

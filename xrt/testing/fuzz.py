@@ -47,15 +47,15 @@ class Sample:
     inputs: tuple[Any, ...]
 
 
-KindOfWay: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
-KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
+ModeKind: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
+MODE_KINDS: tuple[ModeKind, ...] = get_args(ModeKind)
 
 
 @dataclass(frozen=True)
 class ExecutionMode:
     """How to run a Function: on one engine, on a list, with nodes assigned to engines at random, or with engines alternating."""
 
-    kind: KindOfWay
+    kind: ModeKind
     engines: tuple[GraphCompiler, ...]
     """In order of preference. The last one must support every node, unless ``kind`` is ``alone``."""
     seed: int = 0
@@ -125,13 +125,13 @@ class Finding:
     """A disagreement with the reference engine, reduced to the nodes that cause it."""
 
     seed: int
-    way: str
+    mode: str
     message: str
     sample: Sample
 
     def __str__(self) -> str:
         count = sum(1 for _ in self.sample.function.walk())
-        return f"seed {self.seed}, {self.way}, {count} node{'s' * (count != 1)}: {self.message}"
+        return f"seed {self.seed}, {self.mode}, {count} node{'s' * (count != 1)}: {self.message}"
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Fuzzer:
     """Whether to reduce the graph of each finding."""
     isolate: bool = False
     """Whether to run engines in worker processes, so that a crash becomes a finding."""
-    kinds: Collection[KindOfWay] = KINDS_OF_WAY[:3]
+    kinds: Collection[ModeKind] = MODE_KINDS[:3]
     """The modes: each engine alone, each listed before the reference, nodes assigned at random, or neighbours alternating."""
     reference: GraphCompiler = field(default_factory=lambda: registry.create(REFERENCE))
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
@@ -171,44 +171,44 @@ class Fuzzer:
         except Exception as error:  # noqa: BLE001  # any failure of the reference is a finding
             self.counts["reference", Verdict.DISAGREES] += 1
             return [Finding(seed, "the reference", _summarize(error), sample)]
-        tries = (self.try_way(seed, way, sample, expected) for way in self.ways(seed))
-        first = next((found for found in tries if found is not None), None)  # other modes usually fail for the same reason
+        tries = (self.try_mode(seed, mode, sample, expected) for mode in self.list_modes(seed))
+        first = next((finding for finding in tries if finding is not None), None)  # other modes usually fail for the same reason
         return [] if first is None else [first]
 
-    def ways(self, seed: int) -> list[ExecutionMode]:
+    def list_modes(self, seed: int) -> list[ExecutionMode]:
         """List the modes in which to run the graph of a seed."""
         every = (*self._opened, self.reference)
-        ways: list[ExecutionMode] = []
+        modes: list[ExecutionMode] = []
         for engine in self._opened:
             if "alone" in self.kinds:
-                ways.append(ExecutionMode("alone", (engine,)))
+                modes.append(ExecutionMode("alone", (engine,)))
             if "listed" in self.kinds:
-                ways.append(ExecutionMode("listed", (engine, self.reference)))
+                modes.append(ExecutionMode("listed", (engine, self.reference)))
         if "mixed" in self.kinds:
-            ways.append(ExecutionMode("mixed", every, seed))
+            modes.append(ExecutionMode("mixed", every, seed))
         if "alternating" in self.kinds:
-            ways.append(ExecutionMode("alternating", every, seed % max(len(self._opened), 2)))
-        return ways
+            modes.append(ExecutionMode("alternating", every, seed % max(len(self._opened), 2)))
+        return modes
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         """Compute the expected outputs on the reference engine; inputs are not written to."""
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
-    def try_way(self, seed: int, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
+    def try_mode(self, seed: int, mode: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
         """Run the graph in one mode and count the verdict; return a finding if the results disagree, reduced if `bisects`."""
-        judged = self.judge(way, sample, expected)
-        self.counts[way.title, judged.verdict] += 1
-        if judged.verdict is not Verdict.DISAGREES:
+        check = self.judge(mode, sample, expected)
+        self.counts[mode.title, check.verdict] += 1
+        if check.verdict is not Verdict.DISAGREES:
             return None
-        return self._bisect(seed, way, sample, judged) if self.bisects else Finding(seed, str(way), judged.message, sample)
+        return self._bisect(seed, mode, sample, check) if self.bisects else Finding(seed, str(mode), check.message, sample)
 
-    def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
+    def judge(self, mode: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample in one mode and compare the results with the expected outputs."""
         inputs = _copies(sample.inputs)
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
-                results = way.run(sample.function, inputs)
+                results = mode.run(sample.function, inputs)
         except CompileRefused as reason:
             return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # any exception of an engine is a finding
@@ -218,25 +218,25 @@ class Fuzzer:
         unchanged = is_unchanged([sample.inputs[index] for index in unaliased], [inputs[index] for index in unaliased])
         if not unchanged:
             return CheckVerdict(Verdict.DISAGREES, unchanged.message)
-        return self._judge_results(way, sample, results, expected)
+        return self._compare(mode, sample, results, expected)
 
-    def _judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
+    def _compare(self, mode: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         with np.errstate(all="ignore"):
-            judged = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
-            if judged.verdict is not Verdict.DISAGREES:
-                return judged
+            check = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
+            if check.verdict is not Verdict.DISAGREES:
+                return check
             whole = expose_all_values(sample.function)
             inner = {value.name: array for value, array in zip(whole.outputs, self.truth(whole, sample.inputs), strict=True)}
-            engines = [engine for engine in way.engines if _has_a_node(engine, sample.function)]
+            engines = [engine for engine in mode.engines if _has_a_node(engine, sample.function)]
             explained = overlook_deviations(results, sample.function, sample.inputs, expected, engines, inner)
             if judge_outputs(sample.function, sample.inputs, explained, expected, self.truth).verdict is Verdict.DISAGREES:
-                return judged
+                return check
         cause = name_cause(engines, sample.function, [*sample.inputs, *inner.values(), *expected])
         return CheckVerdict(Verdict.DECLINED, cause)
 
-    def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
+    def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, check: CheckVerdict) -> Finding:
         """Reduce the graph to the nodes that are needed for the same kind of disagreement."""
-        kind = _kind(judged.message)
+        kind = _kind(check.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
             again = self.judge(mode, Sample(part, tuple(inputs)), expected)
@@ -244,7 +244,7 @@ class Fuzzer:
 
         part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
         if part is None:  # caused by aliases, or not reproducible
-            return Finding(seed, str(mode), judged.message, sample)
+            return Finding(seed, str(mode), check.message, sample)
         return Finding(seed, str(mode), part.message, Sample(part.function, part.inputs))
 
 

@@ -13,7 +13,7 @@ from xrt.errors import InputError
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
 from xrt.graph.node import list_names, rename_function
 from xrt.testing.generators import ALL_FAMILIES
-from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft, Recipe, Seeded, list_draft_values
+from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft, Recipe, SeededChooser, list_draft_values
 from xrt.testing.generators.operators import gentle
 from xrt.testing.generators.structured import CONTROL
 
@@ -69,7 +69,7 @@ def _kept_recipes(form: Form) -> tuple[Recipe, ...]:
 
 
 def _is_ever_kept(recipe: Recipe, form: Form) -> bool:
-    drafts = (_draft(Seeded(seed), form) for seed in range(TRIES))
+    drafts = (_draft(SeededChooser(seed), form) for seed in range(TRIES))
     return any(_grow(draft, recipe, form) and draft.nodes for draft in drafts)
 
 
@@ -81,13 +81,13 @@ def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
     """Apply the recipe and return True, or undo it and return False if the form does not accept the result."""
     before = draft.mark()
     recipe(draft)
-    if form.takes is None or form.takes(draft.function(_made(draft))):
+    if form.takes is None or form.takes(draft.function(_list_computed(draft))):
         return True
     draft.take_back(before)
     return False
 
 
-def _made(draft: GraphDraft) -> list[DraftValue]:
+def _list_computed(draft: GraphDraft) -> list[DraftValue]:
     names = {name for node in draft.nodes for name in node.outputs}
     return [value for value in draft.values if value.name in names]
 
@@ -102,15 +102,15 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     outputs = _outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
-    named = form.symbolic and choose.integer(0, 3) == 3
+    symbolic = form.symbolic and choose.integer(0, 3) == 3
     aliases = _aliases(draft, outputs) if form.aliases else ()
-    return draft.function(outputs, named=named, aliases=aliases)
+    return draft.function(outputs, named=symbolic, aliases=aliases)
 
 
 def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
     """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
-    computed = _made(draft)
+    computed = _list_computed(draft)
     outputs = [v for v in computed if v.name not in read]
     inner = [v for v in computed if v.name in read]
     if inner and draft.choose.integer(0, 2) == 2:
@@ -142,7 +142,7 @@ def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[st
 
 def make_seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
     """Generate a Function from a seed, without hypothesis."""
-    return function_from(Seeded(seed), form)
+    return function_from(SeededChooser(seed), form)
 
 
 def make_random_inputs(

@@ -67,10 +67,10 @@ class SizedInputs:
 
     def _judge(self, results: Sequence[Any]) -> str:
         """The first difference beyond tolerance, ties and rounding; empty if there is none."""
-        judged = judge_outputs(self._expanded(), self.values, results, self.expected, _run_reference)
-        return judged.message if judged.verdict is Verdict.DISAGREES else ""
+        check = judge_outputs(self._expand_definition(), self.values, results, self.expected, _run_reference)
+        return check.message if check.verdict is Verdict.DISAGREES else ""
 
-    def _expanded(self) -> Function:
+    def _expand_definition(self) -> Function:
         """The Function with the definition of its only node: some (FlexAttention) cast to a narrower float."""
         try:
             return (expand(self.function) if len(self.function.nodes) == 1 else None) or self.function
@@ -157,14 +157,14 @@ def list_other_sizes(function: Function, inputs: Sequence[Any]) -> list[SizedInp
     sizes = read_sizes(function.inputs, inputs)
     names = list(sizes)
     equal = [name for name in names if sizes[name] == sizes[names[0]]]
-    found = []
+    samples = []
     for change in _CHANGES:
         for chosen in dict.fromkeys((tuple(names), tuple(equal), tuple(names[:1]))):
             other = {**sizes, **{name: change(sizes[name]) for name in chosen}}
             if other != sizes and (sized := _compute(function, resize_values(function.inputs, inputs, other))) is not None:
-                found.append(sized)
+                samples.append(sized)
                 break
-    return found
+    return samples
 
 
 def _compute(function: Function, values: list[Any]) -> SizedInputs | None:

@@ -81,11 +81,11 @@ class ConformanceReport:
 
     def by_group(self) -> dict[str, dict[ResultWord, int]]:
         """Count results per group, in the order of the cases."""
-        return _counted((outcome.group, outcome.word) for outcome in self.outcomes)
+        return _count_words((outcome.group, outcome.word) for outcome in self.outcomes)
 
     def by_operator(self) -> dict[str, dict[ResultWord, int]]:
         """Count results per operator, sorted by operator; a case counts for every operator of its main graph."""
-        counts = _counted((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
+        counts = _count_words((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
         return dict(sorted(counts.items()))
 
     def placements(self) -> dict[str, dict[str, int]]:
@@ -111,7 +111,7 @@ class ConformanceReport:
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
 
 
-def _counted(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWord, int]]:
+def _count_words(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWord, int]]:
     totals: dict[str, Counter[ResultWord]] = {}
     for name, word in pairs:
         totals.setdefault(name, Counter())[word] += 1
@@ -150,14 +150,14 @@ def settle(
     ``complete``: the run included all cases, so an entry that matches no case is stale too. ``alone``: the run had one engine;
     with several, another engine may have run the node, so no entry is reported as stale.
     """
-    outcomes = tuple(_settled(outcome, gaps) for outcome in report.outcomes)
+    outcomes = tuple(_settle_outcome(outcome, gaps) for outcome in report.outcomes)
     if not alone:
         return replace(report, outcomes=outcomes)
     stale = tuple(text for gap in gaps for text in _faults(gap, outcomes, complete))
     return replace(report, outcomes=outcomes, stale=report.stale + stale)
 
 
-def _settled(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
+def _settle_outcome(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
     if outcome.word is not ResultWord.FAILED:
         return outcome
     gap = next((gap for gap in gaps if gap.covers(outcome.case)), None)

@@ -180,7 +180,7 @@ def overlook_deviations(
     to inner values (None: compute them on the reference engine). A result of the wrong type or shape is returned unchanged.
     """
     function = infer_shapes(function)
-    declared = [one for engine in engines for one in list_deviations(engine.implementation, function)]
+    declared = [deviation for engine in engines for deviation in list_deviations(engine.implementation, function)]
     if not declared or len(results) != len(expected):
         return list(results)
     values = {name: constant.array for name, constant in function.constants.items()}
@@ -189,7 +189,7 @@ def overlook_deviations(
     values |= {value.name: array for value, array in zip(function.outputs, expected, strict=True)}
     reached, kinds = _trace(function, values, declared)
     pairs = zip(function.outputs, results, expected, strict=True)
-    return [_overlook(mine, theirs, value.name in reached, kinds[value.name]) for value, mine, theirs in pairs]
+    return [_overlook(result, reference, value.name in reached, kinds[value.name]) for value, result, reference in pairs]
 
 
 def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _trace(
     deviating: dict[str, set[DeviationKind]] = defaultdict(set)
     for node in function.nodes:
         operators = {node.op_type, *(inner.op_type for body in node.bodies for _, inner in body.walk())}
-        covered = {one.kind for one in declared if not one.operators or operators.intersection(one.operators)}
+        covered = {d.kind for d in declared if not d.operators or operators.intersection(d.operators)}
         read = {kind for name in node.uses for kind in special.get(name, set()) if not _is_argument(node, name, function)}
         read |= _find_kinds(c.array for body in node.bodies for c in body.constants.values())
         is_reached = bool(covered & read) or not reached.isdisjoint(node.uses)
@@ -244,25 +244,25 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
     """
     if name not in node.inputs[1:] or name == node.inputs[0]:
         return False
-    types = [function.get_type(one) for one in (name, node.inputs[0], *node.defines)]
+    types = [function.get_type(operand) for operand in (name, node.inputs[0], *node.defines)]
     kinds = [type_.dtype if isinstance(type_, TensorType) else None for type_ in types]
     is_empty = isinstance(types[0], TensorType) and types[0].shape == (0,)
     return is_empty or (None not in kinds and kinds[0] not in kinds[1:])
 
 
-def _overlook(mine: Any, theirs: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
-    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        return [_overlook(a, b, everywhere, kinds) for a, b in zip(mine, theirs, strict=True)]
-    if not isinstance(mine, np.ndarray) or not isinstance(theirs, np.ndarray):
-        return mine
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-        return mine
+def _overlook(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
+    if isinstance(result, list) and isinstance(reference, list) and len(result) == len(reference):
+        return [_overlook(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
+    if not isinstance(result, np.ndarray) or not isinstance(reference, np.ndarray):
+        return result
+    if result.dtype != reference.dtype or result.shape != reference.shape:
+        return result
     if everywhere:
-        return theirs
-    marks = mark_special_elements(theirs)
+        return reference
+    marks = mark_special_elements(reference)
     explained = [mask for kind, mask in marks.items() if kind in kinds]
     if "float16" in kinds and "infinity" in marks:  # the engine skips a cast to float16: no overflow, no rounding
-        bound = tolerance_for("bfloat16").compute_bound(theirs.astype(np.float64))
+        bound = tolerance_for("bfloat16").compute_bound(reference.astype(np.float64))
         with np.errstate(invalid="ignore"):
-            explained += [marks["infinity"], np.abs(mine.astype(np.float64) - theirs.astype(np.float64)) <= bound]
-    return np.where(np.logical_or.reduce(explained), theirs, mine) if explained else mine
+            explained += [marks["infinity"], np.abs(result.astype(np.float64) - reference.astype(np.float64)) <= bound]
+    return np.where(np.logical_or.reduce(explained), reference, result) if explained else result

@@ -111,7 +111,7 @@ def compile_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[
         raise
 
 
-def _of_every_origin(size: int) -> Function:
+def _make_every_origin(size: int) -> Function:
     flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
     types = dict.fromkeys(("x", "passed", "y", "again", "c", "copied"), flat) | {"bent": folded, "turned": folded}
     nodes = [Node("Neg", ("x",), ("y",))]
@@ -122,7 +122,7 @@ def _of_every_origin(size: int) -> Function:
     return Function((Value("x", flat),), outputs, tuple(nodes), constants, {"": 18})
 
 
-def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
+def _save_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
     """Save, load and run the executable, and close it; None if the engine does not support saving."""
     inputs = make_random_inputs(function, 1)
     try:
@@ -131,27 +131,27 @@ def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, c
         return None
     executable.close()
     fit = fit_inputs(function, inputs, engine)
-    loaded = engine.load(memoryview(saved), rename_values(_reversed(fit), {}), context)
+    loaded = engine.load(memoryview(saved), rename_values(_reverse_constants(fit), {}), context)
     loaded.prepare()
     results = list(loaded.run(inputs))
     loaded.close()
     return results
 
 
-def _reversed(function: Function) -> Function:
+def _reverse_constants(function: Function) -> Function:
     return function.replace(constants=dict(reversed(list(function.constants.items()))))
 
 
-def _alike(one: Any, other: Any) -> bool:
-    return bool(one.dtype == other.dtype and one.shape == other.shape)
+def _fits(array: Any, other: Any) -> bool:
+    return bool(array.dtype == other.dtype and array.shape == other.shape)
 
 
-def _share(one: Any, other: Any) -> bool:
-    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    return both and np.shares_memory(one, other)
+def _shares_memory(array: Any, other: Any) -> bool:
+    both = isinstance(array, np.ndarray) and isinstance(other, np.ndarray)
+    return both and np.shares_memory(array, other)
 
 
-def _awkward(value: Any) -> Any:
+def _make_strided(value: Any) -> Any:
     """Copy an array to a read-only, non-contiguous view of the same values."""
     if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
         return value
@@ -162,16 +162,16 @@ def _awkward(value: Any) -> Any:
     return view
 
 
-def _alternating(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
+def _alternate_pins(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
     """Pin every other node that the first engine supports to it, all others to the second; empty if no node goes to the first."""
     engine = engines[0]
-    taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
-    others = [n.name for n in function.nodes if n.name not in taken]
-    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((taken, engine), (others, engines[1])) if names]
-    return pins if taken else []
+    supported = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
+    others = [n.name for n in function.nodes if n.name not in supported]
+    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((supported, engine), (others, engines[1])) if names]
+    return pins if supported else []
 
 
-def _varied(engine: GraphCompiler) -> list[GraphCompiler]:
+def _flip_options(engine: GraphCompiler) -> list[GraphCompiler]:
     """Variants of the engine, each with one boolean option inverted."""
     switches = [f.name for f in fields(engine) if isinstance(getattr(engine, f.name), bool)]  # type: ignore[arg-type]  # engines are dataclasses
     return [replace(engine, **{name: not getattr(engine, name)}) for name in switches]  # type: ignore[type-var]
@@ -197,7 +197,7 @@ class EngineSuite:
     """Minimum number of conformance cases that must pass."""
 
     @classmethod
-    def made(cls) -> GraphCompiler:
+    def create(cls) -> GraphCompiler:
         """Create the engine under test."""
         return registry.create(cls.engine)
 
@@ -207,9 +207,9 @@ class EngineSuite:
 
         Skips the test if there are no such recipes: then only the corpus and the conformance cases test the engine.
         """
-        form = replace(cls.form, takes=SupportFilter(cls.made()), **narrower)
+        form = replace(cls.form, takes=SupportFilter(cls.create()), **narrower)
         if not form.recipes:
-            pytest.skip(f"engine {cls.made().name!r} takes no operator of the generated graphs")
+            pytest.skip(f"engine {cls.create().name!r} takes no operator of the generated graphs")
         return form
 
     @classmethod
@@ -232,7 +232,7 @@ class EngineSuite:
 
         If the reference engine is under test, a `RecordingEngine` that delegates to it comes second.
         """
-        engine, reference = cls.made(), registry.create(cls.reference)
+        engine, reference = cls.create(), registry.create(cls.reference)
         return [engine, RecordingEngine(inner=reference.spec) if engine.name == reference.name else reference]
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
@@ -241,37 +241,37 @@ class EngineSuite:
         assert comparison, f"{what}: {comparison.message}\n{function}"
 
     @classmethod
-    def judge(cls, results: Sequence[Any], one: CorpusEntry) -> Comparison:
+    def judge(cls, results: Sequence[Any], entry: CorpusEntry) -> Comparison:
         """Compare results of a corpus entry with the expected ones, except elements that declared deviations explain."""
-        if comparison := one.judge(results):
+        if comparison := entry.judge(results):
             return comparison
-        return one.judge(overlook_deviations(results, one.function, one.inputs, one.expected, [cls.made()]))
+        return entry.judge(overlook_deviations(results, entry.function, entry.inputs, entry.expected, [cls.create()]))
 
-    def check(self, comparison: Comparison, one: CorpusEntry) -> None:
+    def check(self, comparison: Comparison, entry: CorpusEntry) -> None:
         """Fail unless the corpus entry passed, or failed and is listed in `gaps`."""
-        gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
+        gap = next((gap for gap in self.gaps if gap.covers(entry.name)), None)
         if gap is not None:
             assert not comparison, f"the gap {gap} is closed: delete the entry"
         else:
-            assert comparison, f"{one.name} ({one.why}): {comparison.message}"
+            assert comparison, f"{entry.name} ({entry.why}): {comparison.message}"
 
     # ------------------------------------------------------------------ engine
 
     def test_its_spec_makes_it_again(self) -> None:
-        engine = self.made()
+        engine = self.create()
         if not isinstance(self.engine, GraphCompiler):
             assert registry.create(engine.spec) == engine, f"{engine.spec} makes {registry.create(engine.spec)!r}, not {engine!r}"
         assert engine.spec.partition("{")[0] == engine.name
 
     def test_its_version_is_text_that_stays(self) -> None:
-        version = self.made().version()
+        version = self.create().version()
         is_text = isinstance(version, str) and version.strip()
         assert is_text, f"version() gives {version!r}; it must be text that names what may change a result"
-        assert self.made().version() == version, "version() changes from call to call; it is a part of what a cache looks up"
+        assert self.create().version() == version, "version() changes from call to call; it is a part of what a cache looks up"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_the_reason_is_text_and_stays(self, name: str) -> None:
-        engine, function = self.made(), find_entry(name).function
+        engine, function = self.create(), find_entry(name).function
         for holder, node in function.walk():
             reason = engine.why_not(node, holder)
             is_answer = reason is None or (isinstance(reason, str) and reason.strip())
@@ -290,40 +290,40 @@ class EngineSuite:
     )
     def test_what_it_cannot_know_is_declined_and_raises_nothing(self, node: Node) -> None:
         function = Function((), (), (node,), opsets={"": 18, "no.such.domain": 1})
-        reason = self.made().why_not(function.nodes[0], function)
+        reason = self.create().why_not(function.nodes[0], function)
         unknown = node.domain or node.op_type == "NoSuchOperator"
         assert reason or not unknown, f"why_not takes {node.op}, an operator that nobody knows"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
-        one = find_entry(name)
-        inputs = one.make_inputs()
+        entry = find_entry(name)
+        inputs = entry.make_inputs()
         try:
-            results = run_alone(self.made(), one.function, inputs)
+            results = run_alone(self.create(), entry.function, inputs)
         except CompileRefused:
             return
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
-            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            self.check(Comparison(f"{type(error).__name__}: {error}"), entry)
             return
-        self.check(self.judge(results, one), one)
-        aliased = {before for before, _ in one.function.aliases}
-        unaliased = [i for i, value in enumerate(one.function.inputs) if value.name not in aliased]
-        assert compare_all([inputs[i] for i in unaliased], [one.inputs[i] for i in unaliased]), "the engine wrote to an input"
+        self.check(self.judge(results, entry), entry)
+        aliased = {before for before, _ in entry.function.aliases}
+        unaliased = [i for i, value in enumerate(entry.function.inputs) if value.name not in aliased]
+        assert compare_all([inputs[i] for i in unaliased], [entry.inputs[i] for i in unaliased]), "the engine wrote to an input"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
-        one = find_entry(name)
-        inputs = one.make_inputs()
+        entry = find_entry(name)
+        inputs = entry.make_inputs()
         try:
-            with make_module(one.function, self.list_engines()) as module:
-                results = run_outputs(module(*inputs), one.function)
+            with make_module(entry.function, self.list_engines()) as module:
+                results = run_outputs(module(*inputs), entry.function)
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
-            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            self.check(Comparison(f"{type(error).__name__}: {error}"), entry)
             return
-        self.check(self.judge(results, one), one)
-        for before, after in one.function.aliases:
-            place = [v.name for v in one.function.inputs].index(before)
-            result = one.expected[[v.name for v in one.function.outputs].index(after)]
+        self.check(self.judge(results, entry), entry)
+        for before, after in entry.function.aliases:
+            place = [v.name for v in entry.function.inputs].index(before)
+            result = entry.expected[[v.name for v in entry.function.outputs].index(after)]
             assert compare_all([inputs[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
 
     # ------------------------------------------------------------------ executables
@@ -332,14 +332,14 @@ class EngineSuite:
     @given(data=st.data())
     def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
-        inputs = [_awkward(value) for value in make_random_inputs(function, 1)]
-        self.same(alone_or_skip(self.made(), function, inputs), function, 1, "on read-only views with strides")
+        inputs = [_make_strided(value) for value in make_random_inputs(function, 1)]
+        self.same(alone_or_skip(self.create(), function, inputs), function, 1, "on read-only views with strides")
 
     @bounded
     @given(data=st.data())
     def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
         first = list(executable.run(make_random_inputs(function, 1)))
         second = list(executable.run(make_random_inputs(function, 2)))
         executable.close()
@@ -351,20 +351,20 @@ class EngineSuite:
     def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
         inputs = make_random_inputs(function, 1)
-        executable = compile_or_skip(self.made(), function, inputs)
+        executable = compile_or_skip(self.create(), function, inputs)
         if not executable.outputs_are_fresh:
             return
         results = list(executable.run(inputs))
         executable.close()
         arrays = [*inputs, *(constant.array for constant in function.constants.values())]
         for index, result in enumerate(results):
-            sharing = any(_share(result, other) for other in [*results[:index], *arrays])
+            sharing = any(_shares_memory(result, other) for other in [*results[:index], *arrays])
             assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
 
     @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
     def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
         """Outputs that are an input, a constant, computed, copied, reshaped or repeated, in two runs."""
-        function, engine = _of_every_origin(size), self.made()
+        function, engine = _make_every_origin(size), self.create()
         inputs = make_random_inputs(function, 1)
         try:
             executable = compile_alone(engine, function, inputs) if SupportFilter(engine)(function) else None
@@ -376,7 +376,7 @@ class EngineSuite:
         for results in runs:
             self.same(results, function, 1, "outputs of every origin")
         arrays = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
-        is_fresh = not any(_share(one, other) for place, one in enumerate(arrays) for other in arrays[:place])
+        is_fresh = not any(_shares_memory(array, other) for place, array in enumerate(arrays) for other in arrays[:place])
         assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
         for result in (result for result in runs[1] if executable.outputs_are_fresh and result.flags.writeable):
             result[...] = 7
@@ -388,7 +388,7 @@ class EngineSuite:
     @given(data=st.data())
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
         uses = executable.memory()
         executable.close()
         for use in uses or ():
@@ -401,7 +401,7 @@ class EngineSuite:
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
         inputs = make_random_inputs(function, 1)
-        executable = compile_or_skip(self.made(), function, inputs)
+        executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
         results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
@@ -416,7 +416,7 @@ class EngineSuite:
     def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False, passthrough=False, symbolic=False)))
         inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
-        executable = compile_or_skip(self.made(), function, inputs)
+        executable = compile_or_skip(self.create(), function, inputs)
         results = list(executable.fast_call()(*inputs))
         self.same(results, function, 1, "what fast_call() returned")
         buffers = [np.empty_like(result, order="C") for result in results]
@@ -426,7 +426,7 @@ class EngineSuite:
                 target[...] = value
             call()
             self.same(buffers, function, seed, "a bound call, on what its inputs held then")
-        executable.bind_outputs(buffers)(*[_awkward(value) for value in make_random_inputs(function, 4)])
+        executable.bind_outputs(buffers)(*[_make_strided(value) for value in make_random_inputs(function, 4)])
         self.same(buffers, function, 4, "a call into fixed buffers")
         executable.close()
 
@@ -435,9 +435,9 @@ class EngineSuite:
     def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
         inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
-        executable = compile_or_skip(self.made(), function, inputs)
+        executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
-        over = {source: target for source, target in executable.inplace_pairs() if _alike(inputs[source], buffers[target])}
+        over = {source: target for source, target in executable.inplace_pairs() if _fits(inputs[source], buffers[target])}
         for target, source in {target: source for source, target in over.items()}.items():
             buffers[target] = inputs[source].view()
         executable.run(inputs, RunOptions(out=buffers))
@@ -448,7 +448,7 @@ class EngineSuite:
     @given(data=st.data())
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 0))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 0))
         barrier = threading.Barrier(8)
 
         def run(seed: int) -> list[list[Any]]:
@@ -466,10 +466,10 @@ class EngineSuite:
     @given(data=st.data())
     def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
         function = data.draw(functions(self.supported_form(aliases=False)))
-        engine, inputs = self.made(), make_random_inputs(function, 1)
+        engine, inputs = self.create(), make_random_inputs(function, 1)
         executable = compile_or_skip(engine, function, inputs)
         context = CompileContext(workdir=tmp_path_factory.mktemp("saved"), is_shared=True)
-        results = _saved_and_run(engine, executable, function, context)
+        results = _save_and_run(engine, executable, function, context)
         executable.close()
         if results is not None:
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
@@ -480,7 +480,7 @@ class EngineSuite:
     @given(data=st.data(), seed=st.integers(0, 99))
     def test_it_agrees_with_the_reference(self, data: st.DataObject, seed: int) -> None:
         function = data.draw(functions(self.supported_form()))
-        results = alone_or_skip(self.made(), function.replace(aliases=()), make_random_inputs(function, seed))
+        results = alone_or_skip(self.create(), function.replace(aliases=()), make_random_inputs(function, seed))
         self.same(results, function, seed, "on the engine alone")
 
     @bounded
@@ -489,7 +489,7 @@ class EngineSuite:
         """Law 1: any partition, run region by region, gives the same results."""
         function = data.draw(functions(self.supported_form(aliases=False)))
         cut = data.draw(labels(function))
-        engine = self.made()
+        engine = self.create()
         results = run_regions(function, cut, make_random_inputs(function, 3), lambda f, i: alone_or_skip(engine, f, i))
         self.same(results, function, 3, f"cut into pieces by {cut}")
 
@@ -499,12 +499,12 @@ class EngineSuite:
         """Law 3: the order of nodes and the names of values affect neither the partition nor the signature."""
         function = as_planned(data.draw(functions(self.form)))
         listed = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
-        named = rename_values(function, {"v1": "zz", "v3": "a"})
-        engine, context = self.made(), CompileContext()
-        for other, what in ((listed, "the listing of the nodes"), (named, "their names")):
-            assert self._regions(other) == self._regions(function), f"{what} changes the regions\n{function}"
+        renamed = rename_values(function, {"v1": "zz", "v3": "a"})
+        engine, context = self.create(), CompileContext()
+        for other, change in ((listed, "the listing of the nodes"), (renamed, "their names")):
+            assert self._regions(other) == self._regions(function), f"{change} changes the regions\n{function}"
             same = make_signature(other, engine, context).key == make_signature(function, engine, context).key
-            assert same, f"{what} changes the signature\n{function}"
+            assert same, f"{change} changes the signature\n{function}"
 
     def _regions(self, function: Function) -> list[tuple[str, str]]:
         plan: Plan = partition(function, self.list_engines(), strict=True)
@@ -526,7 +526,7 @@ class EngineSuite:
         form = self.supported_form() if all_taken else self.form
         function = as_planned(data.draw(functions(form)))  # pins must name nodes that exist after optimization
         engines = self.list_engines()
-        pins = _alternating(function, engines, alternate)
+        pins = _alternate_pins(function, engines, alternate)
         assume(pins)
         try:
             with make_module(function, engines, pins=pins) as module:
@@ -541,7 +541,7 @@ class EngineSuite:
     def test_round_trip_law(self, data: st.DataObject) -> None:
         """Law 6: `why_not` gives the same answers after a round trip through ONNX or text."""
         function = infer_shapes(data.draw(functions(self.form)))
-        engine = self.made()
+        engine = self.create()
         reasons = [engine.why_not(node, function) for node in function.nodes]
         for again in (onnx.load(onnx.to_model(function).SerializeToString()), parse(to_text(function))):
             assert [engine.why_not(node, again) for node in again.nodes] == reasons, (
@@ -553,39 +553,39 @@ class EngineSuite:
     def test_signature_law(self, data: st.DataObject) -> None:
         """Law 7: equal engines have equal signatures; another thread count or another option value changes the signature."""
         function = data.draw(functions(self.form))
-        engine, context = self.made(), CompileContext()
-        mine = make_signature(function, engine, context)
-        assert make_signature(function, self.made(), context).key == mine.key, "the engine made again has another signature"
-        others = [(engine, replace(context, threads=context.threads + 1)), *((other, context) for other in _varied(engine))]
+        engine, context = self.create(), CompileContext()
+        expected = make_signature(function, engine, context)
+        assert make_signature(function, self.create(), context).key == expected.key, "the engine made again has another signature"
+        others = [(engine, replace(context, threads=context.threads + 1)), *((other, context) for other in _flip_options(engine))]
         for other, around in others:
-            assert make_signature(function, other, around).key != mine.key, f"{other!r} has the signature of {engine!r}"
+            assert make_signature(function, other, around).key != expected.key, f"{other!r} has the signature of {engine!r}"
 
     # ------------------------------------------------------------------ symbolic dims
 
     @pytest.mark.parametrize("opening", OPENINGS)
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_symbolic_dims(self, name: str, opening: Opening) -> None:
-        one = find_entry(name)
+        entry = find_entry(name)
         if any(gap.covers(name) for gap in self.gaps):
             return  # a known failure, at any size
 
         def judge(results: Sequence[Any]) -> Comparison:
-            return self.judge(results, one)
+            return self.judge(results, entry)
 
         try:
             with np.errstate(all="ignore"):
-                comparisons = list(compare_at_sizes(self.made(), one.function, one.make_inputs(), judge, opening))
+                comparisons = list(compare_at_sizes(self.create(), entry.function, entry.make_inputs(), judge, opening))
         except CompileRefused:
             return
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
             comparisons = [Comparison(f"{type(error).__name__}: {error}")]
         for comparison in comparisons:
-            assert comparison, f"{name} with {opening} extent symbolic ({one.why}): {comparison.message}"
+            assert comparison, f"{name} with {opening} extent symbolic ({entry.why}): {comparison.message}"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("opening", OPENINGS[:1])  # for the others: `xrt conformance --opening`
     def test_node_tests_with_symbolic_dims(self, opening: Opening) -> None:
-        engine = self.made()
+        engine = self.create()
         if not engine.supports_dynamic_shapes:
             return
         gaps = [replace(gap, everywhere=False) for gap in self.conformance_gaps]
@@ -596,7 +596,7 @@ class EngineSuite:
 
     @pytest.mark.slow
     def test_conformance(self) -> None:
-        engine = self.made()
+        engine = self.create()
         report = conform(engine, isolate=why_not_isolated(engine) is None, gaps=self.conformance_gaps)
         assert report.ok, str(report)
         passed = report.counts[ResultWord.PASSED]

@@ -47,7 +47,7 @@ class CorpusEntry:
 
     def make_inputs(self) -> list[Any]:
         """Copy the inputs into writable arrays with the same strides, as a caller would pass them."""
-        return [_copied(value) for value in self.inputs]
+        return [_copy(value) for value in self.inputs]
 
     def judge(self, results: Sequence[Any]) -> Comparison:
         """Compare results with the expected outputs, within the tolerance of a single operator."""
@@ -61,9 +61,9 @@ def _freeze(value: Any) -> None:
         _freeze(item)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copy(item) for item in value]
     if isinstance(value, dict):
         return dict(value)
     return value.copy(order="K") if isinstance(value, np.ndarray) else value
@@ -116,7 +116,7 @@ def graph(
     """
     weights = {name: Constant(array) for name, array in (constants or {}).items()}
     opsets = {"": opset} if ml is None else {"": opset, "ai.onnx.ml": ml}
-    return Function(_typed(inputs), _typed(outputs), nodes, weights, opsets, aliases)
+    return Function(_make_values(inputs), _make_values(outputs), nodes, weights, opsets, aliases)
 
 
 def body(inputs: Mapping[str, str | Type], outputs: Mapping[str, str | Type], *nodes: Node, **fields: Any) -> Function:
@@ -124,7 +124,7 @@ def body(inputs: Mapping[str, str | Type], outputs: Mapping[str, str | Type], *n
     return graph(inputs, outputs, *nodes, **fields).replace(name="body")
 
 
-def _typed(values: Mapping[str, str | Type]) -> tuple[Value, ...]:
+def _make_values(values: Mapping[str, str | Type]) -> tuple[Value, ...]:
     return tuple(Value(name, tensor(type_) if isinstance(type_, str) else type_) for name, type_ in values.items())
 
 
@@ -139,14 +139,14 @@ _WHY = "# why: "
 def write_entry(entry: CorpusEntry, folder: Path) -> Path:
     """Write the entry to ``<name>.txt`` in ``folder``, creating the folder if necessary, and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
-    inputs, expected = (to_text(_held(values)) for values in (entry.inputs, entry.expected))
+    inputs, expected = (to_text(_make_constants(values)) for values in (entry.inputs, entry.expected))
     text = f"{_WHY}{entry.why}\n{to_text(entry.function)}%% inputs\n{inputs}%% expected\n{expected}"
     path = folder / f"{entry.name}.txt"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def _held(arrays: Sequence[Any]) -> Function:
+def _make_constants(arrays: Sequence[Any]) -> Function:
     constants = {f"value{i}": Constant(array) for i, array in enumerate(arrays)}
     return Function((), tuple(Value(name, c.type) for name, c in constants.items()), (), constants, name="values")
 

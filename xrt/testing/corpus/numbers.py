@@ -223,11 +223,11 @@ def _f16(*numbers: float) -> Array:
     return np.array([numbers], np.float16)
 
 
-def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> CorpusEntry:
+def _norm(name: str, op: str, operands: str, numbers: Array, expected: Array, **attributes: Any) -> CorpusEntry:
     """Make an entry whose squares overflow or underflow in float16 although the result is representable."""
     shape = ",".join(map(str, expected.shape))
     inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
-    model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, given, "y", **attributes), constants={"axis": i64([1])})
+    model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, operands, "y", **attributes), constants={"axis": i64([1])})
     why = "squares of float16 overflow, or are zero; what is computed of their sum is an ordinary number"
     return CorpusEntry(name, why, model, (numbers,), (expected,))
 

@@ -606,7 +606,7 @@ _PLACES = f32([[[[-1, 0], [0, 0], [1, 0]]]])
 """As element positions in the row: -0.5, 1.5 and 3.5."""
 
 
-def _sampled(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:
+def _sample_entry(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:
     """Make an entry whose expected values use the cubic weights at offset 0.5: -3/32, 19/32, 19/32 and -3/32."""
     sample = node("GridSample", "x grid", "y", mode="cubic", padding_mode=padding)
     inputs = {"x": "float32[1,1,1,4]", "grid": "float32[1,1,3,2]"}
@@ -628,19 +628,19 @@ SAMPLED: tuple[CorpusEntry, ...] = (
         (f32([[[[1, 2]]]]),),
         (f32([[[[1, 1, 1, 1, 2, 2, 2]]]]),),
     ),
-    _sampled(
+    _sample_entry(
         "grid_sample_cubic_border",
         "beyond the border each of the taps reads the border; the place itself stays, and with it the weights",
         "border",
         *(-0.09375, 2.125, 9.46875),
     ),
-    _sampled(
+    _sample_entry(
         "grid_sample_cubic_reflection",
         "each tap beyond the border reads the element that it is reflected to",
         "reflection",
         *(-0.1875, 2.125, 9.9375),
     ),
-    _sampled(
+    _sample_entry(
         "grid_sample_cubic_zeros",
         "each tap beyond the border reads zero",
         "zeros",

@@ -44,10 +44,10 @@ class Chooser(Protocol):
         ...  # pragma: no cover
 
 
-class Seeded:
+class SeededChooser:
     """Random choices from a seed, without hypothesis.
 
-    >>> Seeded(0).integer(1, 6) == Seeded(0).integer(1, 6)
+    >>> SeededChooser(0).integer(1, 6) == SeededChooser(0).integer(1, 6)
     True
     """
 
@@ -221,13 +221,13 @@ class GraphDraft:
 
     # ------------------------------------------------------------------ result
 
-    def function(self, outputs: Sequence[DraftValue], *, name: str = "main", named: bool = False, **fields: Any) -> Function:
-        """Finish the Function. With ``named``, some dims of inputs become the symbolic dim of that size."""
-        inputs = tuple(Value(v.name, TensorType(v.dtype, self._named(v.shape) if named else v.shape)) for v in self.inputs)
-        results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if named else v.shape)) for v in outputs)
+    def function(self, outputs: Sequence[DraftValue], *, name: str = "main", symbolic: bool = False, **fields: Any) -> Function:
+        """Finish the Function. With ``symbolic``, some dims of inputs become the symbolic dim of that size."""
+        inputs = tuple(Value(v.name, TensorType(v.dtype, self._name_dims(v.shape) if symbolic else v.shape)) for v in self.inputs)
+        results = tuple(Value(v.name, TensorType(v.dtype, (None,) * v.rank if symbolic else v.shape)) for v in outputs)
         return Function(inputs, results, tuple(self.nodes), self.constants, {"": OPSET}, name=name, **fields)
 
-    def _named(self, shape: tuple[int, ...]) -> tuple[int | str, ...]:
+    def _name_dims(self, shape: tuple[int, ...]) -> tuple[int | str, ...]:
         names = {size: name for name, size in SIZES.items()}
         return tuple(names[d] if d in names and self.choose.integer(0, 1) else d for d in shape)
 

@@ -555,11 +555,11 @@ def resize(draft: GraphDraft) -> None:
     x = _image(draft, 2)
     scales = draft.constant(np.array([1, 1, 2, draft.choose.integer(1, 3)], np.float32))
     factors = draft.constants[scales.name].array.astype(int)
-    mode, way = draft.choose.pick((("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")))
+    mode, coordinates = draft.choose.pick((("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")))
     shape = tuple(int(d * f) for d, f in zip(x.shape, factors, strict=True))
     extra = {"nearest_mode": "floor"} if mode == "nearest" else {}
     out = draft.out(F32, shape, x.bound)
-    draft.node("Resize", [x, "", scales], out, mode=mode, coordinate_transformation_mode=way, **extra)
+    draft.node("Resize", [x, "", scales], out, mode=mode, coordinate_transformation_mode=coordinates, **extra)
 
 
 def channels(draft: GraphDraft) -> None:

@@ -34,10 +34,10 @@ def reshape(draft: GraphDraft) -> None:
     if x.size == 0:
         return
     first = draft.choose.pick([d for d in range(1, x.size + 1) if x.size % d == 0])
-    shape, asked = draft.choose.pick(
+    shape, target = draft.choose.pick(
         [((x.size,), (-1,)), ((first, x.size // first), (first, -1)), ((1, first, x.size // first), (1, first, x.size // first))]
     )
-    draft.node("Reshape", [x, draft.axes(*asked)], draft.out(x.dtype, shape, x.bound))
+    draft.node("Reshape", [x, draft.axes(*target)], draft.out(x.dtype, shape, x.bound))
 
 
 def flatten(draft: GraphDraft) -> None:
@@ -257,8 +257,8 @@ def fill(draft: GraphDraft) -> None:
     if draft.choose.integer(0, 1):
         draft.node("ConstantOfShape", [shape], draft.out(F32, x.shape, 1.0), value=np.array([0.5], np.float32))
     else:
-        one = draft.want((F32,), ())
-        draft.node("Expand", [one, shape], draft.out(F32, x.shape, one.bound))
+        scalar = draft.want((F32,), ())
+        draft.node("Expand", [scalar, shape], draft.out(F32, x.shape, scalar.bound))
 
 
 def reshape_like(draft: GraphDraft) -> None:
@@ -285,9 +285,9 @@ def compress(draft: GraphDraft) -> None:
     x = _any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     mask = [bool(draft.choose.integer(0, 1)) for _ in range(draft.choose.integer(1, max(x.shape[axis], 1)))]
-    kept = sum(mask)
-    if x.size and (kept or draft.empty):
-        out = draft.out(x.dtype, (*x.shape[:axis], kept, *x.shape[axis + 1 :]), x.bound)
+    count = sum(mask)
+    if x.size and (count or draft.empty):
+        out = draft.out(x.dtype, (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.bound)
         draft.node("Compress", [x, draft.constant(np.array(mask))], out, axis=axis)
 
 
@@ -328,8 +328,8 @@ def branch(draft: GraphDraft) -> None:
     condition = draft.want((DType.BOOL,), ())
     x = draft.want(_TYPES)
     results = [_branch_body(draft, x) for _ in range(2)]
-    (then, one), (otherwise, other) = results
-    out = draft.out(x.dtype, x.shape, max(one.bound, other.bound))
+    (then, then_value), (otherwise, else_value) = results
+    out = draft.out(x.dtype, x.shape, max(then_value.bound, else_value.bound))
     draft.node("If", [condition], out, then_branch=then, else_branch=otherwise)
 
 
@@ -342,7 +342,7 @@ def _branch_body(outer: GraphDraft, x: DraftValue) -> tuple[Function, DraftValue
         branch(inner)
     if inner.choose.integer(0, 3) == 3:
         value = gentle(inner, value)
-    return _closed(inner, [], [value]), value
+    return _make_body(inner, [], [value]), value
 
 
 def _depth(draft: GraphDraft) -> int:
@@ -362,7 +362,7 @@ def loop(draft: GraphDraft) -> None:
     total = body.node("Add", [inside, captured], body.out(carried.dtype, carried.shape, 1.0 + captured.bound))[0]
     after = body.node("Tanh", [total], body.out(carried.dtype, carried.shape, 1.0))[0]
     again = body.node("Identity", [keep], body.out(DType.BOOL, (), 1.0))[0]
-    function = _closed(body, [number, keep, inside], [again, after, total])
+    function = _make_body(body, [number, keep, inside], [again, after, total])
     last = draft.out(carried.dtype, carried.shape, max(1.0, carried.bound))
     stacked = draft.out(carried.dtype, (turns, *carried.shape), max(1.0, carried.bound) + captured.bound)
     draft.node("Loop", [trips, go_on, carried], last, stacked, body=function)
@@ -372,7 +372,7 @@ def _loop_inputs(carried: DraftValue) -> list[tuple[DType, tuple[int, ...], floa
     return [(DType.INT64, (), 3.0), (DType.BOOL, (), 1.0), (carried.dtype, carried.shape, max(1.0, carried.bound))]
 
 
-def _closed(draft: GraphDraft, inputs: list[DraftValue], outputs: list[DraftValue]) -> Function:
+def _make_body(draft: GraphDraft, inputs: list[DraftValue], outputs: list[DraftValue]) -> Function:
     """Make the body Function; values that it reads but does not define are captured."""
     first, last = (tuple(Value(v.name, TensorType(v.dtype, v.shape)) for v in values) for values in (inputs, outputs))
     return Function(first, last, tuple(draft.nodes), draft.constants, {"": OPSET}, name=draft.fresh("body"))
@@ -384,7 +384,7 @@ def scan(draft: GraphDraft) -> None:
     if not xs.shape[0]:
         return
     row = xs.shape[1:]
-    start, way = draft.want((F32,), row), draft.choose.integer(0, 1)
+    start, direction = draft.want((F32,), row), draft.choose.integer(0, 1)
     inner = draft.body()
     state, x = (DraftValue(inner.fresh("b"), F32, row, 1.0) for _ in range(2))
     captured = inner.want((F32,), row)
@@ -396,7 +396,7 @@ def scan(draft: GraphDraft) -> None:
     values = [tuple(Value(v.name, TensorType(F32, row)) for v in vs) for vs in ((state, x), (after, turn))]
     body = Function(values[0], values[1], tuple(inner.nodes), inner.constants, {"": OPSET}, name=inner.fresh("body"))
     last, all_ = draft.out(F32, row, 1.0), draft.out(F32, xs.shape, 1.0)
-    draft.node("Scan", [start, xs], last, all_, body=body, num_scan_inputs=1, scan_input_directions=[way])
+    draft.node("Scan", [start, xs], last, all_, body=body, num_scan_inputs=1, scan_input_directions=[direction])
 
 
 def list_of_tensors(draft: GraphDraft) -> None:
@@ -404,42 +404,42 @@ def list_of_tensors(draft: GraphDraft) -> None:
     x = draft.want(draft.dtypes, ranks=(1, draft.rank))
     y = draft.want((x.dtype,), x.shape)
     items = [x, y, x][: draft.choose.integer(1, 3)]
-    sequence = _list(draft, "SequenceConstruct", [v.name for v in items])
+    sequence = _add_sequence(draft, "SequenceConstruct", [v.name for v in items])
     change = draft.choose.integer(0, 2)
     if change == 1:
-        sequence, items = _list(draft, "SequenceInsert", [sequence, y.name, draft.axis(0)]), [y, *items]
+        sequence, items = _add_sequence(draft, "SequenceInsert", [sequence, y.name, draft.axis(0)]), [y, *items]
     elif change == 2 and len(items) > 1:
-        sequence, items = _list(draft, "SequenceErase", [sequence, draft.axis(-1)]), items[:-1]
+        sequence, items = _add_sequence(draft, "SequenceErase", [sequence, draft.axis(-1)]), items[:-1]
     _read_list(draft, sequence, items)
 
 
-def _list(draft: GraphDraft, op: str, read: list[str]) -> str:
+def _add_sequence(draft: GraphDraft, op: str, read: list[str]) -> str:
     sequence = DraftValue(draft.fresh("s"), F32, (), 0.0)
     draft.node(op, list(read), sequence)
     draft.values.pop()  # only sequence operators may read it
     return sequence.name
 
 
-def _read_list(draft: GraphDraft, held: str, items: list[DraftValue]) -> None:
+def _read_list(draft: GraphDraft, sequence: str, items: list[DraftValue]) -> None:
     first, bound = items[0], max(v.bound for v in items)
-    way, count = draft.choose.integer(0, 3), len(items)
-    if way == 0:
+    choice, count = draft.choose.integer(0, 3), len(items)
+    if choice == 0:
         place = draft.choose.integer(-count, count - 1)
-        draft.node("SequenceAt", [held, draft.axis(place)], draft.out(first.dtype, first.shape, bound))
-    elif way == 1:
-        draft.node("SequenceLength", [held], draft.out(DType.INT64, (), 4.0))
-    elif way == 2 and first.rank < draft.rank:
+        draft.node("SequenceAt", [sequence, draft.axis(place)], draft.out(first.dtype, first.shape, bound))
+    elif choice == 1:
+        draft.node("SequenceLength", [sequence], draft.out(DType.INT64, (), 4.0))
+    elif choice == 2 and first.rank < draft.rank:
         out = draft.out(first.dtype, (count, *first.shape), bound)
-        draft.node("ConcatFromSequence", [held], out, axis=0, new_axis=1)
+        draft.node("ConcatFromSequence", [sequence], out, axis=0, new_axis=1)
     else:
         out = draft.out(first.dtype, (count * first.shape[0], *first.shape[1:]), bound)
-        draft.node("ConcatFromSequence", [held], out, axis=0)
+        draft.node("ConcatFromSequence", [sequence], out, axis=0)
 
 
 def split_to_list(draft: GraphDraft) -> None:
     x = draft.want(draft.dtypes, ranks=(1, draft.rank))
     if x.shape[0]:
-        sequence = _list(draft, "SplitToSequence", [x.name])
+        sequence = _add_sequence(draft, "SplitToSequence", [x.name])
         row = draft.out(x.dtype, (1, *x.shape[1:]), x.bound)
         draft.node("SequenceAt", [sequence, draft.axis(draft.choose.integer(-x.shape[0], x.shape[0] - 1))], row)
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from xrt.testing.simulated.device import SimulatedDevice
 
 
-HELD = frozenset("?bhilqBHILQefdFD")
+TYPE_CODES = frozenset("?bhilqBHILQefdFD")
 """NumPy type codes that CuPy's arrays support, besides bfloat16."""
 
 
-def is_referenced(dtype: np.dtype[Any]) -> bool:
+def is_supported(dtype: np.dtype[Any]) -> bool:
     """Whether a CUDA device supports arrays of this dtype."""
-    return dtype.char in HELD or dtype == ml_dtypes.bfloat16
+    return dtype.char in TYPE_CODES or dtype == ml_dtypes.bfloat16
 
 
 class Block:
@@ -55,7 +55,7 @@ class SimulatedArray(NDArrayOperatorsMixin):
     @classmethod
     def empty(cls, device: SimulatedDevice, shape: Sequence[int], dtype: np.dtype[Any]) -> SimulatedArray:
         """Allocate an uninitialized array; raises TypeError for a dtype that devices do not support."""
-        if not is_referenced(dtype):
+        if not is_supported(dtype):
             raise TypeError(f"Unsupported dtype {dtype}")
         block = Block(device, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cls(block, block.state.data.view(dtype).reshape(tuple(shape)))
@@ -134,16 +134,16 @@ class SimulatedArray(NDArrayOperatorsMixin):
             return NotImplemented
         if not out:
             return apply(function.__name__, function, inputs, options)
-        mark_written(function.__name__, lambda target, *given: function(*given, out=target), out[0], inputs)
+        mark_written(function.__name__, lambda target, *args: function(*args, out=target), out[0], inputs)
         return out[0]
 
     def __getitem__(self, key: Any) -> SimulatedArray:
-        return apply("getitem", lambda array, *places: array[_with(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
+        return apply("getitem", lambda array, *places: array[_fill(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        def put(target: np.ndarray[Any, Any], *given: Any) -> None:
-            count = len(given) - 1
-            target[_with(key, given[:count])] = given[count]
+        def put(target: np.ndarray[Any, Any], *args: Any) -> None:
+            count = len(args) - 1
+            target[_fill(key, args[:count])] = args[count]
 
         mark_written("setitem", put, self, (*_arrays(key), value))
 
@@ -159,10 +159,10 @@ def _arrays(key: Any) -> list[Any]:
     return [part for part in parts if isinstance(part, SimulatedArray)]
 
 
-def _with(key: Any, given: Sequence[Any]) -> Any:
+def _fill(key: Any, contents: Sequence[Any]) -> Any:
     """Replace the arrays in an index by their contents."""
-    contents = iter(given)
-    parts = tuple(next(contents) if isinstance(p, SimulatedArray) else p for p in (key if isinstance(key, tuple) else (key,)))
+    replacements = iter(contents)
+    parts = tuple(next(replacements) if isinstance(p, SimulatedArray) else p for p in (key if isinstance(key, tuple) else (key,)))
     return parts if isinstance(key, tuple) else parts[0]
 
 
@@ -193,38 +193,38 @@ def _contents(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
     return value
 
 
-def _held(value: Any) -> list[SimulatedArray]:
+def _find_arrays(value: Any) -> list[SimulatedArray]:
     if isinstance(value, SimulatedArray):
         return [value]
-    return [array for item in value for array in _held(item)] if isinstance(value, list | tuple) else []
+    return [array for item in value for array in _find_arrays(item)] if isinstance(value, list | tuple) else []
 
 
 def apply(
-    what: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
 ) -> Any:
     """Enqueue a NumPy function on the current stream, and return the arrays that will hold its results.
 
     ``waits``: the result's size depends on the content of an argument, so the host first waits for the stream.
     """
     options = options or {}
-    arrays = [*_held(args), *_held(tuple(options.values()))]
+    arrays = [*_find_arrays(args), *_find_arrays(tuple(options.values()))]
     device = _device_of(arrays)
     if waits:
         device.wait([device.current_stream()])
     stand_ins = {id(a): a._view if waits else _zeros(a._view) for a in arrays}
     shown = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
     outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
-    sources = [_viewed(output, arrays, stand_ins) for output in outputs]
+    sources = [_find_base(output, arrays, stand_ins) for output in outputs]
     if shown is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is shown), arrays):
         return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function returns its argument itself
     if all(source is not None for source in sources):
         views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
         views = list(views) if isinstance(views, list | tuple) else [views]
-        made = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
+        results = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
     else:
-        made = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
-        _put(device, what, function, (args, options), made)
-    return type(shown)(made) if isinstance(shown, list | tuple) else made[0]
+        results = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
+        _put(device, name, function, (args, options), results)
+    return type(shown)(results) if isinstance(shown, list | tuple) else results[0]
 
 
 def _view_of(array: SimulatedArray) -> np.ndarray[Any, Any]:
@@ -242,7 +242,7 @@ def _zeros(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order)) if view.ndim > 1 else base
 
 
-def _viewed(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
+def _find_base(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
     """The array of which an output is a view, or None."""
     if not isinstance(output, np.ndarray) or not output.size:
         return None
@@ -255,31 +255,31 @@ def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> 
         return function(*args, **options)
 
 
-def _put(device: SimulatedDevice, what: str, function: Callable[..., Any], given: Any, made: Sequence[SimulatedArray]) -> None:
-    args, options = _contents(given[0], _view_of), _contents_of(given[1], _view_of)
-    targets = [array._view for array in made]
+def _put(device: SimulatedDevice, name: str, function: Callable[..., Any], call: Any, arrays: Sequence[SimulatedArray]) -> None:
+    args, options = _contents(call[0], _view_of), _contents_of(call[1], _view_of)
+    targets = [array._view for array in arrays]
 
     def work() -> None:
         results = _quiet(function, args, options)
         for target, result in zip(targets, results if isinstance(results, list | tuple) else [results], strict=True):
             target[...] = result
 
-    reads = tuple({a.block.state: None for a in (*_held(given[0]), *_held(tuple(given[1].values())))})
-    device.machine.kernels.append(what)
-    device.machine.put(device.current_stream(), WorkItem(what, work, reads, tuple(a.block.state for a in made)))
+    reads = tuple({a.block.state: None for a in (*_find_arrays(call[0]), *_find_arrays(tuple(call[1].values())))})
+    device.machine.kernels.append(name)
+    device.machine.put(device.current_stream(), WorkItem(name, work, reads, tuple(a.block.state for a in arrays)))
 
 
-def mark_written(what: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
+def mark_written(name: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
     """Enqueue a function that writes to ``target`` on the current stream; it gets NumPy views of ``target`` and ``args``."""
-    arrays = [target, *_held(args)]
+    arrays = [target, *_find_arrays(args)]
     device = _device_of(arrays)
-    view, given = target._view, _contents(args, _view_of)
-    if given and isinstance(given[-1], np.ndarray):
-        np.broadcast_shapes(given[-1].shape)
+    view, contents = target._view, _contents(args, _view_of)
+    if contents and isinstance(contents[-1], np.ndarray):
+        np.broadcast_shapes(contents[-1].shape)
     reads = tuple({a.block.state: None for a in arrays})
-    device.machine.kernels.append(what)
+    device.machine.kernels.append(name)
     device.machine.put(
-        device.current_stream(), WorkItem(what, lambda: _quiet(function, (view, *given), {}), reads, (target.block.state,))
+        device.current_stream(), WorkItem(name, lambda: _quiet(function, (view, *contents), {}), reads, (target.block.state,))
     )
 
 
@@ -306,7 +306,7 @@ class BlockState:
 class WorkItem:
     """A kernel or copy, with the memory blocks that it reads and writes."""
 
-    what: str
+    name: str
     do: Callable[[], None]
     reads: tuple[BlockState, ...] = ()
     writes: tuple[BlockState, ...] = ()
@@ -381,17 +381,17 @@ class SimulatedMachine:
 
     def _check(self, stream: SimulatedStream, piece: WorkItem) -> None:
         for state in piece.reads:
-            self._expect(state.writes, stream, f"{piece.what} reads what is written")
+            self._expect(state.writes, stream, f"{piece.name} reads what is written")
             state.reads[stream.number] = stream.issued
         for state in piece.writes:
-            self._expect(state.writes, stream, f"{piece.what} writes what is written")
-            self._expect(state.reads, stream, f"{piece.what} writes what is read", besides=stream.number)
+            self._expect(state.writes, stream, f"{piece.name} writes what is written")
+            self._expect(state.reads, stream, f"{piece.name} writes what is read", besides=stream.number)
             state.writes, state.reads = {stream.number: stream.issued}, {}
 
-    def _expect(self, touched: Clock, stream: SimulatedStream, what: str, besides: int = -1) -> None:
+    def _expect(self, touched: Clock, stream: SimulatedStream, access: str, besides: int = -1) -> None:
         for number, place in touched.items():
             if number != besides and stream.clock.get(number, 0) < place:
-                self.races.append(f"{what} on stream {number}, and nothing orders stream {stream.number} after that")
+                self.races.append(f"{access} on stream {number}, and nothing orders stream {stream.number} after that")
 
     def event(self, stream: SimulatedStream) -> Event:
         """Create an event at the current end of a stream."""

@@ -109,15 +109,15 @@ class SimulatedDevice(Device):
     def owns(self, value: object) -> bool:
         return isinstance(value, SimulatedArray) and value.device is self
 
-    def adopt(self, given: Any) -> SimulatedArray:
+    def adopt(self, array: Any) -> SimulatedArray:
         try:
-            array = given.__dlpack__()
+            imported = array.__dlpack__()
         except (AttributeError, BufferError) as error:
-            raise InputError(f"an array of type {type(given).__name__} cannot be read through DLPack: {error}") from error
-        if not self.owns(array):
+            raise InputError(f"an array of type {type(array).__name__} cannot be read through DLPack: {error}") from error
+        if not self.owns(imported):
             raise DeviceError(f"an array does not lie on {self.name}; copy it there")
-        self.follow(self.current_stream(), array.block.state.stream)
-        return array  # type: ignore[no-any-return]
+        self.follow(self.current_stream(), imported.block.state.stream)
+        return imported  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------ memory
 
@@ -135,7 +135,7 @@ class SimulatedDevice(Device):
 
     def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> PendingCopy:
         with self.activate(stream):
-            pinned = Pinned(host)
+            pinned = PinnedMemory(host)
             return PendingCopy(self._in(host, stream, pinned.content, pinned.check), pinned)
 
     def _in(self, host: Any, stream: SimulatedStream, content: Any, check: Callable[[], None] = lambda: None) -> SimulatedArray:
@@ -189,10 +189,10 @@ class SimulatedDevice(Device):
         with self.world.activate(self, stream):
             yield
 
-    def get_stream(self, given: Any) -> SimulatedStream:
-        if not isinstance(given, SimulatedStream) or given.device != self.name:
-            raise DeviceError(f"stream= must be a stream of {self.name}; got {type(given).__name__}")
-        return given
+    def get_stream(self, stream: Any) -> SimulatedStream:
+        if not isinstance(stream, SimulatedStream) or stream.device != self.name:
+            raise DeviceError(f"stream= must be a stream of {self.name}; got {type(stream).__name__}")
+        return stream
 
     def follow(self, later: SimulatedStream, earlier: SimulatedStream) -> None:
         if later is not earlier:
@@ -219,10 +219,10 @@ class SimulatedDevice(Device):
         self.machine.wait(self.machine.event(stream))
         with self.machine.record_work(stream) as pieces:
             work()
-        return _Recorded(self.machine, tuple(pieces))
+        return _RecordedGraph(self.machine, tuple(pieces))
 
 
-class Pinned:
+class PinnedMemory:
     """Pinned host memory that a copy reads. If it is deleted before the copy is executed, the copy reads `POISON`."""
 
     def __init__(self, host: np.ndarray[Any, Any]) -> None:
@@ -238,7 +238,7 @@ def _spoil(content: np.ndarray[Any, Any]) -> None:
     content.view(np.uint8 if content.ndim else content.dtype).fill(POISON)
 
 
-class _Recorded(GraphCapture):
+class _RecordedGraph(GraphCapture):
     def __init__(self, machine: SimulatedMachine, pieces: tuple[WorkItem, ...]) -> None:
         self._machine = machine
         self._pieces = pieces
@@ -288,14 +288,14 @@ class SimulatedModule:
             return getattr(np, name)
         if name not in FUNCTIONS:
             raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
-        function = self._creation(name) if name in CREATING else self._lifted(name, getattr(np, name))
+        function = self._creation(name) if name in CREATING else self._lift_function(name, getattr(np, name))
         setattr(self, name, function)
         return function
 
-    def _lifted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _lift_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = FUNCTIONS.get(name)
 
-        def lifted(*args: Any, **options: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
             self._check(name, parameters, options)
             out = options.pop("out", None)
             if not _holds(args) and not _holds(tuple(options.values())):
@@ -304,13 +304,13 @@ class SimulatedModule:
                     self.copyto(out, result)
                 return result if out is None else out
             if out is not None:
-                mark_written(name, lambda target, *given: np.copyto(target, function(*given, **options)), out, args)
+                mark_written(name, lambda target, *contents: np.copyto(target, function(*contents, **options)), out, args)
                 return out
             return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
         if isinstance(function, np.ufunc):
-            lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # as of a ufunc
-        return lifted
+            call.at = lambda target, *contents: _at(name, function, target, contents)  # type: ignore[attr-defined]  # as of a ufunc
+        return call
 
     def _creation(self, name: str) -> Callable[..., Any]:
         def create(*args: Any, **options: Any) -> Any:
@@ -350,8 +350,8 @@ class SimulatedModule:
 
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
         """Enqueue a copy of ``source`` to ``target``, where the mask is true."""
-        given = (source, where) if isinstance(where, SimulatedArray) else (source,)
-        mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, given)
+        args = (source, where) if isinstance(where, SimulatedArray) else (source,)
+        mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, args)
 
     def put_along_axis(self, target: SimulatedArray, places: Any, values: Any, axis: int) -> None:
         """Enqueue a write of values at indices along an axis."""
@@ -366,10 +366,10 @@ ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
 """Ufuncs for which CuPy has ``.at``."""
 
 
-def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any, ...]) -> None:
+def _at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
     if name not in ADDABLE:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
-    places, values = given
+    places, values = args
     several = isinstance(places, tuple)
 
     def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
@@ -389,8 +389,8 @@ def _holds(value: Any) -> bool:
 
 def _method(name: str) -> Callable[..., Any]:
     def method(self: SimulatedArray, *args: Any, **options: Any) -> Any:
-        def call(array: np.ndarray[Any, Any], *more: Any, **named: Any) -> Any:
-            return getattr(array, name)(*more, **named)
+        def call(array: np.ndarray[Any, Any], *more: Any, **keywords: Any) -> Any:
+            return getattr(array, name)(*more, **keywords)
 
         return apply(name, call, (self, *args), options, waits=name in SIZED_BY_CONTENT)
 
