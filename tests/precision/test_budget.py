@@ -159,7 +159,7 @@ def test_examples_come_by_position_or_name_and_labels_go_to_a_metric() -> None:
     found = read_examples(given, "validate", INPUTS)
     assert len(found) == 3 and all(np.array_equal(item.values[0], X) for item in found.items)
     labelled = [{"x": X, "label": 3}]
-    assert read_examples(labelled, "validate", INPUTS, ErrorBudget(0.1, raise_error)).items[0].given is labelled[0]
+    assert read_examples(labelled, "validate", INPUTS, ErrorBudget(0.1, raise_error)).items[0].example is labelled[0]
     assert read_examples(iter(given), "validate", INPUTS).digest == found.digest
     assert read_examples([X + 1], "validate", INPUTS).digest != found.digest
 
