@@ -99,7 +99,7 @@ def main(handle: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A compiled and warm candidate."""
+    """A compiled and warm candidate; a turn makes ``repeats`` calls."""
 
     module: XRTModule
     values: Sequence[Any]

@@ -47,7 +47,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One candidate on one model."""
+    """One candidate on one model; ``rounds`` has the mean seconds per call of each round."""
 
     candidate: BenchCandidate
     verdict: Verdict
@@ -191,7 +191,7 @@ def page(report: BenchReport) -> str:
 
 
 def cell(report: BenchReport) -> str:
-    """The same for a notebook, without links, which would point to other cells."""
+    """Render the report for a notebook, without links, which would point to other cells."""
     from xrt.html.views import render_cell
 
     return render_cell("report.html", title=_title(report), is_page=False, **_describe(report))

@@ -97,7 +97,7 @@ ENTRIES = Schema("entries", _KIND, _write, _read, suffix=".xrt", is_sharded=True
 
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """An entry as shown in a list."""
+    """An entry as shown in a list: ``entry`` has the types of its inputs, ``damage`` the reason if it is unreadable."""
 
     key: str
     size: int

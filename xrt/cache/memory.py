@@ -328,7 +328,7 @@ class CompileCache:
 
 @lru_cache(maxsize=1)
 def default_cache() -> CompileCache:
-    """The cache shared by all modules of this process that have none of their own.
+    """The cache of all modules in this process that were not given another one.
 
     Its disk tier is configured from the environment on first use.
     """

@@ -40,7 +40,7 @@ def write_bundle(
     plans: Mapping[str, Mapping[str, Any]],
     compiled: Mapping[str, Buffer],
 ) -> None:
-    """Write a bundle atomically, replacing an existing file. Models, values of Plan messages and artifacts by section name.
+    """Write a bundle atomically, replacing an existing file. ``models``, ``plans`` and ``compiled`` are by section name.
 
     Raises BundleError if the file cannot be written, and ModelError for a Function that ONNX cannot express.
     """

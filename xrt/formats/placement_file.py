@@ -114,7 +114,7 @@ class LoweredPlanRecord(Record, frozen=True):
     precision: Text
     outcome: LoweredOutcome
     error: Number | None = None
-    """In the measure of the budget; None if not measured."""
+    """Error in the measure of the budget; None if not measured."""
     high: Number | None = None
     """Upper end of the 95 % interval over the items; None if the measure has no interval."""
     worst: Number | None = None
@@ -272,7 +272,7 @@ class Split:
 
     instances: int
     threads: int
-    """Of each instance."""
+    """Threads of each instance."""
 
     def __str__(self) -> str:
         """Format it in words.
@@ -284,7 +284,7 @@ class Split:
 
 
 class ServingCandidate(Record, frozen=True):
-    """A point of the sweep, and its measurement."""
+    """One combination of settings, and its measurement."""
 
     batch: PositiveCount
     instances: PositiveCount
@@ -308,12 +308,12 @@ class ServingCandidate(Record, frozen=True):
 
 
 class ServingConfiguration(Record, frozen=True):
-    """How to serve a model: what a server is started with, and what it was measured to do then."""
+    """How to serve a model: the settings of the server, and the throughput and latency measured with them."""
 
     batch: PositiveCount
-    """Requests of one call, at most."""
+    """Maximum number of requests in one call."""
     instances: PositiveCount
-    """Simultaneous calls, on modules with so many ``threads``: with one thread on one module, otherwise each on its own."""
+    """Number of simultaneous calls. They share one module if ``threads`` is 1; otherwise each has a module with its threads."""
     threads: PositiveCount
     concurrency: PositiveCount
     """Requests in flight when the figures below were measured."""
@@ -323,17 +323,17 @@ class ServingConfiguration(Record, frozen=True):
     p99: Quantity
     """Seconds from a request to its result."""
     bound: Quantity | None = None
-    """Seconds that the 99th percentile may take; None if latency was not limited."""
+    """Upper bound on the 99th percentile, in seconds; None if latency was not limited."""
     dim: Text = ""
     """The symbolic dim that counts requests; empty if each call is one request."""
     sizes: tuple[PositiveCount, ...] = ()
-    """Rows that a call may have, ascending: fewer requests are filled up with a repeated row. Empty: any up to ``batch``."""
+    """Allowed batch sizes, ascending; smaller batches are padded by repeating a row. Empty: any size up to ``batch``."""
     plans: tuple[Text, ...] = ()
-    """The engines of the plan at each of the ``sizes``; without these, at the batch size."""
+    """Engines of the plan for each entry of ``sizes``, or for ``batch`` if ``sizes`` is empty."""
     memory: Bytes = 0
-    """Bytes that all instances hold, as far as engines report them."""
+    """Bytes held by all instances, as reported by their engines."""
     rows: Annotated[tuple[ServingCandidate, ...], Meta(max_length=512)] = ()
-    """The sweep; in files only."""
+    """All measured settings; only stored in files."""
 
     def __post_init__(self) -> None:
         if self.sizes and (self.sizes[0] != 1 or self.sizes[-1] != self.batch or sorted(set(self.sizes)) != list(self.sizes)):

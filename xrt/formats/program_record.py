@@ -82,7 +82,7 @@ class CompiledForm(NamedTuple):
 
 
 class StoredProgram(NamedTuple):
-    """The program for one input signature."""
+    """The program for one input signature; ``implicit`` is the spec of the fallback engine, if any."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -112,7 +112,7 @@ class ProgramRecord(NamedTuple):
     files: tuple[tuple[str, Stamp], ...] = ()
     """The model file and its external data files, with stamps to detect changes; none in a bundle."""
     facts: Mapping[str, Any] = {}
-    """In a bundle, what its module was given: see `FACTS`."""
+    """In a bundle, the options and engines of its module: see `FACTS`."""
     sections: Mapping[str, Any] = {}
     """Weights in the file of the record by digest: a container to read from, or bytes."""
 

@@ -114,7 +114,7 @@ class _Draft:
     """The contents of a function being parsed."""
 
     doc: dict[str, str] = field(default_factory=dict)
-    """Empty, or the description under ``doc``, so that `add` detects a duplicate."""
+    """The doc string under the key ``doc``, once parsed: a dictionary, so that `add` detects a duplicate."""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     aliases: list[tuple[str, str]] = field(default_factory=list)

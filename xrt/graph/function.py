@@ -83,7 +83,7 @@ LARGE = 50
 
 
 _pausing: list[int] = []
-"""The threads that pause garbage collection: at most a few, since it is then off for all others."""
+"""Threads that disabled garbage collection and will enable it again; others find it disabled and do not add themselves."""
 
 
 @contextmanager

@@ -198,12 +198,12 @@ def _read(name: str) -> str:
 # ---------------------------------------------------------------------- plans, bars and boxes
 
 INPUTS = -1
-"""The number of the model's inputs as a source of readings."""
+"""Value of `Reading.source` for inputs of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value that a region reads, or only an order of execution."""
+    """A value that a region reads, or an order of execution without data."""
 
     source: int
     """Index of the region that computes it, in execution order; `INPUTS` for model inputs."""

@@ -60,7 +60,7 @@ def _make_interval(median: float, resampled: Array, confidence: float) -> RatioI
 
 
 def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
-    """Ratio of two candidates by round; only rounds that both have count."""
+    """Median ratio of two candidates over the rounds that both have."""
     return bootstrap([a / b for a, b in zip(of, to, strict=False)])
 
 

@@ -38,7 +38,7 @@ WARM_CALLS = 20
 MOST_CALLS = 20_000
 """Maximum number of calls per turn."""
 FAR = 10
-"""A first call that takes this many turns is slow for good, not only because it is the first."""
+"""If the first call takes this many turns, it is not timed again: later calls are assumed to be slow, too."""
 T = TypeVar("T")
 
 
@@ -153,7 +153,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 WINDOW = 5
 """Number of calls in each of the two windows that are compared."""
 WITHIN = 0.03
-"""Relative change that counts as none."""
+"""Relative change of the median below which times are steady."""
 WARMUP_CALLS = 200
 
 
@@ -202,7 +202,7 @@ LEAST_CALLS = 5
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Throughput and latency at one concurrency."""
+    """Throughput in requests per second, and latency, at one concurrency."""
 
     concurrency: int
     rate: float

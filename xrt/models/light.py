@@ -127,7 +127,7 @@ class _Weight:
 
 
 def _find_weights(function: Function) -> dict[str, _Weight]:
-    """Map each weight, and each reshaped weight, to the weight."""
+    """Map the name of each weight, and of each reshaped weight, to the original weight."""
     weights = {
         name: _Weight(name, constant.shape)
         for name, constant in function.constants.items()

@@ -67,7 +67,7 @@ class TrainModule:
             accumulation_steps=accumulation_steps,
             seed=seed,
         )
-        self._given = (engine, options)
+        self._engine_options = (engine, options)
         self.module = XRTModule(function, engine, **options)
         """The XRTModule of the step, for its plan, explanation and profile."""
         self.session = self.module.new_session()
@@ -132,7 +132,7 @@ class TrainModule:
         ``xrt.from_torch(module.eval(), ...)`` as ``model``, whose constants are replaced by the state of the same names. Raises
         InputError if such a constant has another type.
         """
-        engine, options = self._given
+        engine, options = self._engine_options
         return EvalModule(self._find_inference_form(model), self.session, engine, options)
 
     def export(self, model: Any = None) -> Function:

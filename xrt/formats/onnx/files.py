@@ -46,7 +46,7 @@ class Field(NamedTuple):
     holds_bytes: bool
     """Whether the content is bytes, text or a message rather than a number."""
     at: int
-    """Offset of its tag."""
+    """Offset of its tag; ``content`` and ``end`` are offsets, too."""
     content: int
     end: int
 

@@ -52,7 +52,7 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
 
 
 def _infer(function: Function, symbols: frozenset[str]) -> InferredTypes | None:
-    style = Style(constants=_write_type_only, inner=_write_type_only, carries=False)
+    style = Style(constants=_write_type_only, inner=_write_type_only, with_metadata=False)
     model = write_model(function, function.opsets, onnx.IR_VERSION, style)
     try:
         result = shape_inference.infer_shapes(model, data_prop=can_propagate(function))
@@ -201,7 +201,7 @@ def _infer_outputs(
 
 # Models repeat the same layer many times, so inferred types are cached per process.
 _cache: dict[object, Sequence[Type | None]] = {}
-KNOWN = 8192  # cache entries
+MAX_CACHED = 8192  # cache entries
 _NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
 
 
@@ -210,7 +210,7 @@ def _content(constant: Constant) -> bytes | str:
 
 
 def _remember(kind: object, types: Sequence[Type | None]) -> None:
-    if len(_cache) >= KNOWN:
+    if len(_cache) >= MAX_CACHED:
         _cache.clear()
     _cache[kind] = types
 

@@ -116,7 +116,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         return None, "its inputs are too long for onnx's converter"
     if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
-    model = write_model(function, function.opsets, lowest_ir(function.opsets), Style(carries=False))
+    model = write_model(function, function.opsets, lowest_ir(function.opsets), Style(with_metadata=False))
     try:
         converted = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(converted, check_type=True, strict_mode=True)
@@ -272,9 +272,9 @@ def externalize_weights(function: Function) -> Function:
 
     Returns the Function unchanged if nothing moves.
     """
-    hoist = _ConstantHoister(FreshNames.of(function))
-    nodes = tuple(node.map_bodies(hoist.body) for node in function.nodes)
-    return function.replace(nodes=nodes, constants={**function.constants, **hoist.constants}) if hoist.constants else function
+    hoister = _ConstantHoister(FreshNames.of(function))
+    nodes = tuple(node.map_bodies(hoister.body) for node in function.nodes)
+    return function.replace(nodes=nodes, constants={**function.constants, **hoister.constants}) if hoister.constants else function
 
 
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
@@ -296,9 +296,9 @@ def _is_large(constant: Constant) -> bool:
 
 def _style(weights: str, location: str) -> Style:
     if weights == "inline":
-        return Style(carries=False)
+        return Style(with_metadata=False)
     if weights == "external":
-        return Style(constants=partial(_reference, location), carries=False)
+        return Style(constants=partial(_reference, location), with_metadata=False)
     raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
 
 

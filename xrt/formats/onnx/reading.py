@@ -57,7 +57,7 @@ def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
 def expand_normalization(
     node: Node, opset: int, constants: Mapping[str, Constant], dtype: DType | None
 ) -> tuple[list[Node], dict[str, Constant]]:
-    """Decompose a fused normalization into ONNX operators; also return the additional constants that they read.
+    """Decompose a fused normalization into ONNX operators; also return the constants that these need.
 
     ``constants`` are those of the graph, ``dtype`` is the element type of the scale if it is declared.
     """

@@ -117,7 +117,7 @@ class Style:
     """Writes constants of the main graph."""
     inner: TensorWriter = write_tensor
     """Writes constants of bodies, and tensors among attributes."""
-    carries: bool = True
+    with_metadata: bool = True
     """Include docs, metadata, and properties without an ONNX equivalent; engines do not need them."""
 
 
@@ -141,7 +141,7 @@ def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, 
     model = ModelProto(ir_version=ir_version, producer_name="xrt")
     for domain in sorted(opsets):
         model.opset_import.add(domain=domain, version=opsets[domain])
-    if style.carries:
+    if style.with_metadata:
         write_props(function.metadata, model)
     _Writer(style).graph(function, model.graph, style.constants, is_body=False)
     return model
@@ -150,7 +150,7 @@ def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, 
 def node_message(node: Node) -> NodeProto:
     """Convert one node, without properties that ONNX cannot express."""
     graph = GraphProto()
-    _Writer(Style(carries=False)).node(node, graph.node)
+    _Writer(Style(with_metadata=False)).node(node, graph.node)
     return graph.node[0]
 
 
@@ -172,7 +172,7 @@ class _Writer:
             proto.initializer.append(constants(constant, name))
         for node in function.nodes:
             self.node(node, proto.node)
-        if self.style.carries:
+        if self.style.with_metadata:
             proto.doc_string = function.doc
             write_graph_metadata(function, proto, with_metadata=is_body)
 
@@ -182,7 +182,7 @@ class _Writer:
             proto.domain = node.domain
         for attribute in node.attributes:
             self.attribute(attribute, proto.attribute.add(name=attribute.name, type=attribute.kind.value))
-        if self.style.carries and (node.control or node.device):
+        if self.style.with_metadata and (node.control or node.device):
             write_node_metadata(node, proto)
 
     def attribute(self, attribute: Attribute, proto: AttributeProto) -> None:
@@ -272,24 +272,24 @@ class _Layout:
     """The offset of each large constant in the data file; equal constants are stored once."""
 
     def __init__(self, function: Function) -> None:
-        self._placed: dict[bytes, tuple[Constant, int]] = {}
+        self._offsets: dict[bytes, tuple[Constant, int]] = {}
         end = 0
         for constant in _large_constants(function):
-            if constant.digest not in self._placed:
+            if constant.digest not in self._offsets:
                 offset = -(-end // _PAGE) * _PAGE
-                self._placed[constant.digest] = (constant, offset)
+                self._offsets[constant.digest] = (constant, offset)
                 end = offset + _size(constant)
-        self.digest = hashlib.sha256(b"".join(self._placed)).hexdigest()[:12]
+        self.digest = hashlib.sha256(b"".join(self._offsets)).hexdigest()[:12]
 
     def tensor(self, location: str, constant: Constant, name: str) -> TensorProto:
         """The message of a constant: a reference to the data file, unless it is small."""
         if not _is_large(constant):
             return write_tensor(constant, name)
-        return external_tensor(constant, name, location, self._placed[constant.digest][1])
+        return external_tensor(constant, name, location, self._offsets[constant.digest][1])
 
     def write(self, file: BinaryIO) -> None:
         """Write the data file."""
-        for constant, offset in self._placed.values():
+        for constant, offset in self._offsets.values():
             file.write(b"\0" * (offset - file.tell()))
             file.write(encode_data(constant))
 
