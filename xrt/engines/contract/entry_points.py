@@ -36,7 +36,7 @@ class EntryPoint(NamedTuple):
     @property
     def extras(self) -> list[str]:
         extras = self.value.partition("[")[2].partition("]")[0]
-        return [one.strip() for one in extras.split(",") if one.strip()]
+        return [extra.strip() for extra in extras.split(",") if extra.strip()]
 
     @property
     def _target(self) -> str:
@@ -51,10 +51,10 @@ class EntryPoint(NamedTuple):
 
     def load(self) -> Any:
         """Import the module and get the attribute; errors of the import pass through."""
-        found: Any = importlib.import_module(self.module)
+        target: Any = importlib.import_module(self.module)
         for name in filter(None, self._target.partition(":")[2].strip().split(".")):
-            found = getattr(found, name)
-        return found
+            target = getattr(target, name)
+        return target
 
 
 def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
@@ -65,7 +65,7 @@ def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
         from importlib import metadata
 
         return list(metadata.entry_points(group=group))
-    found: list[EntryPoint] = []
+    entry_points: list[EntryPoint] = []
     seen: set[str] = set()
     for folder in dict.fromkeys(folders):
         for info in _list_distributions(folder):
@@ -73,15 +73,15 @@ def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
             # The first one on the path wins, as for imports.
             if name not in seen:
                 seen.add(name)
-                found += _read(info, group)
-    return found
+                entry_points += _read(info, group)
+    return entry_points
 
 
 def _is_foreign(finder: Any) -> bool:
     """Whether a finder may know distributions outside the folders of the path."""
-    has = getattr(finder, "find_distributions", None)
+    method = getattr(finder, "find_distributions", None)
     kind = finder if isinstance(finder, type) else type(finder)
-    return has is not None and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
+    return method is not None and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
 
 
 def _list_distributions(folder: str) -> list[str]:

@@ -265,12 +265,12 @@ class GraphCompiler(abc.ABC):
     @property
     def spec(self) -> str:
         """The engine as text: its name, and in braces the fields that differ from their defaults."""
-        known: str | None = self.__dict__.get(_SPEC)
-        if known is None:
+        text: str | None = self.__dict__.get(_SPEC)
+        if text is None:
             from xrt.engines.contract.spec import format_spec
 
-            known = self.__dict__[_SPEC] = format_spec(self)  # cached: the fields are frozen, and plans use it often
-        return known
+            text = self.__dict__[_SPEC] = format_spec(self)  # cached: the fields are frozen, and plans use it often
+        return text
 
     def __str__(self) -> str:
         return self.spec
@@ -279,8 +279,8 @@ class GraphCompiler(abc.ABC):
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
     """Copy a result into a buffer of the same type and shape; raises RunFailed otherwise, where NumPy would cast or broadcast."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
-        given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
-        raise RunFailed(f"a result is {given} where the buffer for it is {due}")
+        actual, expected = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
+        raise RunFailed(f"a result is {actual} where the buffer for it is {expected}")
     np.copyto(buffer, result)
 
 
@@ -438,12 +438,12 @@ def list_deviations(engine: type[GraphCompiler], function: Function) -> list[Dev
     used = {node.op_type for _, node in function.walk() if not node.domain}
     types = {t.dtype for holder, _ in function.walk() for t in holder.types.values() if isinstance(t, TensorType)}
     types |= {v.type.dtype for v in (*function.inputs, *function.outputs) if isinstance(v.type, TensorType)}
-    found = []
+    deviations = []
     for kind, operators in engine.deviations:
         concerned = tuple(sorted(used & set(operators)))
         if (concerned or not operators) and (kind not in _DEVIATING_TYPES or types & _DEVIATING_TYPES[kind]):
-            found.append(Deviation(kind, concerned))
-    return found
+            deviations.append(Deviation(kind, concerned))
+    return deviations
 
 
 _limits: Callable[[Any], Any] = ml_dtypes.finfo
@@ -451,15 +451,15 @@ _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
 def find_special_values(values: Iterable[Any]) -> set[DeviationKind]:
     """The kinds of special values in these arrays or lists of arrays."""
-    found: set[DeviationKind] = set()
+    kinds: set[DeviationKind] = set()
     for value in values:
         if isinstance(value, list):
-            found |= find_special_values(value)
+            kinds |= find_special_values(value)
         elif isinstance(value, np.ndarray) and not value.size:
-            found.add("empty")
+            kinds.add("empty")
         elif isinstance(value, np.ndarray):
-            found |= {kind for kind, mask in mark_special_elements(value).items() if mask.any()}
-    return found
+            kinds |= {kind for kind, mask in mark_special_elements(value).items() if mask.any()}
+    return kinds
 
 
 def mark_special_elements(array: np.ndarray[Any, Any]) -> dict[DeviationKind, np.ndarray[Any, Any]]:
@@ -486,5 +486,5 @@ def name_likely_cause(engine: type[GraphCompiler], function: Function, values: I
         return ""
     from xrt.passes import infer_shapes  # imported only on a difference
 
-    found = [one for one in list_deviations(engine, infer_shapes(function)) if one.kind in kinds]
-    return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, found))}" if found else ""
+    deviations = [deviation for deviation in list_deviations(engine, infer_shapes(function)) if deviation.kind in kinds]
+    return f"likely a known deviation of engine {engine.name!r}: {'; '.join(map(str, deviations))}" if deviations else ""

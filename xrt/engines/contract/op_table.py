@@ -115,17 +115,17 @@ class OpTable(Generic[K]):
         return register
 
     def _add(self, new: Kernel[K]) -> None:
-        known = self._kernels.setdefault((new.domain, new.op_type), [])
-        for old in known:
+        kernels = self._kernels.setdefault((new.domain, new.op_type), [])
+        for old in kernels:
             # Different predicates may divide the cases; only identical conditions are a conflict.
             if old.priority == new.priority and old.why_not is new.why_not and _overlap(old, new):
                 raise EngineError(
                     f"engine {self.engine!r} has two kernels of priority {new.priority} for {new.op_type}: "
                     f"{_name(old.code)} and {_name(new.code)}; give one another priority, version range or predicate"
                 )
-        known.append(new)
+        kernels.append(new)
         # Stable sort: kernels of equal priority keep their order of registration.
-        known.sort(key=lambda kernel: -kernel.priority)
+        kernels.sort(key=lambda kernel: -kernel.priority)
 
     def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:
         """The kernel that supports the node, or the reasons of all candidates, best first. Skips kernels whose code is in
@@ -144,13 +144,13 @@ class OpTable(Generic[K]):
 
     def why_not(self, node: Node, function: Function, device: str = "cpu") -> str | None:
         """Explain why no kernel supports the node; None if one does."""
-        found = self.find(node, function, device)
-        return found if isinstance(found, str) else None
+        kernel = self.find(node, function, device)
+        return kernel if isinstance(kernel, str) else None
 
     def list_mutable_inputs(self, node: Node, function: Function, device: str = "cpu") -> tuple[int, ...]:
         """Positions of inputs over which the node's kernel may write its result; none if no kernel supports the node."""
-        found = self.find(node, function, device)
-        return () if isinstance(found, str) else tuple(place for place in found.mutable if place < len(node.inputs))
+        kernel = self.find(node, function, device)
+        return () if isinstance(kernel, str) else tuple(place for place in kernel.mutable if place < len(node.inputs))
 
     def __iter__(self) -> Iterator[Kernel[K]]:
         for kernels in self._kernels.values():

@@ -43,19 +43,19 @@ def option(
 def check_options(options: Any) -> None:
     """Raise OptionError for a number out of range or a flag that is no bool; for an engine also for an unknown word."""
     is_engine = hasattr(options, "why_not")
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if reason := _why_not_number(one, value) or (_why_not_word(options, one.name, value) if is_engine else ""):
+    for declared in fields(options):
+        value = getattr(options, declared.name)
+        if reason := _why_not_number(declared, value) or (_why_not_word(options, declared.name, value) if is_engine else ""):
             owner = f" of engine {options.name!r}" if is_engine else ""
-            raise OptionError(f"{one.name}{owner} must be {reason}")
+            raise OptionError(f"{declared.name}{owner} must be {reason}")
 
 
-def _why_not_number(one: Field[Any], value: Any) -> str:
-    at_least, at_most, above = (one.metadata.get(bound) for bound in ("at_least", "at_most", "above"))
-    kind = str(getattr(one.type, "__name__", one.type))  # a class where annotations are not postponed
+def _why_not_number(declared: Field[Any], value: Any) -> str:
+    at_least, at_most, above = (declared.metadata.get(bound) for bound in ("at_least", "at_most", "above"))
+    kind = str(getattr(declared.type, "__name__", declared.type))  # a class where annotations are not postponed
     if kind == "bool":
         return "" if isinstance(value, bool) else f"True or False; got {value!r}"
-    if (at_least is None and above is None) or (value is None and one.default is None):
+    if (at_least is None and above is None) or (value is None and declared.default is None):
         return ""
     kinds, noun = ((int, float), "a number") if "float" in kind else ((int,), "an integer")
     # bool is a subclass of int.
@@ -68,7 +68,7 @@ def _why_not_number(one: Field[Any], value: Any) -> str:
         expected = f"a positive {noun.split()[1]}"
     else:
         expected = f"{noun} of at least {at_least}"
-    return f"{expected}{' or None' * (one.default is None)}; got {value!r}"
+    return f"{expected}{' or None' * (declared.default is None)}; got {value!r}"
 
 
 def _why_not_word(engine: Any, name: str, value: Any) -> str:
@@ -94,10 +94,10 @@ class ExecutionOptions:
     """Thread budget of all engines together. None is the number of cores that the process may use."""
 
     def __post_init__(self) -> None:
-        known = get_args(Precision)
-        if self.precision not in known:
+        words = get_args(Precision)
+        if self.precision not in words:
             raise OptionError(
-                f"precision must be one of {', '.join(known)}; got {self.precision!r}.{did_you_mean(str(self.precision), known)}"
+                f"precision must be one of {', '.join(words)}; got {self.precision!r}.{did_you_mean(str(self.precision), words)}"
             )
         check_options(self)
 

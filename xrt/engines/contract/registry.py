@@ -93,7 +93,7 @@ def create(engine: str | GraphCompiler) -> GraphCompiler:
     Raises UnknownEngine, EngineUnavailable, or OptionError for an option that is unknown or of the wrong type.
     """
     if isinstance(engine, GraphCompiler):
-        return _checked(engine)
+        return _check_engine(engine)
     if not isinstance(engine, str):
         raise OptionError(f"an engine is a name, a spec or an instance of a GraphCompiler; got {engine!r}")
     name, fields = parse_spec(engine)
@@ -106,17 +106,17 @@ def engine_class(name: str) -> type[GraphCompiler]:
     Raises UnknownEngine with the nearest name, EngineUnavailable if the library is missing (with the pip command) or the plug-in
     is broken (with its cause), and EngineError if two distributions register the name.
     """
-    entry = _entry(name)
+    entry = _find_entry(name)
     try:
-        found = entry.load()
-        return _named(_check_class(found), name)
+        cls = entry.load()
+        return _check_name(_check_class(cls), name)
     except (Exception, SystemExit) as error:  # an import runs third-party code
         # A missing library is the user's choice of extras; anything else is a broken plug-in.
         if isinstance(error, ModuleNotFoundError) and _is_missing(error):
             raise EngineUnavailable(
                 f"engine {name!r} needs {error.name}, which is not installed; install it: {pip_line(entry)}"
             ) from error
-        raise _broken(entry, error) from error
+        raise _make_unavailable(entry, error) from error
 
 
 def list_registered(name: str) -> EngineStatus:
@@ -124,29 +124,29 @@ def list_registered(name: str) -> EngineStatus:
 
     Raises UnknownEngine.
     """
-    return EngineStatus(name, "broken", " and ".join(map(_distribution, _claims(name))))
+    return EngineStatus(name, "broken", " and ".join(map(_label, _list_claims(name))))
 
 
 def probe(name: str) -> EngineStatus:
     """Import a registered engine and report its status; raises only UnknownEngine.
 
-    The import may crash the process; `probe_all` runs each probe in a process of its own.
+    The import may crash the process; `probe_all` runs each probe in a separate process.
     """
     status = list_registered(name)
     kind = None
     try:
         kind = engine_class(name)
-        engine = _checked(kind())
-        served = tuple(engine.available_devices())
-        available = "" if served == engine.devices else ", ".join(served)
-        found = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
-        lower = ", ".join(one for one in LOWER_PRECISIONS if engine.lower_precision(one) is not None)
-        return replace(found, lacks=engine.missing_features(), precisions=lower)
+        engine = _check_engine(kind())
+        devices = tuple(engine.available_devices())
+        available = "" if devices == engine.devices else ", ".join(devices)
+        ready = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
+        precisions = ", ".join(word for word in LOWER_PRECISIONS if engine.lower_precision(word) is not None)
+        return replace(ready, lacks=engine.missing_features(), precisions=precisions)
     except Exception as error:  # noqa: BLE001  # any error of a third-party constructor becomes its status
-        says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency
-        if says_so or _is_missing(error.__cause__):
-            return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
-        return replace(status, cause=_one_line(error))
+        is_reported = kind is not None and isinstance(error, EngineUnavailable)  # the class itself reports a missing dependency
+        if is_reported or _is_missing(error.__cause__):
+            return replace(status, state="missing", pip=pip_line(_find_entry(name)), cause=_join_lines(error))
+        return replace(status, cause=_join_lines(error))
 
 
 def free_options(spec: str) -> tuple[str, ...]:
@@ -155,15 +155,15 @@ def free_options(spec: str) -> tuple[str, ...]:
     An engine declares them with `xrt.engines.option`; an undeclared one counts if its type allows arbitrary text. Raises like
     `create` for an unknown or broken name.
     """
-    name, given = parse_spec(spec)
+    name, texts = parse_spec(spec)
     cls = engine_class(name)
     kinds = field_types(cls)
-    declared = {one.name: one.metadata.get(NAMES_FILES) for one in dataclasses.fields(cls)}  # type: ignore[arg-type]  # one is a dataclass
-    names = {key.partition(".")[0] for key in given}
-    return tuple(sorted(one for one in names if _names_files(declared.get(one), kinds.get(one))))
+    declared = {field.name: field.metadata.get(NAMES_FILES) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # every engine is a dataclass
+    names = {key.partition(".")[0] for key in texts}
+    return tuple(sorted(option for option in names if _may_name_files(declared.get(option), kinds.get(option))))
 
 
-def _names_files(declared: bool | None, kind: object) -> bool:
+def _may_name_files(declared: bool | None, kind: object) -> bool:
     return not is_bounded(kind) if declared is None else declared
 
 
@@ -176,13 +176,13 @@ def why_not_chosen(spec: str, file: str) -> str | None:
     options = free_options(spec)
     if not options:
         return None
-    what = f"whose {' and '.join(options)} may name files or code"
-    return f"the {file} has engine {spec!r}, {what}, and a {file} does not choose what is run"
+    reason = f"whose {' and '.join(options)} may name files or code"
+    return f"the {file} has engine {spec!r}, {reason}, and a {file} does not choose what is run"
 
 
 def find_entry_module(name: str) -> str:
     """The module of an engine's entry point, not imported. Raises UnknownEngine or EngineError."""
-    return _entry(name).module
+    return _find_entry(name).module
 
 
 def pip_line(entry: EntryPoint) -> str:
@@ -202,25 +202,25 @@ def _entries() -> Entries:
 @lru_cache(maxsize=8)
 def _scan(path: tuple[str, ...]) -> Entries:
     """Read the entry points, cached per import path: installed distributions are assumed not to change while a process runs."""
-    found: dict[str, list[EntryPoint]] = {}
+    registered: dict[str, list[EntryPoint]] = {}
     for entry in list_entry_points(GROUP, path):
-        claims = found.setdefault(entry.name, [])
-        if all(entry.value != one.value for one in claims):  # a renamed distribution may be installed twice
+        claims = registered.setdefault(entry.name, [])
+        if all(entry.value != claim.value for claim in claims):  # a renamed distribution may be installed twice
             claims.append(entry)
-    return {name: tuple(entries) for name, entries in found.items()}
+    return {name: tuple(entries) for name, entries in registered.items()}
 
 
 def check_registered(name: str) -> None:
     """Raise UnknownEngine or EngineError unless exactly one distribution registers the name. Imports nothing."""
-    _entry(name)
+    _find_entry(name)
 
 
-def _claims(name: str) -> tuple[EntryPoint, ...]:
+def _list_claims(name: str) -> tuple[EntryPoint, ...]:
     entries = _entries()
     if name not in entries:
-        near = _suggest(name, entries) or did_you_mean(name.lower(), entries)
+        suggestion = _suggest(name, entries) or did_you_mean(name.lower(), entries)
         raise UnknownEngine(
-            f"no engine is named {name!r}.{near} Registered: {', '.join(sorted(entries)) or 'none'}; "
+            f"no engine is named {name!r}.{suggestion} Registered: {', '.join(sorted(entries)) or 'none'}; "
             f"a distribution adds one by an entry point of group {GROUP!r}"
         )
     return entries[name]
@@ -230,8 +230,8 @@ def _suggest(word: str, entries: Entries) -> str:
     """`` Did you mean 'x'?`` for the engine that declares a library or an alias of this name; empty if none does."""
     plain = _normalize(word)
     for name in _sort_by_rank(entries):
-        found = find_declaration(name)
-        if plain in map(_normalize, (*found.libraries, *found.aliases)):
+        declaration = find_declaration(name)
+        if plain in map(_normalize, (*declaration.libraries, *declaration.aliases)):
             return f" Did you mean {name!r}?"
     return ""
 
@@ -240,21 +240,21 @@ def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _entry(name: str) -> EntryPoint:
-    claims = _claims(name)
+def _find_entry(name: str) -> EntryPoint:
+    claims = _list_claims(name)
     if len(claims) > 1:
-        both = " and ".join(f"{_distribution(e)} ({e.value})" for e in claims)
+        claimants = " and ".join(f"{_label(e)} ({e.value})" for e in claims)
         raise EngineError(
-            f"engine {name!r} is registered by {both}; uninstall one of them, or pass an instance of the class that is meant"
+            f"engine {name!r} is registered by {claimants}; uninstall one of them, or pass an instance of the class that is meant"
         )
     return claims[0]
 
 
-def _distribution(entry: EntryPoint) -> str:
+def _label(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
 
 
-# ---------------------------------------------------------------------- what may be wrong
+# ---------------------------------------------------------------------- checks and errors
 
 
 def _is_missing(error: BaseException | None) -> bool:
@@ -264,16 +264,16 @@ def _is_missing(error: BaseException | None) -> bool:
     return importlib.util.find_spec(error.name.partition(".")[0]) is None
 
 
-def _broken(entry: EntryPoint, cause: BaseException) -> EngineUnavailable:
-    return EngineUnavailable(f"engine {entry.name!r} of {_distribution(entry)} ({entry.value}) is broken: {_one_line(cause)}")
+def _make_unavailable(entry: EntryPoint, cause: BaseException) -> EngineUnavailable:
+    return EngineUnavailable(f"engine {entry.name!r} of {_label(entry)} ({entry.value}) is broken: {_join_lines(cause)}")
 
 
-def _one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split())
-    return said if isinstance(error, XRTError) else f"{type(error).__name__}: {said}"
+def _join_lines(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, XRTError) else f"{type(error).__name__}: {text}"
 
 
-def _checked(engine: GraphCompiler) -> GraphCompiler:
+def _check_engine(engine: GraphCompiler) -> GraphCompiler:
     """Check that the class and the field values of an engine follow the contract; raises EngineError or OptionError."""
     _check_class(engine.implementation)
     _ = engine.spec  # raises for a value that cannot be written
@@ -295,7 +295,7 @@ def _check_class(cls: object) -> type[GraphCompiler]:
     return cls
 
 
-def _named(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
+def _check_name(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
     if cls.name != name:
         raise EngineError(
             f"class {cls.__qualname__} calls itself {cls.name!r}, and is registered as {name!r}; the names must be equal"
@@ -333,7 +333,7 @@ class EngineDeclaration:
             # Exact types: the bool True would pass as a rank.
             if type(value) is not type(getattr(standard, field.name)):
                 return False
-            if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
+            if isinstance(value, tuple) and not all(isinstance(item, str) for item in value):
                 return False
         return True
 
@@ -347,10 +347,10 @@ def read_declaration(module: str, name: str) -> EngineDeclaration:
         for statement in ast.parse(_read_source(module)).body:
             call = getattr(statement, "value", None)
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
-                given = [ast.literal_eval(one) for one in call.args]
-                found = EngineDeclaration(*given, **{one.arg or "": ast.literal_eval(one.value) for one in call.keywords})
-                if found.name == name and found.is_valid():
-                    return found
+                values = [ast.literal_eval(argument) for argument in call.args]
+                declaration = EngineDeclaration(*values, **{kw.arg or "": ast.literal_eval(kw.value) for kw in call.keywords})
+                if declaration.name == name and declaration.is_valid():
+                    return declaration
     except Exception:  # noqa: BLE001  # importing the module will report the mistake
         return EngineDeclaration(name)
     return EngineDeclaration(name)
@@ -373,7 +373,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     Results are in the order of ``engines``. One that crashes or takes longer than ``timeout`` seconds counts as broken. Raises
     UnknownEngine for an unregistered name.
     """
-    known = [list_registered(name) for name in (names() if engines is None else engines)]
+    statuses = [list_registered(name) for name in (names() if engines is None else engines)]
     running: list[WorkerProcess] = []
     interrupted = threading.Event()
 
@@ -388,7 +388,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     # A thread per probe only waits for its process.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            return tuple(pool.map(probe_one, known))
+            return tuple(pool.map(probe_one, statuses))
         except BaseException:  # do not wait for all probes after an interrupt
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)

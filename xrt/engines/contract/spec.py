@@ -71,7 +71,7 @@ def field_types(cls: type) -> Mapping[str, Any]:
     Raises OptionError if an annotation uses a name that its module does not define.
     """
     try:
-        hints = {name: kind for owner in reversed(cls.__mro__) for name, kind in _own_types(owner).items()}
+        hints = {name: kind for owner in reversed(cls.__mro__) for name, kind in _resolve_types(owner).items()}
     except NameError as error:
         raise OptionError(
             f"the fields of {cls.__qualname__} cannot be read: {error}; annotate them with names of the module"
@@ -79,10 +79,10 @@ def field_types(cls: type) -> Mapping[str, Any]:
     return FrozenDict((field.name, hints[field.name]) for field in dataclasses.fields(cls) if field.init)
 
 
-def _own_types(owner: type) -> dict[str, Any]:
+def _resolve_types(owner: type) -> dict[str, Any]:
     """Resolve the annotations of a class's fields only: names in other annotations may exist only for type checkers."""
-    known = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
-    fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in known}
+    names = {field.name for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else set()
+    fields = {name: text for name, text in vars(owner).get("__annotations__", {}).items() if name in names}
     plain = type(owner.__name__, (), {"__annotations__": fields, "__module__": owner.__module__})
     return typing.get_type_hints(plain) if fields else {}
 
@@ -95,7 +95,7 @@ def is_mapping(hint: Any) -> bool:
 def is_bounded(hint: Any) -> bool:
     """Whether the type allows only numbers, booleans, and literal words: no arbitrary text."""
     if get_origin(hint) in (Union, types.UnionType, tuple):
-        return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
+        return all(argument is Ellipsis or is_bounded(argument) for argument in get_args(hint))
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
 
 
@@ -231,12 +231,12 @@ def write_value(value: Any, hint: Any) -> str:
     # Prefer the bare text; quote only if it would be parsed as something else, as in the text "3" of a union with int.
     for quoted in (False, True):
         try:
-            back = read_value(_spell(value, quoted), hint)
+            parsed = read_value(_spell(value, quoted), hint)
         except OptionError:
             continue
         # A round trip also detects values of the wrong type, such as 1 for a bool.
-        if back == value:
-            return _spell(back, quoted)
+        if parsed == value:
+            return _spell(parsed, quoted)
     raise OptionError(f"expected {_name(hint)}; got {value!r}")
 
 
@@ -311,12 +311,12 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
 
     Raises OptionError for an unknown field, with the nearest name, and for text that does not fit the field's type.
     """
-    known = field_types(cls)
+    hints = field_types(cls)
     values: dict[str, Any] = {}
     for key, raw in fields.items():
-        with _naming(cls, key):
+        with _prefix_error(cls, key):
             field, dot, entry = key.partition(".")
-            hint = _hint(cls, field, known)
+            hint = _find_hint(cls, field, hints)
             if not dot:
                 values[field] = read_value(raw, hint)
             elif is_mapping(hint):
@@ -326,15 +326,15 @@ def build(cls: type[E], fields: Mapping[str, str]) -> E:
     return cls(**values)
 
 
-def _hint(cls: type[GraphCompiler], field: str, known: Mapping[str, Any]) -> Any:
-    if field not in known:
-        has = f"its options are {', '.join(sorted(known))}" if known else "it has no options"
-        raise OptionError(f"there is no such option; {has}.{did_you_mean(field, known)}")
-    return known[field]
+def _find_hint(cls: type[GraphCompiler], field: str, hints: Mapping[str, Any]) -> Any:
+    if field not in hints:
+        options = f"its options are {', '.join(sorted(hints))}" if hints else "it has no options"
+        raise OptionError(f"there is no such option; {options}.{did_you_mean(field, hints)}")
+    return hints[field]
 
 
 @contextlib.contextmanager
-def _naming(cls: type[GraphCompiler], key: str) -> Iterator[None]:
+def _prefix_error(cls: type[GraphCompiler], key: str) -> Iterator[None]:
     """Prefix an OptionError with the option and the engine."""
     try:
         yield
@@ -353,16 +353,16 @@ def format_spec(engine: GraphCompiler) -> str:
     """
     cls = type(engine)
     hints = field_types(cls)
-    shown: list[str] = []
+    options: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
         if field.name not in hints or _is_default(field, getattr(engine, field.name)):
             continue
-        with _naming(cls, field.name):
-            spelled = _spelled(field.name, getattr(engine, field.name), hints[field.name])
+        with _prefix_error(cls, field.name):
+            texts = _format_field(field.name, getattr(engine, field.name), hints[field.name])
             # Equal values may be written differently, such as 1 and 1.0; compare their text.
-            if spelled != _default(field, hints[field.name]):
-                shown += spelled
-    return f"{cls.name}{{{', '.join(shown)}}}" if shown else cls.name
+            if texts != _format_default(field, hints[field.name]):
+                options += texts
+    return f"{cls.name}{{{', '.join(options)}}}" if options else cls.name
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
@@ -372,13 +372,13 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     return field.default_factory is not dataclasses.MISSING and repr(value) == repr(field.default_factory())
 
 
-def _default(field: dataclasses.Field[Any], hint: Any) -> list[str] | None:
+def _format_default(field: dataclasses.Field[Any], hint: Any) -> list[str] | None:
     if field.default_factory is not dataclasses.MISSING:
-        return _spelled(field.name, field.default_factory(), hint)
-    return None if field.default is dataclasses.MISSING else _spelled(field.name, field.default, hint)
+        return _format_field(field.name, field.default_factory(), hint)
+    return None if field.default is dataclasses.MISSING else _format_field(field.name, field.default, hint)
 
 
-def _spelled(name: str, value: Any, hint: Any) -> list[str]:
+def _format_field(name: str, value: Any, hint: Any) -> list[str]:
     """``name=value``, or ``name.key=value`` for each entry of a mapping."""
     raw = write_value(value, hint)
     if not (is_mapping(hint) and value):
@@ -404,12 +404,12 @@ def list_options(cls: type) -> tuple[OptionEntry, ...]:
 
     Types and docstrings are read from the source of the class and its bases; without source the meanings are empty.
     """
-    written = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
-    return tuple(OptionEntry(field.name, *_describe(field, written)) for field in dataclasses.fields(cls) if field.init)
+    entries = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
+    return tuple(OptionEntry(field.name, *_describe(field, entries)) for field in dataclasses.fields(cls) if field.init)
 
 
-def _describe(field: dataclasses.Field[Any], written: Mapping[str, tuple[str, str]]) -> tuple[str, str, str]:
-    kind, meaning = written.get(field.name, (str(field.type), ""))
+def _describe(field: dataclasses.Field[Any], entries: Mapping[str, tuple[str, str]]) -> tuple[str, str, str]:
+    kind, meaning = entries.get(field.name, (str(field.type), ""))
     return kind, _spell_default(field), meaning
 
 
