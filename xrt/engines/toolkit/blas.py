@@ -54,8 +54,8 @@ class BlasThreads:
     def __init__(self, libraries: Sequence[BlasLibrary]) -> None:
         self.libraries = tuple(libraries)
         self._lock = renew_after_fork(threading.Lock())
-        self._under_way: list[int] = []
-        self._before: list[int] = []
+        self._budgets: list[int] = []
+        self._user_threads: list[int] = []
 
     @property
     def threads(self) -> int:
@@ -66,7 +66,7 @@ class BlasThreads:
     def unlimited(self) -> int:
         """The largest number of threads of any library without limits; 1 if there is none."""
         with self._lock:
-            return max(self._before, default=1) if self._under_way else self.threads
+            return max(self._user_threads, default=1) if self._budgets else self.threads
 
     @property
     def calls(self) -> BlasCalls | None:
@@ -77,20 +77,20 @@ class BlasThreads:
         """Begin a call with this thread budget; return the largest number of threads without limits."""
         with self._lock:
             # The first call remembers the user's setting, which the last call restores.
-            if not self._under_way:
-                self._before = [library.get() for library in self.libraries]
-            self._under_way.append(budget)
-            self._set(min(self._under_way))
-            return max(self._before, default=1)
+            if not self._budgets:
+                self._user_threads = [library.get() for library in self.libraries]
+            self._budgets.append(budget)
+            self._set(min(self._budgets))
+            return max(self._user_threads, default=1)
 
     def leave(self, budget: int) -> None:
         """End a call with this thread budget."""
         with self._lock:
-            self._under_way.remove(budget)
-            self._set(min(self._under_way, default=None))
+            self._budgets.remove(budget)
+            self._set(min(self._budgets, default=None))
 
     def _set(self, limit: int | None) -> None:
-        for library, before in zip(self.libraries, self._before, strict=True):
+        for library, before in zip(self.libraries, self._user_threads, strict=True):
             # Never raise the number above the user's setting.
             library.set(before if limit is None else min(before, limit))
 
@@ -128,11 +128,11 @@ def find_blas() -> BlasThreads:
     import numpy  # noqa: F401, ICN001  # loads NumPy's BLAS
     from threadpoolctl import ThreadpoolController
 
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    return BlasThreads([_bound(controller) for controller in found])
+    controllers = ThreadpoolController().select(user_api="blas").lib_controllers
+    return BlasThreads([_bind_library(controller) for controller in controllers])
 
 
-def _bound(controller: Any) -> BlasLibrary:
+def _bind_library(controller: Any) -> BlasLibrary:
     """Bind the functions that get and set the number of threads.
 
     For OpenBLAS, bind its symbols directly: threadpoolctl's setter works from one Python thread only.
@@ -141,27 +141,27 @@ def _bound(controller: Any) -> BlasLibrary:
     if controller.internal_api == "openblas":
         # Wheels of NumPy and SciPy prefix and suffix the symbols, so that several copies of OpenBLAS can coexist.
         for prefix, suffix in product(("", "scipy_"), ("", "64_", "_64")):
-            setter = _function(controller.dynlib, f"{prefix}openblas_set_num_threads{suffix}", None, ctypes.c_int)
-            getter = _function(controller.dynlib, f"{prefix}openblas_get_num_threads{suffix}", ctypes.c_int)
+            setter = _bind_function(controller.dynlib, f"{prefix}openblas_set_num_threads{suffix}", None, ctypes.c_int)
+            getter = _bind_function(controller.dynlib, f"{prefix}openblas_get_num_threads{suffix}", ctypes.c_int)
             if setter is not None and getter is not None:
-                return BlasLibrary(name, getter, setter, _calls(controller.dynlib, prefix, suffix))
+                return BlasLibrary(name, getter, setter, _find_cblas(controller.dynlib, prefix, suffix))
     return BlasLibrary(name, controller.get_num_threads, controller.set_num_threads)
 
 
-def _calls(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | None:
-    found = [_address(library, f"{prefix}cblas_{name}{suffix}") for name in ("sgemm", "sgemv", "dgemm", "dgemv")]
-    if not all(found):
+def _find_cblas(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | None:
+    addresses = [_find_address(library, f"{prefix}cblas_{name}{suffix}") for name in ("sgemm", "sgemv", "dgemm", "dgemv")]
+    if not all(addresses):
         return None
-    return BlasCalls((found[0], found[1]), (found[2], found[3]), 64 if suffix else 32)
+    return BlasCalls((addresses[0], addresses[1]), (addresses[2], addresses[3]), 64 if suffix else 32)
 
 
-def _address(library: ctypes.CDLL, symbol: str) -> int:
+def _find_address(library: ctypes.CDLL, symbol: str) -> int:
     """The address of a function; 0 if the library has none of that name."""
     function = getattr(library, symbol, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
+def _bind_function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
     """A separate function object, so that argument types set by others stay unchanged; None if the library lacks it."""
-    address = _address(library, symbol)
+    address = _find_address(library, symbol)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

@@ -33,15 +33,15 @@ class KnownIssue:
     """Address of the library's issue, or of the text that decides who is right; empty if nobody has reported it."""
 
 
-def match_known_issue(defects: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
+def match_known_issue(issues: Iterable[KnownIssue], node: Node, function: Function) -> str | None:
     """The reason of the first issue that matches the node; None if none does."""
-    return next((d.reason for d in defects if node.op in d.ops and _applies(d, node, function)), None)
+    return next((issue.reason for issue in issues if node.op in issue.ops and _is_match(issue, node, function)), None)
 
 
-def _applies(defect: KnownIssue, node: Node, function: Function) -> bool:
+def _is_match(issue: KnownIssue, node: Node, function: Function) -> bool:
     """Whether the issue matches. A malformed node matches none: `why_not` declines it elsewhere."""
     try:
-        return defect.applies(node, function)
+        return issue.applies(node, function)
     except (LookupError, TypeError, ValueError):
         return False
 
@@ -119,9 +119,9 @@ class Transform:
         """Possible transform lengths; empty if unknown."""
         is_short_time = self.node.op_type == "STFT"
         place = 3 if is_short_time else 1
-        given = find_input(self.node, place, self.function)
-        if given is not None:
-            return (int(given.array),)
+        length = find_input(self.node, place, self.function)
+        if length is not None:
+            return (int(length.array),)
         if is_short_time:  # without a length the window determines it, else the signal bounds it
             return (self._shape(2) or self._shape(0)[1:2])[:1]
         shape = self._shape(0)

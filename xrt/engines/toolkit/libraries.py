@@ -31,7 +31,7 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-class _Hidden:
+class _HidingFinder:
     """A finder that hides one module from the thread that created it."""
 
     def __init__(self, name: str) -> None:
@@ -49,7 +49,7 @@ def hide_module(name: str) -> Iterator[None]:
 
     A module that is already imported stays imported; a hidden one can be imported afterwards.
     """
-    finder = _Hidden(name)
+    finder = _HidingFinder(name)
     # First in the list, before the finders that would find the module.
     sys.meta_path.insert(0, finder)
     try:
@@ -70,7 +70,7 @@ class _Counts(ctypes.Structure):
     )
 
 
-def _counter() -> Callable[[], _Counts] | None:
+def _find_counter() -> Callable[[], _Counts] | None:
     try:
         counter = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):  # not glibc, or not Linux
@@ -79,27 +79,27 @@ def _counter() -> Callable[[], _Counts] | None:
     return counter
 
 
-_count = _counter()
+_read_counts = _find_counter()
 
 
-def _allocated() -> int:
+def _count_allocated() -> int:
     """Bytes in use by the C library's allocator."""
-    counts = _count() if _count else _Counts()
+    counts = _read_counts() if _read_counts else _Counts()
     return int(counts.uordblks + counts.hblkhd)
 
 
-class _Openings:
+class _OpeningGroup:
     """Sessions that open at the same time: only their total growth can be measured."""
 
     def __init__(self) -> None:
-        self.before = _allocated()
-        self.under_way = 0
+        self.before = _count_allocated()
+        self.open_count = 0
         self.weight = 0
-        self.grown: int | None = None
+        self.growth: int | None = None
         """None until the last one is open, or if the C library does not report allocations."""
 
     def end(self) -> None:
-        self.grown = max(0, _allocated() - self.before) if _count else None
+        self.growth = max(0, _count_allocated() - self.before) if _read_counts else None
 
 
 class AllocationTracker:
@@ -109,36 +109,36 @@ class AllocationTracker:
     """
 
     _lock = renew_after_fork(threading.Lock())
-    _now: ClassVar[_Openings | None] = None
+    _current: ClassVar[_OpeningGroup | None] = None
 
     def __init__(self, weight: int) -> None:
         self.weight = max(1, weight)
-        self._openings: _Openings | None = None
+        self._group: _OpeningGroup | None = None
 
     @property
     def nbytes(self) -> int | None:
         """The size in bytes; None if not reported, if a concurrent session is still opening, or if all failed."""
-        opened = self._openings
-        if opened is None or opened.grown is None or not opened.weight:
+        group = self._group
+        if group is None or group.growth is None or not group.weight:
             return None
-        return opened.grown * self.weight // opened.weight
+        return group.growth * self.weight // group.weight
 
     def __enter__(self) -> Self:
         with AllocationTracker._lock:
             # Join sessions that are opening already: their growth cannot be separated.
-            self._openings = AllocationTracker._now = AllocationTracker._now or _Openings()
-            self._openings.under_way += 1
+            self._group = AllocationTracker._current = AllocationTracker._current or _OpeningGroup()
+            self._group.open_count += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with AllocationTracker._lock:
-            opened = self._openings
-            if opened is None:
+            group = self._group
+            if group is None:
                 return
-            opened.under_way -= 1
+            group.open_count -= 1
             # A session that failed to open has no share of the growth.
             if error is None:
-                opened.weight += self.weight
-            if not opened.under_way:
-                opened.end()
-                AllocationTracker._now = None
+                group.weight += self.weight
+            if not group.open_count:
+                group.end()
+                AllocationTracker._current = None

@@ -1,4 +1,4 @@
-"""Assign offsets in one arena to values by their live ranges, and store values and Functions in shared memory."""
+"""Assign offsets in one arena to values by their live ranges."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
     O(n log n), plus insertion into one sorted list of gaps.
     """
     gaps = _Gaps()
-    ending: dict[int, list[LiveRange]] = defaultdict(list)
-    now = -1
+    ends: dict[int, list[LiveRange]] = defaultdict(list)
+    step = -1
     for span in sorted(spans, key=lambda span: (span.first, -span.nbytes)):
         # Free buffers whose last reader is done before placing the next ones.
-        while now < span.first - 1:
-            now += 1
-            for dead in ending.pop(now, ()):
-                gaps.give(dead.offset, _rounded(dead.nbytes))
-        span.offset = gaps.take(_rounded(span.nbytes))
-        ending[span.last].append(span)
+        while step < span.first - 1:
+            step += 1
+            for dead in ends.pop(step, ()):
+                gaps.free(dead.offset, _align(dead.nbytes))
+        span.offset = gaps.allocate(_align(span.nbytes))
+        ends[span.last].append(span)
     return gaps.end
 
 
@@ -50,7 +50,7 @@ class _Gaps:
         self._size_at: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
 
-    def take(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         """Allocate bytes in the smallest gap that fits, else at the end, including a gap that ends there."""
         index = bisect_left(self._by_size, (nbytes, 0))
         if index < len(self._by_size):
@@ -66,7 +66,7 @@ class _Gaps:
         self.end = start + nbytes
         return start
 
-    def give(self, start: int, nbytes: int) -> None:
+    def free(self, start: int, nbytes: int) -> None:
         """Free a block and merge it with adjacent gaps."""
         if not nbytes:
             return
@@ -90,5 +90,5 @@ class _Gaps:
         return nbytes
 
 
-def _rounded(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -70,9 +70,9 @@ class CompiledBody:
             raise ValueError(f"output {output} of body {self.function.name!r} was never computed, and its type is not declared")
         # Named dims of inputs bind the named dims of outputs.
         sizes: dict[str, int] = {}
-        for value, given in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.picks)], strict=True):
-            if isinstance(value.type, TensorType) and hasattr(given, "shape"):
-                pairs = zip(value.type.shape or (), given.shape, strict=False)
+        for value, operand in zip(self.function.inputs, [*inputs, *(captured[i] for i in self.picks)], strict=True):
+            if isinstance(value.type, TensorType) and hasattr(operand, "shape"):
+                pairs = zip(value.type.shape or (), operand.shape, strict=False)
                 sizes.update((dim, size) for dim, size in pairs if isinstance(dim, str))
         extents = [
             dim if isinstance(dim, int) else sizes.get(dim, 0) if isinstance(dim, str) else 0 for dim in declared.shape or ()
@@ -100,8 +100,8 @@ def close_over(body: Function, outer: Function) -> Function:
 def list_last_uses(function: Function) -> list[list[str]]:
     """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
     # Outputs and constants never die.
-    kept = {value.name for value in function.outputs} | set(function.constants)
-    seen = set(kept)
+    permanent = {value.name for value in function.outputs} | set(function.constants)
+    seen = set(permanent)
     dying: list[list[str]] = []
     for node in reversed(function.nodes):
         names = dict.fromkeys((*node.uses, *node.defines))

@@ -1,4 +1,4 @@
-"""Rewrites and questions that several engines share: convolutions as products, and readers that compute in integers."""
+"""Rewrites and predicates that several engines share: convolutions as products, and readers that compute in integers."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ def has_quantized_readers(node: Node, function: Function, *, quantizing: frozens
     dequantized; these require a constant with one scale. For a constant of one element one such reader suffices, because
     quantization tools share it between all readers.
     """
-    found = [_has_quantized_operand(one, name, function, quantizing) for one, name in _iter_readers(node, function)]
+    quantized = [_has_quantized_operand(reader, name, function, quantizing) for reader, name in _iter_readers(node, function)]
     constant = function.constants.get(node.inputs[0])
     # Quantization tools share one scalar between unrelated readers.
     is_number = constant is not None and constant.array.size == 1
-    return any(found) if is_number else bool(found) and all(found)
+    return any(quantized) if is_number else bool(quantized) and all(quantized)
 
 
 def _iter_readers(node: Node, function: Function) -> Iterator[tuple[Node, str]]:

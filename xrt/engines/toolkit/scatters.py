@@ -19,7 +19,7 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
     The engine's kernels must skip the copy if input and output are one buffer. No other reader can observe the update.
     """
     outputs = [value.name for value in function.outputs]
-    found = {}
+    pairs = {}
     for place, value in enumerate(function.inputs):
         uses = function.users(value.name)
         # Another reader, or an output with the old contents, would observe the update.
@@ -27,8 +27,8 @@ def find_inplace_outputs(function: Function) -> dict[int, int]:
             continue
         node = uses[0].node
         if has_trait(node, Trait.UPDATES) and node.inputs[0] == value.name and node.outputs[0] in outputs:
-            found[place] = outputs.index(node.outputs[0])
-    return found
+            pairs[place] = outputs.index(node.outputs[0])
+    return pairs
 
 
 def list_scattered_inputs(node: Node) -> tuple[int, ...]:
@@ -51,8 +51,8 @@ def make_writable_alias(array: np.ndarray[Any, Any], owner: Any = None) -> np.nd
     The caller guarantees that no other code relies on the contents. The result keeps ``owner`` alive, by default the array. Types
     of ml_dtypes, which the array interface cannot describe, are viewed as integers of their size in between.
     """
-    own = array if owner is None else owner
+    memory_owner = array if owner is None else owner
     # ml_dtypes register their types as user types.
     if array.dtype.isbuiltin == 1:
-        return np.asarray(_WritableMemory(array, own))
-    return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), own)).view(array.dtype)
+        return np.asarray(_WritableMemory(array, memory_owner))
+    return np.asarray(_WritableMemory(array.view(f"u{array.itemsize}"), memory_owner)).view(array.dtype)

@@ -23,7 +23,7 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
         return {"map": list(value.items())}
     array = np.asarray(value)
     if array.dtype.kind in "USO":
-        return {"shape": array.shape, "strings": [_as_text(one) for one in array.reshape(-1)]}
+        return {"shape": array.shape, "strings": [_as_text(text) for text in array.reshape(-1)]}
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
 
@@ -69,7 +69,7 @@ def read_value(memory: memoryview, record: Any) -> Any:
 
 def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
     """Values from shared memory."""
-    return [read_value(memory, one) for one in record]
+    return [read_value(memory, item) for item in record]
 
 
 def read_function(memory: memoryview, record: Any) -> Function:

@@ -95,22 +95,22 @@ def explain_disagreement(
 
     A difference reveals that the library ignores an input or an attribute. A string names an element type without a counterpart.
     """
-    for got, want in zip(results, declared, strict=True):
-        if isinstance(want, TensorType) and not _agree(got, want):
-            return f"{library} takes the result of this {op} for {got}, where ONNX says {want}"
+    for actual, expected in zip(results, declared, strict=True):
+        if isinstance(expected, TensorType) and not _is_compatible(actual, expected):
+            return f"{library} takes the result of this {op} for {actual}, where ONNX says {expected}"
     return None
 
 
-def _agree(got: TensorType | str, want: TensorType) -> bool:
-    if isinstance(got, str) or got.dtype is not want.dtype:
+def _is_compatible(actual: TensorType | str, expected: TensorType) -> bool:
+    if isinstance(actual, str) or actual.dtype is not expected.dtype:
         return False
-    if got.shape is None or want.shape is None:
+    if actual.shape is None or expected.shape is None:
         return True
-    pairs = zip(got.shape, want.shape, strict=False)
-    return len(got.shape) == len(want.shape) and all(g == w for g, w in pairs if isinstance(g, int) and isinstance(w, int))
+    pairs = zip(actual.shape, expected.shape, strict=False)
+    return len(actual.shape) == len(expected.shape) and all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
-# ---------------------------------------------------------------------- one node as a question
+# ---------------------------------------------------------------------- one node as a query
 
 SMALL = 64
 """Constants up to this many elements are axes, shapes or scales, not weights."""
@@ -144,7 +144,7 @@ class NodeQuery:
         outputs: Collection[str] | None = None,
     ) -> Self:
         """The query for a node: with constants of up to ``limit`` elements and the ``outputs`` that the library must compute."""
-        asked = node.outputs if outputs is None else outputs
+        required = node.outputs if outputs is None else outputs
         return cls(
             node.op_type,
             version or function.opsets.get("", 1),
@@ -153,7 +153,7 @@ class NodeQuery:
                 find_small_constant(name, function, limit) or function.get_type(name) if name else None
                 for name in (*node.inputs, *node.captures)
             ),
-            tuple((function.get_type(name),) if name and name in asked else None for name in node.outputs),
+            tuple((function.get_type(name),) if name and name in required else None for name in node.outputs),
             (node.domain, function.opset(node.domain)) if node.domain else None,
             node.captures,
         )
@@ -199,20 +199,20 @@ def has_symbolic_dims(node: Node, function: Function) -> bool:
     return any(isinstance(type_, TensorType) and not type_.is_static for type_ in types)
 
 
-def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]) -> str | None:
+def why_not_at_every_size(node: Node, function: Function, operators: Collection[str]) -> str | None:
     """Explain why a node with symbolic dims is not in ``taken`` or may behave differently at other sizes; None if neither."""
-    if node.op not in taken or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
+    if node.op not in operators or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
         return f"{node.op} is not computed with symbolic dims"
-    given = [_shape(name, function) for name in node.inputs]
-    made = [_shape(name, function) for name in node.outputs if name]
-    known = {dim for shape in given for dim in shape or () if isinstance(dim, str)}
-    for shape in (*given, *made):
-        if shape is None or any(not isinstance(dim, int) and dim not in known for dim in shape):
+    input_shapes = [_shape(name, function) for name in node.inputs]
+    output_shapes = [_shape(name, function) for name in node.outputs if name]
+    input_dims = {dim for shape in input_shapes for dim in shape or () if isinstance(dim, str)}
+    for shape in (*input_shapes, *output_shapes):
+        if shape is None or any(not isinstance(dim, int) and dim not in input_dims for dim in shape):
             return f"an extent of this {node.op} is known only when it is computed"
     # A declared shape that cannot be inferred might be violated at another size.
-    if made != list(_infer(NodeQuery.of(node, function))):
+    if output_shapes != list(_infer_shapes(NodeQuery.of(node, function))):
         return f"the extents that the model declares for this {node.op} do not follow from those of its inputs"
-    shapes = [shape or () for shape in given]
+    shapes = [shape or () for shape in input_shapes]
     rule = _RULES.get(node.op_type, _broadcasts)
     try:
         fits = rule(node, function, shapes)
@@ -222,14 +222,14 @@ def why_not_at_every_size(node: Node, function: Function, taken: Collection[str]
 
 
 @lru_cache(maxsize=4096)
-def _infer(query: NodeQuery) -> tuple[Shape | None, ...]:
+def _infer_shapes(query: NodeQuery) -> tuple[Shape | None, ...]:
     """Infer the output shapes from the inputs only."""
     alone = query.to_function()
     try:
-        found = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
+        inferred = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
     except ValueError:  # a malformed node
         return ()
-    return tuple(_shape(value.name, found) for value in alone.outputs)
+    return tuple(_shape(value.name, inferred) for value in alone.outputs)
 
 
 def _shape(name: str, function: Function) -> Shape | None:
@@ -240,7 +240,7 @@ def _shape(name: str, function: Function) -> Shape | None:
     return type_.shape if isinstance(type_, TensorType) else None
 
 
-def _constant(node: Node, place: int, function: Function) -> Constant | None:
+def _get_constant(node: Node, place: int, function: Function) -> Constant | None:
     return find_small_constant(node.inputs[place], function) if place < len(node.inputs) and node.inputs[place] else None
 
 
@@ -251,8 +251,8 @@ def _broadcasts(node: Node, function: Function, shapes: Sequence[Shape]) -> bool
     return all(len({dim for dim in dims if dim != 1}) <= 1 for dims in zip(*filled, strict=True))
 
 
-def _alone(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    """Whether all inputs but the first have fixed shapes."""
+def _has_fixed_operands(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+    """Whether all inputs except the first have fixed shapes."""
     return all(isinstance(dim, int) for shape in shapes[1:] for dim in shape)
 
 
@@ -266,12 +266,12 @@ def _products(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 def _gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     (m, inner), (other, n) = (
-        _turned(shape, node.attr(name, 0)) for shape, name in zip(shapes, ("transA", "transB"), strict=False)
+        _transpose(shape, node.attr(name, 0)) for shape, name in zip(shapes, ("transA", "transB"), strict=False)
     )
     return inner == other and (len(shapes) < 3 or _broadcasts(node, function, ((m, n), shapes[2])))
 
 
-def _turned(shape: Shape, turn: int) -> tuple[Dim, Dim]:
+def _transpose(shape: Shape, turn: int) -> tuple[Dim, Dim]:
     rows, columns = shape
     return (columns, rows) if turn else (rows, columns)
 
@@ -286,12 +286,12 @@ def _concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 def _reduces(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether the axes are constant."""
-    return len(node.inputs) < 2 or not node.inputs[1] or _constant(node, 1, function) is not None
+    return len(node.inputs) < 2 or not node.inputs[1] or _get_constant(node, 1, function) is not None
 
 
 def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether the target shape is constant and keeps the order of the symbolic dims."""
-    if _constant(node, 1, function) is None:
+    if _get_constant(node, 1, function) is None:
         return False
     result = _shape(node.outputs[0], function) or ()
     return [dim for dim in shapes[0] if isinstance(dim, str)] == [dim for dim in result if isinstance(dim, str)]
@@ -299,14 +299,14 @@ def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 def _normalizes_last(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     axis = node.attr("axis", -1)
-    return _alone(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][axis:])
+    return _has_fixed_operands(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][axis:])
 
 
 def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether starts, ends and axes are constant and the sliced dims fixed."""
-    starts, axes = _constant(node, 1, function), _constant(node, 3, function)
+    starts, axes = _get_constant(node, 1, function), _get_constant(node, 3, function)
     if starts is None or any(
-        _constant(node, place, function) is None for place in range(2, len(node.inputs)) if node.inputs[place]
+        _get_constant(node, place, function) is None for place in range(2, len(node.inputs)) if node.inputs[place]
     ):
         return False
     along = range(starts.array.size) if axes is None else axes.array.tolist()
@@ -314,16 +314,16 @@ def _slices(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 def _splits(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
-    is_known = len(node.inputs) < 2 or not node.inputs[1] or _constant(node, 1, function) is not None
+    is_known = len(node.inputs) < 2 or not node.inputs[1] or _get_constant(node, 1, function) is not None
     return is_known and isinstance(shapes[0][node.attr("axis", 0)], int)
 
 
-def _of_batches(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _is_batched(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether only the batch dim is symbolic."""
-    return _alone(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][1:])
+    return _has_fixed_operands(node, function, shapes) and all(isinstance(dim, int) for dim in shapes[0][1:])
 
 
-def _along_one_axis(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _keeps_axes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return function.opset() >= 13  # earlier versions flatten axes
 
 
@@ -343,10 +343,10 @@ _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
     "Slice": _slices,
     "Split": _splits,
     "Transpose": _always,
-    **dict.fromkeys(("LogSoftmax", "Softmax"), _along_one_axis),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), _keeps_axes),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _reduces),
     **{f"Reduce{kind}": _reduces for kind in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")},
-    **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _of_batches),
+    **dict.fromkeys(("AveragePool", "BatchNormalization", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), _is_batched),
 }
 """Per operator: whether symbolic dims cannot change the computation."""
 EVERY = ELEMENTWISE.union(_RULES)
@@ -354,5 +354,5 @@ EVERY = ELEMENTWISE.union(_RULES)
 
 
 def support_every_size(operators: Collection[str]) -> Check:
-    """A check of nodes with symbolic dims: supported are these operators, as far as `why_not_at_every_size` agrees."""
+    """A check of nodes with symbolic dims: they need one of these operators and must pass `why_not_at_every_size`."""
     return lambda node, function: why_not_at_every_size(node, function, operators) if has_symbolic_dims(node, function) else None
