@@ -1,8 +1,8 @@
 """The ``torch`` engine: regions of ONNX operators computed by PyTorch, operator by operator.
 
-A Function goes in; each node is computed by the kernel that the engine's table has for it, on tensors that share memory with the
-NumPy arrays. This package is the only home of torch among the engines; it imports torch with the first kernel that it needs, and
-changes no setting of torch's for the process: the number of threads, gradients and inference mode are set for the calling thread.
+Each node runs the kernel that the engine's table has for it, on tensors that share memory with NumPy arrays. Only this engine
+imports torch, with the first kernel that it needs. It changes no process-wide setting of torch: the number of threads, gradients
+and inference mode are set for the calling thread.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration

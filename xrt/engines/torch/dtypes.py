@@ -19,7 +19,7 @@ from xrt.engines.toolkit.libraries import shorten
 from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.graph import DType
 
-OWN = {
+DIRECT = {
     DType.BOOL: torch.bool,
     DType.UINT8: torch.uint8,
     DType.INT8: torch.int8,
@@ -46,7 +46,7 @@ MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
 """Bits of a result, for types that are represented by wider ones."""
 _NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(str(kind).removeprefix("torch."))
-    for dtype, kind in {**OWN, **_WIDENED}.items()
+    for dtype, kind in {**DIRECT, **_WIDENED}.items()
     if dtype is not DType.BFLOAT16
 }
 
@@ -55,7 +55,7 @@ def get_torch_dtype(dtype: DType) -> torch.dtype:
     """The torch.dtype that represents an element type; raises KeyError if there is none."""
     if dtype is DType.UINT64:
         return torch.int64
-    return OWN.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
+    return DIRECT.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
 
 
 _CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}

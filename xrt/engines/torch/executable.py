@@ -1,4 +1,4 @@
-"""Running a program on NumPy arrays."""
+"""Run a program on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @cache
-def _setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+def _find_thread_setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     """Functions that set the thread counts of OpenMP and MKL for the calling thread; PyTorch's own setter as a substitute."""
     lib = Path(torch.__file__).parent / "lib"
     try:
@@ -47,7 +47,7 @@ def call_within(threads: int, call: Callable[..., Any], *arguments: Any) -> Any:
     before, budget = torch.get_num_threads(), 1 if _FORKED[0] else threads
     if before == budget:
         return call(*arguments)
-    set_omp, set_mkl = _setters()
+    set_omp, set_mkl = _find_thread_setters()
     set_omp(budget)
     local = set_mkl(budget)
     try:
@@ -87,57 +87,57 @@ class TorchExecutable(Executable):
         self.program = program
         self.function = function
         self._threads = threads
-        self._read = tuple(_converter(value.type, from_numpy) for value in function.inputs)
-        self._write = tuple(_converter(value.type, to_numpy) for value in function.outputs)
+        self._read = tuple(_make_converter(value.type, from_numpy) for value in function.inputs)
+        self._write = tuple(_make_converter(value.type, to_numpy) for value in function.outputs)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         with torch.inference_mode(), shield():
             tensors = [read(x) for read, x in zip(self._read, inputs, strict=True)]
-            results = call_within(self._threads, self._fresh, tensors)
+            results = call_within(self._threads, self._compute, tensors)
             arrays = [write(result) for write, result in zip(self._write, results, strict=True)]
         if options.out is None:
             return arrays
-        return [_place(array, buffer) for array, buffer in zip(arrays, options.out, strict=True)]
+        return [_write_result(array, buffer) for array, buffer in zip(arrays, options.out, strict=True)]
 
-    def _fresh(self, tensors: list[Any]) -> list[Any]:
-        """Compute the results, each in memory of its own."""
-        taken = {*self.program.constants, *find_addresses(tensors)}
-        return [_own(result, taken) for result in self.program(tensors)]
+    def _compute(self, tensors: list[Any]) -> list[Any]:
+        """Compute the results, each in separate memory."""
+        addresses = {*self.program.constants, *find_addresses(tensors)}
+        return [_make_unshared(result, addresses) for result in self.program(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
         workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
-        packed = sum(one.nbytes for one in self.program.packed)
+        packed = sum(tensor.nbytes for tensor in self.program.packed)
         return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 
 
-def _converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
+def _make_converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
     """Function that converts values of a type; an optional may be None."""
     if isinstance(type_, SequenceType):
-        element = _converter(type_.element, of)
+        element = _make_converter(type_.element, of)
         return lambda values: [element(value) for value in values]
     if isinstance(type_, OptionalType):
-        inner = _converter(type_.element, of)
+        inner = _make_converter(type_.element, of)
         return lambda value: None if value is None else inner(value)
     assert isinstance(type_, TensorType)  # checked by `why_not`
     return of(type_.dtype)
 
 
-def _own(value: Any, taken: set[int]) -> Any:
-    """Make a result contiguous and unshared: copy it if its memory is in ``taken`` or larger than the result."""
+def _make_unshared(value: Any, addresses: set[int]) -> Any:
+    """Make a result contiguous and unshared: copy it if its storage is in ``addresses`` or larger than the result."""
     if isinstance(value, list):
-        return [_own(item, taken) for item in value]
+        return [_make_unshared(item, addresses) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
     tensor = value.contiguous()
     storage = tensor.untyped_storage()
-    if storage.data_ptr() in taken or storage.nbytes() > tensor.nbytes:
+    if storage.data_ptr() in addresses or storage.nbytes() > tensor.nbytes:
         tensor = tensor.clone()
-    taken.add(tensor.untyped_storage().data_ptr())
+    addresses.add(tensor.untyped_storage().data_ptr())
     return tensor
 
 
-def _place(array: Any, buffer: Any) -> Any:
+def _write_result(array: Any, buffer: Any) -> Any:
     if buffer is None:
         return array
     fill(buffer, array)
@@ -146,12 +146,12 @@ def _place(array: Any, buffer: Any) -> Any:
 
 def shield() -> AbstractContextManager[Any]:
     """Context that hides the caller's default device and autocast from kernels, for the calling thread."""
-    casts = torch.is_autocast_enabled("cpu")
-    if not casts and not torch._C._len_torch_function_stack():
+    has_autocast = torch.is_autocast_enabled("cpu")
+    if not has_autocast and not torch._C._len_torch_function_stack():
         return _NOTHING
     stack = ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())  # a default device is such a mode
-    if casts:
+    if has_autocast:
         stack.enter_context(torch.autocast("cpu", enabled=False))
     return stack
 

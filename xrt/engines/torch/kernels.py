@@ -17,7 +17,7 @@ from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits,
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import Run
 from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
-from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
+from xrt.engines.torch.dtypes import DIRECT, MASKS, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
@@ -56,7 +56,7 @@ class TorchKernelContext(NodeInfo):
         return CompiledBody.compile(self, attribute, self.compile)
 
 
-def find_known(node: Node, function: Function, index: int) -> Constant | None:
+def find_constant_input(node: Node, function: Function, index: int) -> Constant | None:
     """The constant behind an input; None if it is omitted or computed."""
     name = node.inputs[index] if index < len(node.inputs) else ""
     if not name:
@@ -104,12 +104,12 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     """
     if not is_whole(a):
         return torch.div(a, b)
-    none = b == 0
+    is_zero = b == 0
     if not a.dtype.is_signed:
-        return torch.div(a, b.masked_fill(none, 1), rounding_mode="trunc").masked_fill_(none, 0)
-    opposite = b == -1
-    quotient = torch.div(a, b.masked_fill(none | opposite, 1), rounding_mode="trunc")
-    return torch.where(opposite, -quotient, quotient).masked_fill_(none, 0)
+        return torch.div(a, b.masked_fill(is_zero, 1), rounding_mode="trunc").masked_fill_(is_zero, 0)
+    is_minus_one = b == -1
+    quotient = torch.div(a, b.masked_fill(is_zero | is_minus_one, 1), rounding_mode="trunc")
+    return torch.where(is_minus_one, -quotient, quotient).masked_fill_(is_zero, 0)
 
 
 def power(base: Tensor, exponent: Tensor) -> Tensor:
@@ -121,15 +121,15 @@ def power(base: Tensor, exponent: Tensor) -> Tensor:
     if not is_whole(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
     whole = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
-    cut = torch.pow(base.double(), exponent.double()).to(base.dtype)
-    return torch.where(exponent < 0, cut, whole)
+    truncated = torch.pow(base.double(), exponent.double()).to(base.dtype)
+    return torch.where(exponent < 0, truncated, whole)
 
 
 elementwise.binary(ops, "Div", priority=2)(lambda node, at: divide)
 elementwise.binary(ops, "Pow", priority=2)(lambda node, at: power)
 
 
-def _ordered(name: str) -> Any:
+def _make_comparison(name: str) -> Any:
     """Factory of a comparison: uint64 is represented by int64, so its sign bit is flipped first."""
 
     def factory(node: Any, at: TorchKernelContext) -> Run:
@@ -142,7 +142,7 @@ def _ordered(name: str) -> Any:
 
 
 for _op, _name in {"Greater": "gt", "Less": "lt", "GreaterOrEqual": "ge", "LessOrEqual": "le"}.items():
-    elementwise.binary(ops, _op, priority=2)(_ordered(_name))
+    elementwise.binary(ops, _op, priority=2)(_make_comparison(_name))
 
 
 @overrides("Max", "Min")
@@ -161,15 +161,15 @@ def mod(at: TorchKernelContext) -> Run:
     def run(a: Tensor, b: Tensor) -> Tensor:
         if not is_whole(a):
             return remainder(a, b)
-        none = b == 0
-        return remainder(a, b.masked_fill(none, 1)).masked_fill_(none, 0)
+        is_zero = b == 0
+        return remainder(a, b.masked_fill(is_zero, 1)).masked_fill_(is_zero, 0)
 
     return run
 
 
 @overrides("Gemm")
 def gemm(at: TorchKernelContext) -> Run:
-    """A single addmm if nothing is scaled."""
+    """Compute with a single addmm unless the operands are scaled."""
     general, is_plain = elementwise.gemm(at.node, at), at.attr("alpha", 1.0) == 1 and at.attr("beta", 1.0) == 1
     left, right = at.attr("transA", 0), at.attr("transB", 0)
 
@@ -215,9 +215,9 @@ def constant(at: TorchKernelContext) -> Run:
 
 @overrides("ConstantOfShape", host=(0,))
 def constant_of_shape(at: TorchKernelContext) -> Run:
-    given = at.attr("value")
-    one = torch.zeros((), dtype=torch.float32) if given is None else from_numpy(given.dtype)(given.array).reshape(())
-    return lambda shape: one.expand(shape.tolist()).clone()
+    fill = at.attr("value")
+    scalar = torch.zeros((), dtype=torch.float32) if fill is None else from_numpy(fill.dtype)(fill.array).reshape(())
+    return lambda shape: scalar.expand(shape.tolist()).clone()
 
 
 # ---------------------------------------------------------------------- normalizations
@@ -239,7 +239,7 @@ def layer_normalization(at: TorchKernelContext) -> Run:
 
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
-    """Half precision is rounded at each step, as in ONNX's definition."""
+    """Round half precision at each step, as in ONNX's definition."""
     return reduction.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 
@@ -305,7 +305,7 @@ def _compute_weight_gradient(x: Tensor, w: Tensor, place: Placement) -> Tensor:
 @overrides("Conv", why_not=_why_not_rank)
 def conv(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
-    is_computed = find_known(at.node, at.function, 1) is None
+    is_computed = find_constant_input(at.node, at.function, 1) is None
     compute = round_once(TORCH, lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias, is_computed))
     return lambda x, w, bias=None: compute(x, w, bias)
 
@@ -328,8 +328,8 @@ def conv_transpose(at: TorchKernelContext) -> Run:
             y = TORCH.pad_axes(whole, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
-    once = round_once(TORCH, compute)
-    return lambda x, w, bias=None: once(x, w, bias)
+    rounded = round_once(TORCH, compute)
+    return lambda x, w, bias=None: rounded(x, w, bias)
 
 
 # ---------------------------------------------------------------------- recurrent layers
@@ -352,15 +352,15 @@ class LibraryLayer:
         self._direction = at.attr("direction", "forward")
         self._batch_first = bool(at.attr("layout", 0))
         self._call = _find_function(at)
-        given = len(at.node.inputs) > 3 and bool(at.node.inputs[3])
-        self._is_constant = all(find_known(at.node, at.function, i) is not None for i in range(1, 4 if given else 3))
+        has_bias = len(at.node.inputs) > 3 and bool(at.node.inputs[3])
+        self._is_constant = all(find_constant_input(at.node, at.function, i) is not None for i in range(1, 4 if has_bias else 3))
         self._packed = at.packed
         self._weights: list[Tensor] | None = None
 
     def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:
         """Whether the library supports a call: float32 or float64, and no lengths or peepholes in ``rest``."""
-        usual = self._call is not None and type(x) is torch.Tensor and x.dtype in _TYPES
-        return usual and x.numel() > 0 and all(one is None for one in rest)
+        is_supported = self._call is not None and type(x) is torch.Tensor and x.dtype in _TYPES
+        return is_supported and x.numel() > 0 and all(operand is None for operand in rest)
 
     def __call__(self, x: Tensor, w: Tensor, r: Tensor, bias: Tensor, initial: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Compute Y and the last states in the node's layout."""
@@ -368,11 +368,11 @@ class LibraryLayer:
         backwards = self._direction == "reverse"
         x = x.flip(0) if backwards else x
         shape = (r.shape[0], x.shape[1], r.shape[-1])
-        states = [x.new_zeros(shape) if one is None else self._swap(one).contiguous() for one in initial]
+        states = [x.new_zeros(shape) if state is None else self._swap(state).contiguous() for state in initial]
         both = self._direction == "bidirectional"
-        states_given = states if self._op == "LSTM" else states[0]
+        states_argument = states if self._op == "LSTM" else states[0]
         assert self._call is not None
-        y, *last = self._call(x, states_given, self._order(w, r, bias), bias is not None, 1, 0.0, False, both, False)
+        y, *last = self._call(x, states_argument, self._order(w, r, bias), bias is not None, 1, 0.0, False, both, False)
         y = (y.flip(0) if backwards else y).unflatten(2, (shape[0], shape[2]))
         y = y.transpose(0, 1) if self._batch_first else y.transpose(1, 2)
         return y, *map(self._swap, last)
@@ -404,13 +404,13 @@ def _find_function(at: TorchKernelContext) -> Callable[..., Any] | None:
         by_name: dict[str, Callable[..., Any]] = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
         return by_name.get((names or {"tanh"}).pop()) if len(names) < 2 else None
     directions = 2 if at.attr("direction", "forward") == "bidirectional" else 1
-    listed = [name.lower() for name in at.attr("activations") or _USUAL[op] * directions]
-    if listed != _USUAL[op] * directions or at.attr("input_forget", 0):
+    activations = [name.lower() for name in at.attr("activations") or _USUAL[op] * directions]
+    if activations != _USUAL[op] * directions or at.attr("input_forget", 0):
         return None
     return torch.lstm if op == "LSTM" else torch.gru if at.attr("linear_before_reset", 0) else None
 
 
-def _layer(general_factory: Callable[..., Run], states: slice) -> Factory:
+def _make_layer_factory(general_factory: Callable[..., Run], states: slice) -> Factory:
     """Factory of a layer: PyTorch's function if it supports the call, else the shared loop over time."""
 
     def factory(at: TorchKernelContext) -> Run:
@@ -427,9 +427,9 @@ def _layer(general_factory: Callable[..., Run], states: slice) -> Factory:
     return factory
 
 
-overrides("RNN", since=7)(_layer(recurrent.rnn, slice(1)))
-overrides("GRU", since=7)(_layer(recurrent.gru, slice(1)))
-overrides("LSTM", since=7)(_layer(recurrent.lstm, slice(2)))
+overrides("RNN", since=7)(_make_layer_factory(recurrent.rnn, slice(1)))
+overrides("GRU", since=7)(_make_layer_factory(recurrent.gru, slice(1)))
+overrides("LSTM", since=7)(_make_layer_factory(recurrent.lstm, slice(2)))
 
 # ---------------------------------------------------------------------- types that are represented by wider or coded ones
 
@@ -513,8 +513,8 @@ def bit_cast(at: TorchKernelContext) -> Run:
     source, to = at.input_dtype(0), at.attribute_dtype("to")
     if source is None or to is None:
         raise at.refuse("is between types that are not known")
-    if source in OWN and to in OWN:
-        dtype = OWN[to]
+    if source in DIRECT and to in DIRECT:
+        dtype = DIRECT[to]
         return lambda x: x.contiguous().view(dtype)
     write, read = to_numpy(source), from_numpy(to)
     return lambda x: read(write(x.contiguous()).view(to.numpy))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from xrt.engines.kernels.arrays import NARROW, trim
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.kernels.windows import convolve, fold, max_windows
-from xrt.engines.torch.dtypes import COMPLEX, OWN, from_numpy, get_torch_dtype
+from xrt.engines.torch.dtypes import COMPLEX, DIRECT, from_numpy, get_torch_dtype
 from xrt.graph import DType
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ Axes = int | Sequence[int] | None
 
 _DTYPES: dict[Any, torch.dtype] = {
     **{dtype.numpy: get_torch_dtype(dtype) for dtype in DType if dtype is not DType.STRING},
-    **{dtype.numpy.type: kind for dtype, kind in {**OWN, **COMPLEX}.items()},
+    **{dtype.numpy.type: kind for dtype, kind in {**DIRECT, **COMPLEX}.items()},
     bool: torch.bool,
     None: torch.float64,
 }
 """PyTorch's types by NumPy's; NumPy's own default is float64."""
 _KINDS = {
     kind: "b" if kind is torch.bool else "c" if kind.is_complex else "f" if kind.is_floating_point else "iu"[not kind.is_signed]
-    for kind in (*OWN.values(), *COMPLEX.values())
+    for kind in (*DIRECT.values(), *COMPLEX.values())
 }
 _CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 _POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
@@ -51,8 +51,8 @@ def count_from_start(indices: Tensor, extent: int) -> Tensor:
 
 
 def _axes(x: Tensor, axis: Axes) -> list[int]:
-    chosen = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return [one % x.ndim for one in chosen]
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return [index % x.ndim for index in axes]
 
 
 class TorchNamespace:
@@ -131,8 +131,8 @@ class TorchNamespace:
     def expand_dims(self, x: Tensor, axis: int | Sequence[int]) -> Tensor:
         axes = (axis,) if isinstance(axis, int) else axis
         rank = x.ndim + len(axes)
-        for one in sorted(one % rank for one in axes):
-            x = x.unsqueeze(one)
+        for position in sorted(index % rank for index in axes):
+            x = x.unsqueeze(position)
         return x
 
     def squeeze(self, x: Tensor, axis: Axes = None) -> Tensor:
@@ -216,8 +216,8 @@ class TorchNamespace:
         return x if axis == () or not x.ndim else torch.amin(x, _axes(x, axis), keepdims)
 
     def prod(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        for one in sorted(_axes(x, axis), reverse=True):
-            x = torch.prod(x, one, keepdims, dtype=x.dtype)
+        for index in sorted(_axes(x, axis), reverse=True):
+            x = torch.prod(x, index, keepdims, dtype=x.dtype)
         return x
 
     def cumsum(self, x: Tensor, axis: int, dtype: Any = None) -> Tensor:

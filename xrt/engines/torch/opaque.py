@@ -44,12 +44,12 @@ def make_opaque_kernel(at: TorchKernelContext) -> Run:
     def run(*inputs: Any) -> tuple[Any, ...]:
         if updates:  # batch norm in training writes to its statistics, which its schema does not declare
             inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
-        args, kwargs = call.resolve(lambda tagged: _resolve(tagged, inputs))
+        args, kwargs = call.resolve(lambda tagged: _resolve_argument(tagged, inputs))
         results = operator(*args, **kwargs)
-        given = tuple(map(_to_tensor, results if isinstance(results, tuple | list) else (results,)))
+        tensors = tuple(map(_to_tensor, results if isinstance(results, tuple | list) else (results,)))
         for k, type_ in enumerate(declared):
-            _check(call.operator, k, given[k] if k < len(given) else None, type_)
-        return given
+            _check_result(call.operator, k, tensors[k] if k < len(tensors) else None, type_)
+        return tensors
 
     return run
 
@@ -64,46 +64,46 @@ def _find_operator(name: str) -> Any:
         raise CompileRefused(f"{name!r} is not the name of an operator of PyTorch, which is namespace::operator.overload")
     namespace, operator, overload = match.groups()
     qualified = f"{namespace}::{operator}"
-    known = {schema.overload_name or "default" for schema in torch._C._jit_get_schemas_for_operator(qualified)}
-    if overload not in known:
+    overloads = {schema.overload_name or "default" for schema in torch._C._jit_get_schemas_for_operator(qualified)}
+    if overload not in overloads:
         raise CompileRefused(
             f"this process has no operator {name} of PyTorch; import the library that registers it before the model is compiled"
         )
-    if namespace not in _NAMESPACES and not _is_own(qualified):
+    if namespace not in _NAMESPACES and not _is_registered_by_program(qualified):
         raise CompileRefused(
             f"{name} is an operator that no model may call: those are the operators of aten and prims, "
             "and those that this process registers by torch.library"
         )
-    found = getattr(getattr(getattr(torch.ops, namespace), operator, None), overload, None)
-    if not isinstance(found, torch._ops.OpOverload):
+    function = getattr(getattr(getattr(torch.ops, namespace), operator, None), overload, None)
+    if not isinstance(function, torch._ops.OpOverload):
         raise CompileRefused(f"{name} is an operator of TorchScript alone, which no model may call")
-    if why := _why_not(found._schema):
+    if why := _why_not(function._schema):
         raise CompileRefused(f"{name} is an operator that no model may call: {why}")
-    return found
+    return function
 
 
-def _is_own(qualified: str) -> bool:
+def _is_registered_by_program(qualified: str) -> bool:
     """Whether the program registered the operator by torch.library, rather than PyTorch or a compiled library."""
     if qualified not in torch.library._defs:
         return False
     if defined := OPDEFS.get(qualified):
         return str(defined._init_fn.__module__).partition(".")[0] != "torch"
-    place = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
-    if place is None or Path(place[1]) == _LIBRARY / "library.py":  # registered by `torch.library.define`
-        return place is not None and qualified.partition("::")[0] not in _DEFINED
-    return not Path(place[1]).is_relative_to(_LIBRARY)
+    registration = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
+    if registration is None or Path(registration[1]) == _LIBRARY / "library.py":  # registered by `torch.library.define`
+        return registration is not None and qualified.partition("::")[0] not in _DEFINED
+    return not Path(registration[1]).is_relative_to(_LIBRARY)
 
 
 def _why_not(schema: Any) -> str | None:
     """Explain why a model may not call an operator of this schema; None if it may."""
     if schema.is_mutable:
         return "it modifies its arguments"
-    arguments = [(argument.name, _element(argument.type)) for argument in schema.arguments]
+    arguments = [(argument.name, _find_element_type(argument.type)) for argument in schema.arguments]
     if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
         return "it takes the name of a file"
     if all(kind != "Tensor" for _, kind in arguments) and not _is_factory(schema.name):
         return "it takes no tensor"
-    if not schema.returns or any(_element(result.type) not in _RESULTS for result in schema.returns):
+    if not schema.returns or any(_find_element_type(result.type) not in _RESULTS for result in schema.returns):
         return "it returns something else than tensors and numbers"
     return None
 
@@ -113,7 +113,7 @@ def _is_factory(name: str) -> bool:
     return name.partition("::")[0] in ("aten", "prims") and "empty" not in name
 
 
-def _element(type_: Any) -> str:
+def _find_element_type(type_: Any) -> str:
     """The element type of a schema type, without lists and optionals."""
     name = str(type_)
     while match := _OF.fullmatch(name):
@@ -121,7 +121,7 @@ def _element(type_: Any) -> str:
     return name
 
 
-def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
+def _resolve_argument(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
     if tagged.kind == "tensor":
         value = inputs[tagged.value]  # oneDNN's operators depend on the memory order
         return value.contiguous() if isinstance(value, torch.Tensor) else value
@@ -142,22 +142,22 @@ def _to_tensor(result: Any) -> Tensor:
     return None if result is None else torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
 
 
-def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> None:
+def _check_result(operator: str, index: int, result: Tensor, declared: Type | None) -> None:
     """Raise ValueError unless a result is a dense CPU tensor of the declared element type and shape."""
     if not isinstance(declared, TensorType):
         return
     if result is None:
         shown = "missing"
-    elif result.dtype != get_torch_dtype(declared.dtype) or not _fits(result.shape, declared.shape):
+    elif result.dtype != get_torch_dtype(declared.dtype) or not _matches_shape(result.shape, declared.shape):
         shown = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
         shown = f"a tensor on {result.device} with layout {result.layout}"
     else:
         return
-    raise ValueError(f"result {place} of {operator} is {shown}, and the model declares {declared}")
+    raise ValueError(f"result {index} of {operator} is {shown}, and the model declares {declared}")
 
 
-def _fits(shape: tuple[int, ...], declared: Shape | None) -> bool:
+def _matches_shape(shape: tuple[int, ...], declared: Shape | None) -> bool:
     """Whether a shape has the declared rank and static extents."""
     if declared is None:
         return True

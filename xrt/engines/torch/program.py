@@ -15,7 +15,7 @@ import torch
 from xrt.engines.kernels.table import Run
 from xrt.engines.toolkit.node_query import list_last_uses
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
-from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_known, ops
+from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_constant_input, ops
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
@@ -81,22 +81,22 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
     template: list[Any] = [None] * (len(slots) + 1)
     for name, constant in function.constants.items():
         template[slots[name]] = from_numpy(constant.dtype)(constant.array)
-    kept = set(find_addresses(template))
+    shared = set(find_addresses(template))
     copies: list[torch.Tensor] = [] if packed is None else packed
 
     def make_inner(inner: Function) -> TensorProgram:
         program = make_program(inner, copies)
-        kept.update(program.constants)
+        shared.update(program.constants)
         return program
 
     steps = []
     for node, dead in zip(function.nodes, list_last_uses(function), strict=True):
-        run = _kernel(TorchKernelContext(node, function, make_inner, copies))
+        run = _make_kernel(TorchKernelContext(node, function, make_inner, copies))
         if node.op_type == "Constant":
-            kept.update(find_addresses([run()]))
-        steps.append(_step(run, node, slots, dead))
+            shared.update(find_addresses([run()]))
+        steps.append(_make_step(run, node, slots, dead))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
-    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(kept), copies)
+    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(shared), copies)
 
 
 def find_addresses(values: Sequence[Any]) -> Iterator[int]:
@@ -108,7 +108,7 @@ def find_addresses(values: Sequence[Any]) -> Iterator[int]:
             yield value.untyped_storage().data_ptr()
 
 
-def _step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:
+def _make_step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:
     arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
     results = tuple(slots[name] if name else UNWANTED for name in node.outputs)
     dead = tuple(slots[name] for name in dying)
@@ -119,24 +119,24 @@ def _returns_one(node: Node) -> bool:
     return len(node.outputs) == 1 and not node.bodies
 
 
-def _kernel(at: TorchKernelContext) -> Run:
+def _make_kernel(at: TorchKernelContext) -> Run:
     """The kernel of a node, which returns one output or a tuple of several."""
     node, function = at.node, at.function
     kernel = ops.find(node, function)
     if node.domain == DOMAIN:
         run = make_opaque_kernel(at)
     elif isinstance(kernel, str):
-        run = _define(at, kernel)
+        run = _decompose(at, kernel)
     else:
-        run = _with_constants(kernel.code(node, at), kernel.host, at)
+        run = _bind_constants(kernel.code(node, at), kernel.host, at)
         if not node.bodies and node.op_type not in MOVING:
-            run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
-    return _first(run) if _returns_one(node) else run
+            run = _truncate_results(run, [_find_mask(function, name) for name in node.outputs])
+    return _select_first(run) if _returns_one(node) else run
 
 
-def _with_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Run:
+def _bind_constants(run: Run, host: Sequence[int], at: TorchKernelContext) -> Run:
     """Pass constant sizes and axes as NumPy arrays, so that no call reads them from tensors."""
-    constants = {i: known.array for i in host if (known := find_known(at.node, at.function, i)) is not None}
+    constants = {i: constant.array for i in host if (constant := find_constant_input(at.node, at.function, i)) is not None}
     if not constants:
         return run
 
@@ -154,50 +154,50 @@ def find_definition(node: Node, function: Function) -> Function | None:
     return find_decomposition(node, function)
 
 
-def _define(at: TorchKernelContext, reason: str) -> Run:
+def _decompose(at: TorchKernelContext, reason: str) -> Run:
     """The kernel of a node that is computed by its decomposition."""
     node = at.node
-    meaning = find_definition(node, at.function)
-    if meaning is None:
+    decomposition = find_definition(node, at.function)
+    if decomposition is None:
         raise CompileRefused(reason)
-    program = at.compile(meaning)
+    program = at.compile(decomposition)
     read = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
-    picks = [read[value.name] for value in meaning.inputs]
-    places = {name: k for k, name in enumerate(value.name for value in meaning.outputs)}
-    listed = [places.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
+    picks = [read[value.name] for value in decomposition.inputs]
+    places = {name: k for k, name in enumerate(value.name for value in decomposition.outputs)}
+    indices = [places.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         results = program([inputs[i] for i in picks])
-        return tuple(None if place is None else results[place] for place in listed)
+        return tuple(None if place is None else results[place] for place in indices)
 
     return run
 
 
-def _first(run: Run) -> Run:
+def _select_first(run: Run) -> Run:
     """A kernel that returns only the first output."""
 
-    def one(*inputs: Any) -> Any:
+    def run_first(*inputs: Any) -> Any:
         result = run(*inputs)
         return result[0] if result.__class__ is tuple else result
 
-    return one
+    return run_first
 
 
-def _wrap_around(run: Run, masks: Sequence[int | None]) -> Run:
+def _truncate_results(run: Run, masks: Sequence[int | None]) -> Run:
     """A kernel whose results are truncated to the bits of their types, which are represented by wider ones."""
     if not any(masks):
         return run
 
-    def wrapped(*inputs: Any) -> Any:
+    def run_truncated(*inputs: Any) -> Any:
         result = run(*inputs)
         if result.__class__ is not tuple:
             return result & masks[0]
         return tuple(value if mask is None else value & mask for value, mask in zip(result, masks, strict=False))
 
-    return wrapped
+    return run_truncated
 
 
-def _mask(function: Function, name: str) -> int | None:
+def _find_mask(function: Function, name: str) -> int | None:
     """The bits of a value that is represented by a wider type; None otherwise."""
     type_ = function.get_type(name) if name else None
     return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None

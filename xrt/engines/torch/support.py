@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.toolkit.support import LibrarySupport, why_not_defined
-from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN, summarize_error
+from xrt.engines.torch.dtypes import COMPLEX, DIRECT, MASKS, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.program import find_definition, make_program
@@ -49,7 +49,7 @@ def _why_not_type(node: Node, name: str, type_: Type) -> str | None:
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and this engine takes tensors, sequences and optionals"
     dtype = type_.dtype
-    if dtype in OWN or (dtype in MASKS and node.domain != DOMAIN) or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
+    if dtype in DIRECT or (dtype in MASKS and node.domain != DOMAIN) or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
         return None
     if (
         dtype not in _NO_TENSORS
@@ -72,30 +72,30 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
         if node.domain == DOMAIN:
             make_opaque_kernel(TorchKernelContext(node, function, make_program))
             return None
-        found = ops.find(node, function)
-        if not isinstance(found, str):
+        kernel = ops.find(node, function)
+        if not isinstance(kernel, str):
             if not node.bodies:
-                found.code(node, TorchKernelContext(node, function, make_program))
+                kernel.code(node, TorchKernelContext(node, function, make_program))
             return None
     except (CompileRefused, ModelError) as refused:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # a node that violates its schema may raise anything
         return f"torch cannot take this {node.op}: {summarize_error(cause)}"
-    return found if node.bodies else _why_not_defined(as_function(node, function), found)
+    return kernel if node.bodies else _why_not_defined(as_function(node, function), kernel)
 
 
 @lru_cache(maxsize=4096)
-def _why_not_defined(one: Function, reason: str) -> str | None:
+def _why_not_defined(isolated: Function, reason: str) -> str | None:
     """Explain why the decomposition of a node without a kernel is not supported."""
-    (node,) = one.nodes
+    (node,) = isolated.nodes
     try:
-        meaning = find_definition(node, one)
+        decomposition = find_definition(node, isolated)
     except ModelError as cause:
         return f"{reason}; {summarize_error(cause)}"
-    if meaning is None:
+    if decomposition is None:
         return reason
-    for inner in meaning.nodes:
-        if refused := why_not(inner, meaning):
+    for inner in decomposition.nodes:
+        if refused := why_not(inner, decomposition):
             return f"{reason}, and of its definition {inner.op} is not taken: {refused}"
     return None
 

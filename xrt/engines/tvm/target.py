@@ -83,11 +83,11 @@ def _list_missing_extensions() -> list[str]:
 
 def check_mcpu(mcpu: str) -> None:
     """Raise OptionError for a processor that LLVM does not know, or whose code this one cannot run."""
-    native = make_target(None, 3)
-    processors = [str(name) for name in codegen.llvm_get_cpu_archlist(native)]
+    host = make_target(None, 3)
+    processors = [str(name) for name in codegen.llvm_get_cpu_archlist(host)]
     if mcpu not in processors:
         raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, processors)}")
-    missing = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(native)
+    missing = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(host)
     if missing:
         raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(missing))}, which this processor does not have")
 

@@ -49,23 +49,23 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
         settings = SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
         if threads > 1:  # the thread count of a call is OpenMP's, which the caller sets
             settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
-        made = torch._inductor.aot_compile(program.module(), examples, options=settings)
+        output = torch._inductor.aot_compile(program.module(), examples, options=settings)
     if called := sorted(_list_python_calls(folder)):
         raise CompileRefused(f"its code would call back to Python for {', '.join(called)}")
-    return Path(made if isinstance(made, str) else made[-1])
+    return Path(output if isinstance(output, str) else output[-1])
 
 
 def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
     """Dimensions for torch.export: equal symbols share one dimension."""
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
-    found = {}
+    axes = {}
     for axis, dim in enumerate(type_.shape):
         if dim is None:
-            found[axis] = torch.export.Dim.DYNAMIC
+            axes[axis] = torch.export.Dim.DYNAMIC
         elif isinstance(dim, str):
-            found[axis] = dims.setdefault(dim, torch.export.Dim(f"d{len(dims)}"))
-    return found or None
+            axes[axis] = dims.setdefault(dim, torch.export.Dim(f"d{len(dims)}"))
+    return axes or None
 
 
 def _list_python_calls(folder: Path) -> set[str]:
@@ -80,9 +80,9 @@ def main(handle: str) -> None:
         del os.environ[name]
 
     def answer(request: Request) -> Message:
-        asked = request.message
-        function = read_function(request.memory, asked["function"])
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked["folder"]
-        return {"library": str(compile_library(function, asked["threads"], Path(asked["folder"])))}
+        message = request.message
+        function = read_function(request.memory, message["function"])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = message["folder"]
+        return {"library": str(compile_library(function, message["threads"], Path(message["folder"])))}
 
     serve(handle, answer)

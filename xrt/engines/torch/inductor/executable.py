@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """Threads that may run one library concurrently, sharing its weights; further ones wait."""
-_open = ctypes.pythonapi.PyCapsule_New
-_open.restype, _open.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_point = ctypes.pythonapi.PyCapsule_GetPointer
-_point.restype, _point.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_wrap = ctypes.pythonapi.PyCapsule_New
+_wrap.restype, _wrap.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_unwrap = ctypes.pythonapi.PyCapsule_GetPointer
+_unwrap.restype, _unwrap.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
 class LibraryError(RuntimeError):
@@ -55,11 +55,11 @@ class Library:
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """Compute the results; raises LibraryError."""
-        handles = [_point(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
-        given, results = (ctypes.c_void_p * len(handles))(*handles), self._results()
-        sizes = ctypes.c_size_t(len(given)), ctypes.c_size_t(len(results))
-        self._check(self._call(self._container, given, sizes[0], results, sizes[1], None, None))
-        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_open(result, None, None) for result in results]))
+        handles = [_unwrap(handle, None) for handle in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
+        arguments, results = (ctypes.c_void_p * len(handles))(*handles), self._results()
+        sizes = ctypes.c_size_t(len(arguments)), ctypes.c_size_t(len(results))
+        self._check(self._call(self._container, arguments, sizes[0], results, sizes[1], None, None))
+        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_wrap(result, None, None) for result in results]))
 
     def _check(self, code: int) -> None:
         if code:
@@ -81,7 +81,7 @@ class CompiledProgram:
 
     def __init__(self, library: Library, function: Function) -> None:
         self.library, self.function = library, function
-        self._open = tuple(_list_open_axes(function))
+        self._open_axes = tuple(_list_open_axes(function))
         """Input axes of symbolic or unknown size."""
 
     @cached_property
@@ -91,7 +91,7 @@ class CompiledProgram:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Compute the outputs."""
-        if any(inputs[i].shape[axis] < 2 for i, axis in self._open):
+        if any(inputs[i].shape[axis] < 2 for i, axis in self._open_axes):
             return [result.clone() for result in self.kernels(inputs)]  # an output must not share a constant's memory
         try:
             return self.library([tensor.contiguous() for tensor in inputs])
@@ -109,7 +109,7 @@ class InductorExecutable(TorchExecutable):
     """A library over tensors that share memory with the caller's arrays."""
 
     def __init__(self, data: memoryview, function: Function, context: CompileContext) -> None:
-        """Load the library that the data are."""
+        """``data`` is the content of the library."""
         with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=context.workdir) as file:
             file.write(data)
             file.flush()

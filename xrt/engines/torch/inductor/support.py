@@ -62,19 +62,19 @@ def why_not(node: Node, function: Function) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _why_not_traced(one: Function) -> str | None:
+def _why_not_traced(isolated: Function) -> str | None:
     """`why_not_traced` without a trace in the environment.
 
     The first trace creates Inductor's folder and stores its name in a variable. Set the variable to an existing folder and
     remove it afterwards, so that the caller's own compiles use their usual folder.
     """
-    is_named = _FOLDER in os.environ
-    if not is_named:
+    is_set = _FOLDER in os.environ
+    if not is_set:
         os.environ[_FOLDER] = tempfile.gettempdir()
     try:
-        return why_not_traced(one)
+        return why_not_traced(isolated)
     finally:
-        if not is_named:
+        if not is_set:
             os.environ.pop(_FOLDER, None)
 
 
@@ -123,15 +123,15 @@ _UNKNOWN = {
 }
 
 
-def why_not_traced(one: Function) -> str | None:
+def why_not_traced(isolated: Function) -> str | None:
     """Explain why the single node of a Function cannot be traced; None if it can."""
-    (node,) = one.nodes
+    (node,) = isolated.nodes
     hints = SizeHints()
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     try:
-        program = make_program(one)
+        program = make_program(isolated)
         with _quiet(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
-            inputs = [_fake(mode, value.type, hints) for value in one.inputs]
+            inputs = [_make_fake(mode, value.type, hints) for value in isolated.inputs]
             template = [
                 mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
                 for slot in program.template
@@ -157,7 +157,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
+def _make_fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     if type_.is_static:
