@@ -89,7 +89,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     if as_json:
         print_json(report.to_dict())
     else:
-        print_lines(*_footer(report, verbose=verbose))
+        print_lines(*_list_footer(report, verbose=verbose))
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
@@ -139,9 +139,9 @@ def _details(row: ReportRow) -> dict[str, str]:
     interval = row.interval
     difference = None if row.agreement is None else row.agreement.absolute
     cells = (
-        f"{_milliseconds(interval.low)}-{_milliseconds(interval.high)}" if interval else "",
-        _milliseconds(start.alone_seconds),
-        _milliseconds(start.first_seconds),
+        f"{_to_ms(interval.low)}-{_to_ms(interval.high)}" if interval else "",
+        _to_ms(start.alone_seconds),
+        _to_ms(start.first_seconds),
         f"{start.compile_seconds:.2f}",
         format_bytes(start.peak_bytes),
         str(len(start.regions)),
@@ -150,7 +150,7 @@ def _details(row: ReportRow) -> dict[str, str]:
     return dict(zip(DETAILS, cells, strict=True))
 
 
-def _milliseconds(seconds: float | None) -> str:
+def _to_ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
@@ -168,7 +168,7 @@ def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:
         yield f"{len(row.rounds)} of {rounds} rounds, which used up its time"
 
 
-def _footer(report: BenchReport, *, verbose: bool) -> Iterator[str]:
+def _list_footer(report: BenchReport, *, verbose: bool) -> Iterator[str]:
     rounds = max((len(row.rounds) for group in report.groups for row in group.rows), default=0)
     yield f"ms: median of {rounds} rounds in turn; ratio: to the fastest, with its 95 % interval"
     if verbose:

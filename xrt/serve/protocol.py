@@ -377,8 +377,8 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
         raise RequestRefusal("the request gives an input more than once")
     if rest:
         raise RequestRefusal(f"{len(rest)} bytes follow the last tensor of the request")
-    default = _flag(document.parameters, "binary_data_output", "the request", False)
-    outputs = {out.name: _flag(out.parameters, "binary_data", f"output {out.name!r}", default) for out in document.outputs}
+    default = _read_flag(document.parameters, "binary_data_output", "the request", False)
+    outputs = {out.name: _read_flag(out.parameters, "binary_data", f"output {out.name!r}", default) for out in document.outputs}
     return InferRequest(inputs, document.id, document.parameters, outputs, default)
 
 
@@ -424,7 +424,7 @@ def _load_special(text: bytes) -> Any:
     return json.loads(text)
 
 
-def _flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
+def _read_flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
     flag = parameters.get(name, default)
     if not isinstance(flag, bool):
         raise RequestRefusal(f"parameter {name!r} of {where} is true or false")

@@ -108,13 +108,13 @@ class ConformanceCase:
 
     def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ambiguity | None]) -> Comparison:
         parts = [
-            compare_all([r], [e], self._tolerance(e), ties=[t], names=[n])
+            compare_all([r], [e], self._choose_tolerance(e), ties=[t], names=[n])
             for r, e, t, n in zip(results, self.truth, ties, names, strict=True)
         ]
         wrong = [part for part in parts if not part]
         return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
 
-    def _tolerance(self, expected: Any) -> Tolerance:
+    def _choose_tolerance(self, expected: Any) -> Tolerance:
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")
         peak = tolerance_for(expected.dtype).peak if _TRANSFORMS.intersection(self.operators) else 0.0
@@ -163,16 +163,16 @@ def node_cases(pattern: str = "*") -> tuple[ConformanceCase, ...]:
     ``pattern`` is one glob or several, separated by commas; the prefix ``test_`` is optional. Imports only the modules of
     ``onnx`` that may define a matching test, once per process. Importing all of them takes several seconds.
     """
-    matching = (case for case in _made_cases(pattern) if matches(case.name, pattern))
+    matching = (case for case in _collect_cases(pattern) if matches(case.name, pattern))
     return tuple(sorted(matching, key=lambda case: case.name))
 
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a case's name, with or without ``test_``, matches one of the comma-separated globs."""
-    return any(fnmatch.fnmatchcase(text, glob) for glob in _globs(pattern) for text in (name, name.removeprefix("test_")))
+    return any(fnmatch.fnmatchcase(text, glob) for glob in _split_globs(pattern) for text in (name, name.removeprefix("test_")))
 
 
-def _globs(pattern: str) -> list[str]:
+def _split_globs(pattern: str) -> list[str]:
     return [glob.strip() for glob in pattern.split(",")]
 
 
@@ -181,7 +181,7 @@ _LOADED: list[tuple[ConformanceCase, ...]] = []
 _MAKING = Lock()
 
 
-def _made_cases(pattern: str) -> list[ConformanceCase]:
+def _collect_cases(pattern: str) -> list[ConformanceCase]:
     """Import the modules that may define a matching test; list the cases of every module imported so far."""
     from onnx.backend.test.case import node
 
@@ -191,7 +191,7 @@ def _made_cases(pattern: str) -> list[ConformanceCase]:
             if may_name_a_match(name, pattern):
                 importlib.import_module(name)
         tests = node._NodeTestCases  # collect_testcases() returns this list too, but imports every module
-        _LOADED.extend(tuple(_cases_of(test)) for test in tests[len(_LOADED) :])
+        _LOADED.extend(tuple(_make_cases(test)) for test in tests[len(_LOADED) :])
         return [case for cases in _LOADED for case in cases]
 
 
@@ -204,13 +204,13 @@ def _list_modules() -> tuple[str, ...]:
 
 def may_name_a_match(module: str, pattern: str) -> bool:
     """Whether a module of onnx's node tests may define a matching test, judged by the ``test_...`` strings in its source."""
-    heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _globs(pattern)]
+    heads = [re.split(r"[*?\[]", glob, maxsplit=1)[0] for glob in _split_globs(pattern)]
     heads += [f"test_{head}" for head in heads]
-    return any(head.startswith(word) or word.startswith(head) for word in _words(module) for head in heads)
+    return any(head.startswith(word) or word.startswith(head) for word in _list_prefixes(module) for head in heads)
 
 
 @cache
-def _words(module: str) -> frozenset[str]:
+def _list_prefixes(module: str) -> frozenset[str]:
     """The prefixes of a module's test names: complete string literals, or the part before an interpolation."""
     spec = find_spec(module)
     loader = spec.loader if spec else None
@@ -218,36 +218,36 @@ def _words(module: str) -> frozenset[str]:
     return frozenset({""} if source is None else re.findall(r"[\"'](test_\w*)", source))
 
 
-def _cases_of(test: Any) -> Iterator[ConformanceCase]:
+def _make_cases(test: Any) -> Iterator[ConformanceCase]:
     """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
     for number, (inputs, expected) in enumerate(test.data_sets):
         name = test.name if number == 0 else f"{test.name}/{number}"
-        yield ConformanceCase(name, test.model, _read_inputs(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
+        yield ConformanceCase(name, test.model, _convert(inputs, test.model.graph), _read_all(expected), test.rtol, test.atol)
 
 
-def _read_inputs(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
+def _convert(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
     """Convert the inputs, and append None for optional inputs that the test omits at the end."""
-    return _values(inputs) + (None,) * (len(graph.input) - len(inputs))
+    return _read_all(inputs) + (None,) * (len(graph.input) - len(inputs))
 
 
-def _values(values: Sequence[Any]) -> tuple[Any, ...]:
+def _read_all(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(read_value(value) for value in values)
 
 
 def read_value(value: Any) -> Any:
     """Convert a test value (ONNX message, array, scalar or list) to the arrays, lists and None that engines accept."""
     if isinstance(value, TensorProto):
-        return _array(numpy_helper.to_array(value))
+        return _convert_array(numpy_helper.to_array(value))
     if isinstance(value, SequenceProto):
         return [read_value(item) for item in numpy_helper.to_list(value)]
     if isinstance(value, OptionalProto):
         return read_value(numpy_helper.to_optional(value))
     if isinstance(value, list | tuple):
         return [read_value(item) for item in value]
-    return None if value is None else _array(value)
+    return None if value is None else _convert_array(value)
 
 
-def _array(value: Any) -> np.ndarray[Any, Any]:
+def _convert_array(value: Any) -> np.ndarray[Any, Any]:
     """Convert to an array; strings become an object array of ``str``."""
     array = np.asarray(value)
     if array.dtype.kind not in "OUS":
@@ -273,10 +273,10 @@ _UNDEFINED = ("light_squeezenet",)
 @lru_cache
 def load_stored_cases(group: str) -> tuple[ConformanceCase, ...]:
     """Load the cases of a folder of stored models, sorted by name. Each model has a directory with its inputs and outputs."""
-    return tuple(case for path in sorted((_data() / group).glob("*/model.onnx")) for case in _load_cases(path, group))
+    return tuple(case for path in sorted((_find_data() / group).glob("*/model.onnx")) for case in _load_cases(path, group))
 
 
-def _data() -> Path:
+def _find_data() -> Path:
     return Path(onnx_package.__file__).parent / "backend" / "test" / "data"
 
 
@@ -310,20 +310,20 @@ def load_light_cases() -> tuple[ConformanceCase, ...]:
     random weights the outputs differ, and the reference engine computes the expected ones. SqueezeNet is tested with random
     weights only: the stored model ends in a Softmax of equal logits of 1e10, where one rounding error changes everything.
     """
-    return tuple(case for path in sorted((_data() / "light").glob("light_*.onnx")) for case in _light(path))
+    return tuple(case for path in sorted((_find_data() / "light").glob("light_*.onnx")) for case in _make_light_cases(path))
 
 
-def _light(path: Path) -> Iterator[ConformanceCase]:
+def _make_light_cases(path: Path) -> Iterator[ConformanceCase]:
     model = onnx_package.load(path)
     stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
-    inputs = tuple(_ramp(info) for info in _list_caller_inputs(model))
+    inputs = tuple(_make_ramp(info) for info in _list_caller_inputs(model))
     rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
     if path.stem not in _UNDEFINED:
         yield ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light")
     yield ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED)
 
 
-def _ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:
+def _make_ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:
     """A ramp of float32 from 0 to 1, the input for which the stored outputs were computed."""
     shape = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)
     count = int(np.prod(shape))

@@ -203,7 +203,7 @@ def run_case(case: ConformanceCase, *makers: Maker) -> Outcome:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # cases overflow and cast NaN on purpose; only the results count
         for make in makers:
-            outcome = _outcome(case, make)
+            outcome = _try_maker(case, make)
             placed.update(outcome.placed)
             if outcome.word is not ResultWord.PASSED:
                 break
@@ -211,7 +211,7 @@ def run_case(case: ConformanceCase, *makers: Maker) -> Outcome:
     return replace(outcome, operators=case.operators, seconds=seconds, group=case.group, placed=tuple(sorted(placed)))
 
 
-def _outcome(case: ConformanceCase, make: Maker) -> Outcome:
+def _try_maker(case: ConformanceCase, make: Maker) -> Outcome:
     try:
         ready = make(case.function, case.inputs)
     except CompileRefused as refusal:

@@ -195,14 +195,14 @@ class FaultyEngine(_DelegatingEngine):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if self.due("compile", self.count_call("compile")) and self.how == "refuse":
             raise CompileRefused("the faulty engine is set to refuse")
-        return _Failing(self._engine.compile(function, context), self)
+        return _FailingExecutable(self._engine.compile(function, context), self)
 
     def version(self) -> str:
         self.count_call("version")
         return super().version()
 
 
-class _Failing(Executable):
+class _FailingExecutable(Executable):
     """An executable that misbehaves as configured in its FaultyEngine."""
 
     def __init__(self, inner: Executable, engine: FaultyEngine) -> None:

@@ -205,7 +205,7 @@ class Fuzzer:
 
     def judge(self, mode: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample in one mode and compare the results with the expected outputs."""
-        inputs = _copies(sample.inputs)
+        inputs = _copy_inputs(sample.inputs)
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
                 results = mode.run(sample.function, inputs)
@@ -236,11 +236,11 @@ class Fuzzer:
 
     def _bisect(self, seed: int, mode: ExecutionMode, sample: Sample, check: CheckVerdict) -> Finding:
         """Reduce the graph to the nodes that are needed for the same kind of disagreement."""
-        kind = _kind(check.message)
+        kind = _classify(check.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
             again = self.judge(mode, Sample(part, tuple(inputs)), expected)
-            return again.message if again.verdict is Verdict.DISAGREES and _kind(again.message) == kind else None
+            return again.message if again.verdict is Verdict.DISAGREES and _classify(again.message) == kind else None
 
         part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
         if part is None:  # caused by aliases, or not reproducible
@@ -260,7 +260,7 @@ def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
     return any(engine.why_not(node, whole) is None for node in whole.nodes)
 
 
-def _copies(inputs: Sequence[Any]) -> list[Any]:
+def _copy_inputs(inputs: Sequence[Any]) -> list[Any]:
     return [value.copy() for value in inputs]
 
 
@@ -268,7 +268,7 @@ def _summarize(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _kind(message: str) -> str:
+def _classify(message: str) -> str:
     """The kind of a disagreement, which a reduction must keep: the type of an exception, or wrong shape, type, count or value."""
     head = message.partition(":")[0]
     if head.isidentifier():

@@ -99,15 +99,15 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
         _grow(draft, choose.pick(form.recipes), form)
     if not draft.nodes:  # no recipe was applicable, or the form accepted none
         gentle(draft, draft.add_source(form.dtypes[0], (2,)))
-    outputs = _outputs(draft, form)
+    outputs = _choose_outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
     symbolic = form.symbolic and choose.integer(0, 3) == 3
-    aliases = _aliases(draft, outputs) if form.aliases else ()
+    aliases = _choose_aliases(draft, outputs) if form.aliases else ()
     return draft.function(outputs, named=symbolic, aliases=aliases)
 
 
-def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
+def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
     """Choose the outputs: all unread values, sometimes a value that is read, an input or constant, or a repeated output."""
     read = {name for node in draft.nodes for name in node.uses}
     computed = _list_computed(draft)
@@ -131,7 +131,7 @@ def _add_control_edges(draft: GraphDraft) -> None:
             draft.nodes[index] = replace(draft.nodes[index], control=(earlier.name,))
 
 
-def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
+def _choose_aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
     """Sometimes alias an input to an output of the same type, which the input holds after the call."""
     computed = {name for node in draft.nodes for name in node.outputs}
     pairs = [
@@ -153,14 +153,14 @@ def make_random_inputs(
     ``sizes`` has the sizes of symbolic dims; missing and unknown ones are 2. Inputs in ``empty`` are None (absent optionals).
     """
     rng = np.random.default_rng(seed)
-    return [None if v.name in empty else _value(rng, v.type, sizes) for v in function.inputs]
+    return [None if v.name in empty else _make_value(rng, v.type, sizes) for v in function.inputs]
 
 
-def _value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) -> Any:
+def _make_value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) -> Any:
     if isinstance(type_, OptionalType):
-        return _value(rng, type_.element, sizes)
+        return _make_value(rng, type_.element, sizes)
     if isinstance(type_, SequenceType):
-        return [_value(rng, type_.element, sizes) for _ in range(2)]
+        return [_make_value(rng, type_.element, sizes) for _ in range(2)]
     if not isinstance(type_, TensorType) or type_.shape is None:
         raise InputError(f"no random value can be made for the type {type_}; give a tensor type whose rank is known")
     return list_draft_values(rng, type_.dtype, tuple(d if isinstance(d, int) else sizes.get(str(d), 2) for d in type_.shape))

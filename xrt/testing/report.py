@@ -153,7 +153,7 @@ def settle(
     outcomes = tuple(_settle_outcome(outcome, gaps) for outcome in report.outcomes)
     if not alone:
         return replace(report, outcomes=outcomes)
-    stale = tuple(text for gap in gaps for text in _faults(gap, outcomes, complete))
+    stale = tuple(text for gap in gaps for text in _list_faults(gap, outcomes, complete))
     return replace(report, outcomes=outcomes, stale=report.stale + stale)
 
 
@@ -166,7 +166,7 @@ def _settle_outcome(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
     )
 
 
-def _faults(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
+def _list_faults(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
     covered = [outcome for outcome in outcomes if gap.covers(outcome.case)]
     if not covered:
         return [f"{gap} matches no case; delete the entry"] if complete else []

@@ -105,7 +105,7 @@ class Alternation:
         homes: dict[str, int] = {}
         for node in self.function.nodes:
             homes[node.name] = self._home(node, self._turn(node, homes))
-        options = ClusteringOptions(maximum_nodes=1, pins=tuple(self._pins(homes)))
+        options = ClusteringOptions(maximum_nodes=1, pins=tuple(self._make_pins(homes)))
         return partition(self.function, self.engines, options, strict=True)
 
     def _turn(self, node: Node, homes: dict[str, int]) -> int:
@@ -130,7 +130,7 @@ class Alternation:
             reasons.append(f"{engine.spec}: {reason}")
         raise CompileRefused(f"{node.op}: {'; '.join(reasons)}")
 
-    def _pins(self, homes: dict[str, int]) -> Iterator[Pin]:
+    def _make_pins(self, homes: dict[str, int]) -> Iterator[Pin]:
         for number, engine in enumerate(self.engines):
             if names := tuple(name for name, home in homes.items() if home == number):
                 yield Pin(names, engine.spec, "name")

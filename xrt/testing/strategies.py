@@ -27,7 +27,7 @@ __all__ = ["EVERYTHING", "Form", "functions", "labels", "make_random_inputs"]
 T = TypeVar("T")
 
 
-class _Drawn:
+class _DrawnChoices:
     """A Chooser that draws from hypothesis, which can then shrink a failing Function."""
 
     def __init__(self, draw: st.DrawFn) -> None:
@@ -43,7 +43,7 @@ class _Drawn:
 @st.composite
 def functions(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
     """Strategy for valid Functions of a form."""
-    return function_from(_Drawn(draw), form)
+    return function_from(_DrawnChoices(draw), form)
 
 
 @st.composite

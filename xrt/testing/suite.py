@@ -502,11 +502,11 @@ class EngineSuite:
         renamed = rename_values(function, {"v1": "zz", "v3": "a"})
         engine, context = self.create(), CompileContext()
         for other, change in ((listed, "the listing of the nodes"), (renamed, "their names")):
-            assert self._regions(other) == self._regions(function), f"{change} changes the regions\n{function}"
+            assert self._list_regions(other) == self._list_regions(function), f"{change} changes the regions\n{function}"
             same = make_signature(other, engine, context).key == make_signature(function, engine, context).key
             assert same, f"{change} changes the signature\n{function}"
 
-    def _regions(self, function: Function) -> list[tuple[str, str]]:
+    def _list_regions(self, function: Function) -> list[tuple[str, str]]:
         plan: Plan = partition(function, self.list_engines(), strict=True)
         return [(launch.engine, launch.function.fingerprint) for launch in plan.launches]
 

@@ -86,7 +86,7 @@ def _run(
             done, _ = ray.wait(list(running))
             for reference in done:
                 running.discard(reference)
-                for chunk_report in _take(ray, reference):
+                for chunk_report in _get_reports(ray, reference):
                     report = report.add(chunk_report)
                     progress(report)
     finally:
@@ -99,7 +99,7 @@ def count_next_chunks(remaining: int, workers: int) -> int:
     return min(MOST_CHUNKS, -(-remaining // (SHARE * workers)))
 
 
-def _take(ray: Any, reference: Any) -> list[ChunkReport]:
+def _get_reports(ray: Any, reference: Any) -> list[ChunkReport]:
     try:
         return ray.get(reference)  # type: ignore[no-any-return]  # untyped
     except ray.exceptions.RayTaskError as error:

@@ -160,7 +160,7 @@ class GraphDraft:
         return self.constant(list_draft_values(np.random.default_rng(self.choose.integer(0, 99)), dtype, shape))
 
     def input(self, dtype: DType, shape: tuple[int, ...]) -> DraftValue:
-        value = self._value(self.fresh("x"), dtype, shape, find_value_bound(dtype))
+        value = self._add_value(self.fresh("x"), dtype, shape, find_value_bound(dtype))
         self.inputs.append(value)
         return value
 
@@ -170,7 +170,7 @@ class GraphDraft:
         name = self.fresh("c")
         self.constants[name] = constant
         wide = constant.array.astype(np.float64) if constant.array.size else np.zeros(1)
-        return self._value(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
+        return self._add_value(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
 
     def axes(self, *numbers: int) -> str:
         """Add an int64 list for a single node (axes, a shape, starts), and return its name."""
@@ -182,7 +182,7 @@ class GraphDraft:
         self.constants[name] = Constant(np.array(number, np.int64))
         return name
 
-    def _value(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
+    def _add_value(self, name: str, dtype: DType, shape: tuple[int, ...], bound: float, leaf: bool = False) -> DraftValue:
         value = DraftValue(name, dtype, shape, bound, leaf)
         self.values.append(value)
         return value

@@ -21,7 +21,7 @@ def _is_signed(kind: DType) -> bool:
     return kind.is_float or kind.text.startswith("int")
 
 
-def _positive(draft: GraphDraft, x: DraftValue, least: float = 0.5) -> DraftValue:
+def _make_positive(draft: GraphDraft, x: DraftValue, least: float = 0.5) -> DraftValue:
     """Add nodes that compute ``abs(x) + least``, which is not close to zero."""
     size = draft.node("Abs", [x], draft.like(x, x.bound))[0]
     floor = draft.constant(np.asarray(least, x.dtype.numpy))
@@ -97,7 +97,7 @@ def fast_growth(draft: GraphDraft) -> None:
 
 def away_from_zero(draft: GraphDraft) -> None:
     """Sqrt, Log or Reciprocal, of arguments of at least 0.5."""
-    x = _positive(draft, draft.want_of(FLOATS))
+    x = _make_positive(draft, draft.want_of(FLOATS))
     draft.node(draft.choose.pick(("Sqrt", "Log", "Reciprocal")), [x], draft.like(x, max(x.bound, 2.0)))
 
 
@@ -145,7 +145,7 @@ def variadic(draft: GraphDraft) -> None:
 
 def division(draft: GraphDraft) -> None:
     x = draft.want_of(FLOATS)
-    draft.node("Div", [x, _positive(draft, draft.want_for(x), 1.0)], draft.like(x, x.bound))
+    draft.node("Div", [x, _make_positive(draft, draft.want_for(x), 1.0)], draft.like(x, x.bound))
 
 
 def division_of_integers(draft: GraphDraft) -> None:
@@ -160,7 +160,7 @@ def division_of_integers(draft: GraphDraft) -> None:
 
 
 def power(draft: GraphDraft) -> None:
-    x = _positive(draft, draft.want((F32,)))
+    x = _make_positive(draft, draft.want((F32,)))
     if x.bound**2 <= LARGEST:
         exponent = draft.constant(np.float32(draft.choose.pick((2.0, 0.5, -1.0, 0.0, 1.5))))
         draft.node("Pow", [x, exponent], draft.like(x, max(2.0, x.bound**2)))
@@ -343,7 +343,7 @@ def reduction(draft: GraphDraft) -> None:
 
 def logarithmic_reduction(draft: GraphDraft) -> None:
     """ReduceLogSum or ReduceLogSumExp, of values of at least 0.5."""
-    x = _positive(draft, draft.want((F32,)))
+    x = _make_positive(draft, draft.want((F32,)))
     axes, shape, count = _choose_axes(draft, x)
     if count and x.bound <= 20:
         bound = x.bound + math.log(count) + 1
@@ -478,7 +478,7 @@ OTHER_PRODUCTS = (contraction, product_of_integers)
 # ---------------------------------------------------------------------- convolution and pooling
 
 
-def _image(draft: GraphDraft, spatial: int) -> DraftValue:
+def _want_image(draft: GraphDraft, spatial: int) -> DraftValue:
     image = draft.find(lambda v: v.dtype is F32 and v.rank == spatial + 2 and min(v.shape) > 0 and min(v.shape[2:]) >= 3)
     sizes = [(1, 2), (2, 4), *[(4, 3, 5)] * spatial]
     return image or draft.add_source(F32, tuple(draft.choose.pick(options) for options in sizes))
@@ -491,7 +491,7 @@ def _choose_axes_of_windows(draft: GraphDraft) -> int:
 def convolution(draft: GraphDraft) -> None:
     """Conv with one to three spatial axes: groups, strides, dilations, asymmetric padding."""
     spatial = _choose_axes_of_windows(draft)
-    x = _image(draft, spatial)
+    x = _want_image(draft, spatial)
     groups = x.shape[1] if draft.choose.integer(0, 2) == 2 else 1
     kernel, strides, dilations = ([draft.choose.integer(1, 2) for _ in range(spatial)] for _ in range(3))
     pads = [draft.choose.integer(0, 1) for _ in range(2 * spatial)]
@@ -509,7 +509,7 @@ def _windows(sizes: tuple[int, ...], kernel: list[int], strides: list[int], dila
 
 
 def transposed_convolution(draft: GraphDraft) -> None:
-    x = _image(draft, 2)
+    x = _want_image(draft, 2)
     stride, pad = draft.choose.integer(1, 2), draft.choose.integer(0, 1)
     w = draft.want((F32,), (x.shape[1], 2, 3, 3))
     shape = (x.shape[0], 2, *((d - 1) * stride + 3 - 2 * pad for d in x.shape[2:]))
@@ -520,7 +520,7 @@ def transposed_convolution(draft: GraphDraft) -> None:
 def pooling(draft: GraphDraft) -> None:
     """Pooling over one to three spatial axes: strides, padding, with and without ``count_include_pad``."""
     spatial = _choose_axes_of_windows(draft)
-    x = _image(draft, spatial)
+    x = _want_image(draft, spatial)
     kernel, strides = [2] * spatial, [draft.choose.integer(1, 2) for _ in range(spatial)]
     pads = [draft.choose.integer(0, 1) for _ in range(2 * spatial)]
     op, attributes = draft.choose.pick(
@@ -534,7 +534,7 @@ def pooling(draft: GraphDraft) -> None:
 
 
 def global_pooling(draft: GraphDraft) -> None:
-    x = _image(draft, _choose_axes_of_windows(draft))
+    x = _want_image(draft, _choose_axes_of_windows(draft))
     op = draft.choose.pick(("GlobalAveragePool", "GlobalMaxPool"))
     draft.node(op, [x], draft.out(F32, (*x.shape[:2], *[1] * (x.rank - 2)), x.bound))
 
@@ -552,7 +552,7 @@ def blocks(draft: GraphDraft) -> None:
 
 def resize(draft: GraphDraft) -> None:
     """Resize by integer factors, nearest or linear."""
-    x = _image(draft, 2)
+    x = _want_image(draft, 2)
     scales = draft.constant(np.array([1, 1, 2, draft.choose.integer(1, 3)], np.float32))
     factors = draft.constants[scales.name].array.astype(int)
     mode, coordinates = draft.choose.pick((("nearest", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")))
@@ -563,7 +563,7 @@ def resize(draft: GraphDraft) -> None:
 
 
 def channels(draft: GraphDraft) -> None:
-    x = _image(draft, 2)
+    x = _want_image(draft, 2)
     if x.bound <= 10:
         draft.node("LRN", [x], draft.out(F32, x.shape, x.bound), size=3, alpha=0.1, beta=0.5, bias=1.0)
 

@@ -13,7 +13,7 @@ from xrt.testing.generators.operators import gentle
 F32, I64 = DType.FLOAT32, DType.INT64
 
 
-def _any(draft: GraphDraft, low: int = 0) -> DraftValue:
+def _want_any(draft: GraphDraft, low: int = 0) -> DraftValue:
     return draft.want(draft.dtypes, ranks=(low, draft.rank))
 
 
@@ -21,7 +21,7 @@ def _any(draft: GraphDraft, low: int = 0) -> DraftValue:
 
 
 def transpose(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     order = list(range(x.rank))
     for last in range(x.rank - 1, 0, -1):
         other = draft.choose.integer(0, last)
@@ -30,7 +30,7 @@ def transpose(draft: GraphDraft) -> None:
 
 
 def reshape(draft: GraphDraft) -> None:
-    x = _any(draft)
+    x = _want_any(draft)
     if x.size == 0:
         return
     first = draft.choose.pick([d for d in range(1, x.size + 1) if x.size % d == 0])
@@ -41,7 +41,7 @@ def reshape(draft: GraphDraft) -> None:
 
 
 def flatten(draft: GraphDraft) -> None:
-    x = _any(draft)
+    x = _want_any(draft)
     axis = draft.choose.integer(0, x.rank)
     draft.node("Flatten", [x], draft.out(x.dtype, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), x.bound), axis=axis)
 
@@ -60,7 +60,7 @@ def squeeze(draft: GraphDraft) -> None:
 
 
 def tile(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     times = [draft.choose.integer(1, 2) for _ in x.shape]
     draft.node(
         "Tile", [x, draft.axes(*times)], draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound)
@@ -69,7 +69,7 @@ def tile(draft: GraphDraft) -> None:
 
 def concat(draft: GraphDraft) -> None:
     """Concat of one to three values; repeats ``x`` if no other value fits."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
 
     def fits(v: DraftValue) -> bool:
@@ -83,7 +83,7 @@ def concat(draft: GraphDraft) -> None:
 
 def split(draft: GraphDraft) -> None:
     """Split into two parts, by sizes or by ``num_outputs``, where the last part may be smaller."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     place = axis % x.rank
     if x.shape[place] < 2:
@@ -100,7 +100,7 @@ def split(draft: GraphDraft) -> None:
 
 def broadcast(draft: GraphDraft) -> None:
     """Expand that broadcasts in both directions: the input and the target shape may have dims of 1."""
-    x = _any(draft)
+    x = _want_any(draft)
     if x.rank < draft.rank:
         shape = (draft.choose.integer(0 if draft.empty else 1, 2), *(1 if draft.choose.integer(0, 1) else d for d in x.shape))
         result = (shape[0], *x.shape)
@@ -109,7 +109,7 @@ def broadcast(draft: GraphDraft) -> None:
 
 def slices(draft: GraphDraft) -> None:
     """Slice over several axes, with positive and negative steps and ends out of range."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [0]
     starts: list[int] = []
     ends: list[int] = []
@@ -144,26 +144,26 @@ def padding(draft: GraphDraft) -> None:
     draft.node("Pad", [x, draft.axes(*before, *after), value, draft.axes(*axes)], out, mode=mode)
 
 
-def _indices(draft: GraphDraft, shape: tuple[int, ...], size: int, kind: type = np.int64) -> DraftValue:
+def _make_indices(draft: GraphDraft, shape: tuple[int, ...], size: int, kind: type = np.int64) -> DraftValue:
     rng = np.random.default_rng(draft.choose.integer(0, 99))
     return draft.constant(rng.integers(-size, size, shape).astype(kind))
 
 
 def gather(draft: GraphDraft) -> None:
     """Gather with int32 or int64 indices of several ranks, sometimes with none."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(-x.rank, x.rank - 1)
     shape = draft.choose.pick(((2,), (), (2, 2), (0,) if draft.empty else (1,)))
     if not x.shape[axis] or x.rank - 1 + len(shape) > draft.rank:
         return
-    indices = _indices(draft, shape, x.shape[axis], draft.choose.pick((np.int64, np.int32)))
+    indices = _make_indices(draft, shape, x.shape[axis], draft.choose.pick((np.int64, np.int32)))
     place = axis % x.rank
     out = draft.out(x.dtype, (*x.shape[:place], *shape, *x.shape[place + 1 :]), x.bound)
     draft.node("Gather", [x, indices], out, axis=axis)
 
 
 def part_of_shape(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     if draft.choose.integer(0, 1):
         draft.node("Size", [x], draft.out(I64, (), float(max(x.size, 1))))
     else:
@@ -177,16 +177,16 @@ SHAPES = (transpose, reshape, flatten, unsqueeze, squeeze, broadcast, tile, slic
 
 
 def gather_elements(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     if x.size:
         shape = tuple(draft.choose.integer(1, 3) if a == axis else draft.choose.integer(1, d) for a, d in enumerate(x.shape))
-        indices = _indices(draft, shape, x.shape[axis])
+        indices = _make_indices(draft, shape, x.shape[axis])
         draft.node("GatherElements", [x, indices], draft.out(x.dtype, shape, x.bound), axis=axis)
 
 
 def gather_nd(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     depth = draft.choose.integer(1, x.rank)
     if x.size:
         rng = np.random.default_rng(draft.choose.integer(0, 99))
@@ -196,7 +196,7 @@ def gather_nd(draft: GraphDraft) -> None:
 
 def scatter_elements(draft: GraphDraft) -> None:
     """ScatterElements along an axis, without duplicate indices."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     if not x.size:
         return
@@ -210,7 +210,7 @@ def scatter_elements(draft: GraphDraft) -> None:
 
 
 def scatter_nd(draft: GraphDraft) -> None:
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     if x.shape[0]:
         count = draft.choose.integer(1, x.shape[0])
         rows = np.random.default_rng(draft.choose.integer(0, 99)).permutation(x.shape[0])[:count, None]
@@ -235,7 +235,7 @@ def triangle(draft: GraphDraft) -> None:
 
 
 def identity_matrix(draft: GraphDraft) -> None:
-    x = _any(draft, 2)
+    x = _want_any(draft, 2)
     if x.rank == 2:
         draft.node("EyeLike", [x], draft.out(F32, x.shape, 1.0), k=draft.choose.integer(-1, 1), dtype=F32.onnx)
 
@@ -252,7 +252,7 @@ def range_between(draft: GraphDraft) -> None:
 
 def fill(draft: GraphDraft) -> None:
     """ConstantOfShape or Expand to the shape of another value, read by Shape."""
-    x = _any(draft)
+    x = _want_any(draft)
     shape = draft.node("Shape", [x], draft.out(I64, (x.rank,), float(max((*x.shape, 1)))))[0]
     if draft.choose.integer(0, 1):
         draft.node("ConstantOfShape", [shape], draft.out(F32, x.shape, 1.0), value=np.array([0.5], np.float32))
@@ -263,7 +263,7 @@ def fill(draft: GraphDraft) -> None:
 
 def reshape_like(draft: GraphDraft) -> None:
     """Reshape with a dim of 0 that copies a size, or by a computed shape, with zero elements too."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     if draft.choose.integer(0, 1):
         shape = draft.node("Shape", [x], draft.out(I64, (x.rank,), float(max((*x.shape, 1)))))[0]
         flat = draft.node("Reshape", [x, draft.axes(x.size)], draft.out(x.dtype, (x.size,), x.bound), allowzero=1)[0]
@@ -282,7 +282,7 @@ def reverse(draft: GraphDraft) -> None:
 
 def compress(draft: GraphDraft) -> None:
     """Compress by a constant condition, which may be shorter than the axis."""
-    x = _any(draft, 1)
+    x = _want_any(draft, 1)
     axis = draft.choose.integer(0, x.rank - 1)
     mask = [bool(draft.choose.integer(0, 1)) for _ in range(draft.choose.integer(1, max(x.shape[axis], 1)))]
     count = sum(mask)
@@ -338,15 +338,15 @@ def _branch_body(outer: GraphDraft, x: DraftValue) -> tuple[Function, DraftValue
     value = gentle(inner, x)
     if x.dtype.is_float and (y := inner.find(lambda v: v.dtype is x.dtype and v.shape == x.shape)) is not None:
         value = inner.node("Add", [value, y], inner.out(x.dtype, x.shape, value.bound + y.bound))[0]
-    if _depth(inner) < 2 and inner.choose.integer(0, 4) == 4:
+    if _count_parents(inner) < 2 and inner.choose.integer(0, 4) == 4:
         branch(inner)
     if inner.choose.integer(0, 3) == 3:
         value = gentle(inner, value)
     return _make_body(inner, [], [value]), value
 
 
-def _depth(draft: GraphDraft) -> int:
-    return 0 if draft.parent is None else 1 + _depth(draft.parent)
+def _count_parents(draft: GraphDraft) -> int:
+    return 0 if draft.parent is None else 1 + _count_parents(draft.parent)
 
 
 def loop(draft: GraphDraft) -> None:

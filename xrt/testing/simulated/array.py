@@ -211,7 +211,7 @@ def apply(
     device = _device_of(arrays)
     if waits:
         device.wait([device.current_stream()])
-    stand_ins = {id(a): a._view if waits else _zeros(a._view) for a in arrays}
+    stand_ins = {id(a): a._view if waits else _make_stand_in(a._view) for a in arrays}
     shown = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
     outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
     sources = [_find_base(output, arrays, stand_ins) for output in outputs]
@@ -235,7 +235,7 @@ def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], An
     return {name: _contents(value, as_view) for name, value in options.items()}
 
 
-def _zeros(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _make_stand_in(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Zeros with the strides order of a view, to find out the types, shapes and aliasing of a function's results."""
     base = np.zeros(view.shape, view.dtype)
     order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")
@@ -420,13 +420,13 @@ class SimulatedMachine:
     def _advance(self) -> None:
         """After an enqueue, execute all ready work (``eager``), up to two items (``random``), or nothing (``late``)."""
         if self.order == "eager":
-            while self._step(self._ready()):
+            while self._step(self._list_ready()):
                 pass
         elif self.order == "random":
             for _ in range(self._chance.randrange(3)):
-                self._step(self._ready())
+                self._step(self._list_ready())
 
-    def _ready(self) -> list[SimulatedStream]:
+    def _list_ready(self) -> list[SimulatedStream]:
         return [stream for stream in self._streams if stream.queue and self._may_begin(stream)]
 
     @staticmethod
@@ -452,11 +452,11 @@ class SimulatedMachine:
                 raise RuntimeError("the host cannot wait for a stream that is recorded")
             self.waits += 1
             while event.stream.done < event.number:
-                if not self._step(self._towards(event) if self.order == "late" else self._ready()):
+                if not self._step(self._find_blocking(event) if self.order == "late" else self._list_ready()):
                     raise RuntimeError(f"stream {event.stream.number} waits for ever")
             self._join(self._host, event.clock)
 
-    def _towards(self, event: Event) -> list[SimulatedStream]:
+    def _find_blocking(self, event: Event) -> list[SimulatedStream]:
         """The stream whose next item the event depends on, as a list; empty if there is none."""
         stream = event.stream
         while stream.queue and not self._may_begin(stream):

@@ -91,7 +91,7 @@ class SimulatedDevice(Device):
 
     def upload(self, array: np.ndarray[Any, Any]) -> SimulatedArray:
         with self.activate(self.current_stream()):
-            return self._in(array, self.current_stream(), np.array(array))
+            return self._send(array, self.current_stream(), np.array(array))
 
     def download(self, array: SimulatedArray) -> np.ndarray[Any, Any]:
         stream = self.current_stream()
@@ -136,9 +136,9 @@ class SimulatedDevice(Device):
     def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> PendingCopy:
         with self.activate(stream):
             pinned = PinnedMemory(host)
-            return PendingCopy(self._in(host, stream, pinned.content, pinned.check), pinned)
+            return PendingCopy(self._send(host, stream, pinned.content, pinned.check), pinned)
 
-    def _in(self, host: Any, stream: SimulatedStream, content: Any, check: Callable[[], None] = lambda: None) -> SimulatedArray:
+    def _send(self, host: Any, stream: SimulatedStream, content: Any, check: Callable[[], None] = lambda: None) -> SimulatedArray:
         array = SimulatedArray.empty(self, host.shape, host.dtype)
         target = array._view
 
@@ -288,7 +288,7 @@ class SimulatedModule:
             return getattr(np, name)
         if name not in FUNCTIONS:
             raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
-        function = self._creation(name) if name in CREATING else self._lift_function(name, getattr(np, name))
+        function = self._make_creator(name) if name in CREATING else self._lift_function(name, getattr(np, name))
         setattr(self, name, function)
         return function
 
@@ -309,10 +309,10 @@ class SimulatedModule:
             return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
         if isinstance(function, np.ufunc):
-            call.at = lambda target, *contents: _at(name, function, target, contents)  # type: ignore[attr-defined]  # as of a ufunc
+            call.at = lambda target, *contents: _update_at(name, function, target, contents)  # type: ignore[attr-defined]  # as of a ufunc
         return call
 
-    def _creation(self, name: str) -> Callable[..., Any]:
+    def _make_creator(self, name: str) -> Callable[..., Any]:
         def create(*args: Any, **options: Any) -> Any:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
@@ -366,7 +366,7 @@ ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
 """Ufuncs for which CuPy has ``.at``."""
 
 
-def _at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
+def _update_at(name: str, function: np.ufunc, target: SimulatedArray, args: tuple[Any, ...]) -> None:
     if name not in ADDABLE:
         raise NotImplementedError(f"{name}.at is not there: CuPy has none")
     places, values = args
@@ -387,7 +387,7 @@ def _holds(value: Any) -> bool:
 # ---------------------------------------------------------------------- array methods
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _make_method(name: str) -> Callable[..., Any]:
     def method(self: SimulatedArray, *args: Any, **options: Any) -> Any:
         def call(array: np.ndarray[Any, Any], *more: Any, **keywords: Any) -> Any:
             return getattr(array, name)(*more, **keywords)
@@ -402,7 +402,7 @@ for _name in (
     *("dot", "flatten", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "squeeze", "std", "sum", "swapaxes"),
     *("take", "trace", "transpose", "var", "view"),
 ):
-    setattr(SimulatedArray, _name, _method(_name))
+    setattr(SimulatedArray, _name, _make_method(_name))
 
 
 # The NumPy functions that XRT calls and this version of CuPy has, with the names of their arguments; * accepts any.
