@@ -569,9 +569,9 @@ class SessionTable:
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""
         if self._timer is None and self._entries:
-            self._timer = asyncio.get_running_loop().call_later(self.idle, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self.idle, self._expire)
 
-    def _look(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
         self.sweep()
         self._watch()
