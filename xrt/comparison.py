@@ -170,8 +170,8 @@ class IndexAmbiguity:
 def _mark_repeats(indices: Array, axis: int) -> Array:
     """Mark all elements of lanes along the axis that contain an index twice."""
     ordered = np.sort(indices, axis=axis)
-    twice = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
-    return np.broadcast_to(twice, indices.shape)
+    has_repeats = np.any(np.diff(ordered, axis=axis) == 0, axis=axis, keepdims=True)
+    return np.broadcast_to(has_repeats, indices.shape)
 
 
 # ---------------------------------------------------------------------- the comparison

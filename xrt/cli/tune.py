@@ -435,7 +435,7 @@ def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple
     unavailable = []
     for name in sorted(lock.values.keys() & values.keys()):
         subject = f"the values of input {name!r}, in {lock.values[name]},"
-        file, was = folder / lock.values[name], lock.inputs.get(name, "")
+        file, expected = folder / lock.values[name], lock.inputs.get(name, "")
         try:
             arrays = read_npz(file) if file.suffix == ".npz" else {name: read_npy(file)}
             if name not in arrays:
@@ -444,10 +444,10 @@ def _read_values(function: Function, lock: PlacementFile, folder: Path) -> tuple
         except (InputError, ModelError) as error:
             unavailable.append(f"{subject} are not to be had: {error}")
             continue
-        if type_ == was:
+        if type_ == expected:
             values[name] = arrays[name]
         else:
-            unavailable.append(f"{subject} were {was} and are {type_}")
+            unavailable.append(f"{subject} were {expected} and are {type_}")
     return values, unavailable
 
 

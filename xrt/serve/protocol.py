@@ -366,9 +366,9 @@ class InferResponse:
 def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequest:
     """Parse the body of a request; ``json_bytes`` is the value of the header `BINARY`. Raises RequestRefusal."""
     length = len(body) if json_bytes is None else _read_length(json_bytes, len(body))
-    whole = memoryview(body)
-    document, parse = _decode(whole[:length])
-    rest, inputs = whole[length:], {}
+    content = memoryview(body)
+    document, parse = _decode(content[:length])
+    rest, inputs = content[length:], {}
     for tensor in document.inputs:
         size = tensor.parameters.get("binary_data_size", 0)
         inputs[tensor.name] = _read_input(tensor, rest, limit, parse)

@@ -248,9 +248,9 @@ class ServedModel:
                 raise refusal from error
         outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
         # No listed outputs means all.
-        wanted = request.outputs or outputs
+        requested = request.outputs or outputs
         parameters = {"session_id": session.name} if session else {}
-        return InferResponse(self.name, self.version, {n: outputs[n] for n in wanted}, self._datatypes, parameters)
+        return InferResponse(self.name, self.version, {n: outputs[n] for n in requested}, self._datatypes, parameters)
 
     def _check_outputs(self, request: InferRequest) -> None:
         names = [value.name for value in self.outputs]

@@ -97,8 +97,8 @@ class TritonPythonModel:
         if isinstance(result, BaseException):
             text = result.args[0] if isinstance(result, KeyError) else str(result)
             return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(text))
-        wanted = set(request.requested_output_names())
-        pairs = [(name, array) for name, array in zip(self._outputs, result, strict=True) if name in wanted]
+        requested = set(request.requested_output_names())
+        pairs = [(name, array) for name, array in zip(self._outputs, result, strict=True) if name in requested]
         return self._triton.InferenceResponse(output_tensors=[self._triton.Tensor(n, _write(array)) for n, array in pairs])
 
 

@@ -177,7 +177,7 @@ class Fuzzer:
 
     def list_modes(self, seed: int) -> list[ExecutionMode]:
         """List the modes in which to run the graph of a seed."""
-        every = (*self._opened, self.reference)
+        engines = (*self._opened, self.reference)
         modes: list[ExecutionMode] = []
         for engine in self._opened:
             if "alone" in self.kinds:
@@ -185,9 +185,9 @@ class Fuzzer:
             if "listed" in self.kinds:
                 modes.append(ExecutionMode("listed", (engine, self.reference)))
         if "mixed" in self.kinds:
-            modes.append(ExecutionMode("mixed", every, seed))
+            modes.append(ExecutionMode("mixed", engines, seed))
         if "alternating" in self.kinds:
-            modes.append(ExecutionMode("alternating", every, seed % max(len(self._opened), 2)))
+            modes.append(ExecutionMode("alternating", engines, seed % max(len(self._opened), 2)))
         return modes
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -225,8 +225,8 @@ class Fuzzer:
             check = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if check.verdict is not Verdict.DISAGREES:
                 return check
-            whole = expose_all_values(sample.function)
-            inner = {value.name: array for value, array in zip(whole.outputs, self.truth(whole, sample.inputs), strict=True)}
+            exposed = expose_all_values(sample.function)
+            inner = {value.name: array for value, array in zip(exposed.outputs, self.truth(exposed, sample.inputs), strict=True)}
             engines = [engine for engine in mode.engines if _has_a_node(engine, sample.function)]
             explained = overlook_deviations(results, sample.function, sample.inputs, expected, engines, inner)
             if judge_outputs(sample.function, sample.inputs, explained, expected, self.truth).verdict is Verdict.DISAGREES:
@@ -256,8 +256,8 @@ def make_sample(seed: int) -> Sample:
 
 def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
     """Whether the engine supports any node of the Function, so that it may have run some."""
-    whole = infer_shapes(function)
-    return any(engine.why_not(node, whole) is None for node in whole.nodes)
+    typed = infer_shapes(function)
+    return any(engine.why_not(node, typed) is None for node in typed.nodes)
 
 
 def _copy_inputs(inputs: Sequence[Any]) -> list[Any]:

@@ -79,8 +79,8 @@ def as_planned(function: Function) -> Function:
 
 def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
     """Infer types; if one of the engines does not support dynamic shapes here, fix the shapes to those of the inputs."""
-    whole = infer_shapes(function)
-    wants_shapes = [engine for engine in engines if engine.why_not_dynamic(whole) is not None]
+    typed = infer_shapes(function)
+    wants_shapes = [engine for engine in engines if engine.why_not_dynamic(typed) is not None]
     return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])
 
 

@@ -392,8 +392,8 @@ class EngineSuite:
         uses = executable.memory()
         executable.close()
         for use in uses or ():
-            said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
-            assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
+            is_described = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
+            assert is_described, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
             assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
 
     @bounded
@@ -403,10 +403,10 @@ class EngineSuite:
         inputs = make_random_inputs(function, 1)
         executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
-        some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
-        results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
+        subset = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
+        results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, subset)]
         executable.close()
-        for returned, out in zip(results, (buffers, some), strict=True):
+        for returned, out in zip(results, (buffers, subset), strict=True):
             are_buffers = all(buffer is None or result is buffer for result, buffer in zip(returned, out, strict=True))
             assert are_buffers, "run() with options.out must return the given buffers themselves; it returned other arrays"
             self.same(returned, function, 1, "the results where buffers are given as options.out")

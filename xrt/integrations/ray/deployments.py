@@ -145,8 +145,8 @@ class ModelReplica:
         from xrt.serve.protocol import InferRequest
 
         served = self._application.models.find(model or next(iter(self._application.models)).name, version)
-        about = {"session_id": session or None, "session_start": session_start, "session_end": session_end or None}
-        parameters = {name: value for name, value in about.items() if value is not None}
+        session_fields = {"session_id": session or None, "session_start": session_start, "session_end": session_end or None}
+        parameters = {name: value for name, value in session_fields.items() if value is not None}
         request = InferRequest(dict(inputs), outputs=dict.fromkeys(outputs, True), parameters=parameters)
         response = await served.infer(request)
         return dict(response.outputs)

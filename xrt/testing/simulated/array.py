@@ -468,10 +468,10 @@ class SimulatedMachine:
     def is_done(self, event: Event) -> bool:
         """Whether the event has occurred. If so, the host counts as synchronized with it."""
         with self.lock:
-            came = event.stream.done >= event.number
-            if came:
+            occurred = event.stream.done >= event.number
+            if occurred:
                 self._join(self._host, event.clock)
-            return came
+            return occurred
 
     # ------------------------------------------------------------------ recording
 
