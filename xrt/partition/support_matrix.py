@@ -320,7 +320,7 @@ class NodeDevices:
     function: Function
     specs: Sequence[str]
     homes: DeviceMap
-    named: tuple[str, ...]
+    required: tuple[str, ...]
     """The normalized device that each node requires; empty if none."""
     elsewhere: Sequence[SupportMatrix]
     """Support of nodes without a required device on the other kinds of device in the graph."""
@@ -328,10 +328,10 @@ class NodeDevices:
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> NodeDevices:
         """Query support on other kinds of device; nothing to query if all devices are of one kind."""
-        named = tuple(normalize_device(node.device) for node in function.nodes)
-        others = sorted({parse_device_kind(name) for name in named if name} - {parse_device_kind(homes.device)})
+        required = tuple(normalize_device(node.device) for node in function.nodes)
+        others = sorted({parse_device_kind(name) for name in required if name} - {parse_device_kind(homes.device)})
         elsewhere = tuple(SupportMatrix.of(function, engines, kind) for kind in others)
-        return cls(function, [engine.spec for engine in engines], homes, named, elsewhere)
+        return cls(function, [engine.spec for engine in engines], homes, required, elsewhere)
 
     def devices(self, engines: Sequence[int]) -> list[str]:
         """The device of each node on the given engine; empty if it may run on the device of its neighbors.
@@ -341,8 +341,10 @@ class NodeDevices:
         """
         # The common case: devices of one kind, and none requested for an engine.
         if not self.homes.by_engine and not self.elsewhere:
-            return list(self.named)
-        return [name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.named, engines, strict=True))]
+            return list(self.required)
+        return [
+            name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.required, engines, strict=True))
+        ]
 
     def _device(self, node: int, engine: int) -> str:
         device = self.homes.by_engine.get(self.specs[engine])

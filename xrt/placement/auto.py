@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from xrt.placement.engine_list import EngineList
     from xrt.placement.sizes import Sizes
 
-
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Chooses a placement for a Function."""
 
@@ -64,11 +63,14 @@ class PlacementOptions:
 
     clustering: ClusteringOptions = ClusteringOptions()
     budget: float = 20.0
+    """Seconds for a search."""
     memory_limit: int | None = None
     """Limit on a worker's address space, in bytes; None for no limit."""
     cuda_graph: bool = False
+    """Whether plans on a GPU are recorded as CUDA graphs."""
     shows_progress: bool = True
     lower: Lower | None = None
+    """Searches for plans of lower precision; None without an error budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class AutoPlacement:
     options: PlacementOptions
     cache: CompileCache
     everything: Callable[[], EngineList]
+    """Create the list of all engines, for calls to which the lock does not apply."""
     load_locked: Callable[[Function, EngineList, Sizes, OpenModel | None], SizedPlacement | None] | None = None
     """Load a Function's placement from the lock, or return None if the lock does not apply. None without a lock."""
     clock: Clock = time.perf_counter
@@ -104,6 +107,7 @@ class AutoPlacement:
     placed: SizedPlacement | None = None
     """The placement of `model`, once it has been chosen."""
     _is_whole: bool = False
+    """Whether ``engines`` is the list of all engines."""
 
     def choose(
         self,
@@ -122,11 +126,11 @@ class AutoPlacement:
         if not self.engines.is_auto:
             return self.engines, place
         if place is None and base is None and self.placed is None and self.load_locked is not None:
-            found = self.load_locked(function, self.engines, sizes, self.model)
-            if found is not None:
+            locked = self.load_locked(function, self.engines, sizes, self.model)
+            if locked is not None:
                 if self.model is None:
-                    return self.engines, lambda _: found.tuned
-                self.placed = found
+                    return self.engines, lambda _: locked.tuned
+                self.placed = locked
         if base is None and self.load_locked is not None and (place or self.placed is None) and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
         if place is None and base is None and self.model is not None and (self.placed is not None or sizes):
@@ -140,7 +144,7 @@ class AutoPlacement:
     ) -> TuningResult:
         """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call."""
         if self.placed is None:
-            whole = function if _open_input(function) is None else model.specialize(sizes)
+            whole = function if _find_open_input(function) is None else model.specialize(sizes)
             self.placed = self._recall(model, whole, sizes)
             if self.placed is None:
                 self.record(sizes, self.tune(whole, values, began=began))
@@ -156,18 +160,18 @@ class AutoPlacement:
             return placed.tuned
         note = f"placed as it was measured for {format_sizes(placed.sizes)}"
         first = self.like(placed.tuned, function, note)
-        if _open_input(function) is None or placed.tuned.lowered or self._is_dynamic(first):
+        if _find_open_input(function) is None or placed.tuned.lowered or self._is_dynamic(first):
             return first
-        others = (one for one in _sound(placed.tuned) if one is not placed.tuned.plan)
-        found = (self.like(replace(placed.tuned, plan=one), function, note) for one in others)
-        return next(filter(self._is_dynamic, found), first)
+        others = (plan for plan in _list_sound_plans(placed.tuned) if plan is not placed.tuned.plan)
+        adapted = (self.like(replace(placed.tuned, plan=plan), function, note) for plan in others)
+        return next(filter(self._is_dynamic, adapted), first)
 
     def _is_dynamic(self, tuned: TuningResult) -> bool:
         """Whether a plan with symbolic dims keeps the measured placement and each region compiles for all sizes."""
         engines = self.engines.by_spec
         launches = ((engines.get(launch.engine), launch.function) for launch in tuned.plan.launches)
         return tuned.how != "priority" and all(
-            one is not None and one.supports_dynamic_shapes and not one.why_not_dynamic(x) for one, x in launches
+            engine is not None and engine.supports_dynamic_shapes and not engine.why_not_dynamic(x) for engine, x in launches
         )
 
     def record(self, sizes: Sizes, tuned: TuningResult) -> None:
@@ -185,23 +189,23 @@ class AutoPlacement:
             self.placed = replace(self.placed, tuned=replace(self.placed.tuned, is_checked=True))
             function = self.model.specialize(self.placed.sizes)
         if (store := CostStore.for_cache(self.cache)) is not None:
-            mark_checked(self._make_request(function)[0], store, _list_terms(self.options.lower))
+            mark_checked(self._make_request(function)[0], store, _list_ingredients(self.options.lower))
 
     def _recall(self, model: OpenModel, function: Function, sizes: Sizes) -> SizedPlacement | None:
         """Load the stored decision for these sizes, else for the sizes of the latest search; None if there is none."""
         if (store := CostStore.for_cache(self.cache)) is None:
             return None
-        terms = _list_terms(self.options.lower)
-        known = load_decision(self._make_request(function)[0], store, terms)
-        if known is not None:
-            return SizedPlacement(sizes, known)
+        ingredients = _list_ingredients(self.options.lower)
+        decision = load_decision(self._make_request(function)[0], store, ingredients)
+        if decision is not None:
+            return SizedPlacement(sizes, decision)
         key = make_decision_key(self._make_request(model.get_declared())[0])
         document = store.decision(key) if key is not None else None
         if document is None or document.sizes.keys() != sizes.keys():
             return None
         at = FrozenDict({name: document.sizes[name] for name in sizes})
-        known = None if at == sizes else load_decision(self._make_request(model.specialize(at))[0], store, terms)
-        return None if known is None else SizedPlacement(at, known)
+        decision = None if at == sizes else load_decision(self._make_request(model.specialize(at))[0], store, ingredients)
+        return None if decision is None else SizedPlacement(at, decision)
 
     def tune(
         self,
@@ -224,9 +228,9 @@ class AutoPlacement:
         lower, store = lower or self.options.lower, CostStore.for_cache(self.cache)
         request, left_out = self._make_request(function, budget)
         if lower is not None and store is not None and not retune:
-            if (known := load_decision(request, store, lower.ingredients)) is not None:
-                return known
-        if (name := _open_input(function)) is not None and values is None:
+            if (decision := load_decision(request, store, lower.ingredients)) is not None:
+                return decision
+        if (name := _find_open_input(function)) is not None and values is None:
             return plan_by_priority(
                 request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
             )
@@ -234,7 +238,7 @@ class AutoPlacement:
         spent = 0.0 if began is None else start - began
         exact = replace(request, retune=retune, spent=spent, budget=budget if lower is None else budget / 2)
         with self._watch(progress, function, exact.budget) as report:
-            found = tune(
+            result = tune(
                 exact,
                 cache=self.cache,
                 reference=partial(evaluate, threads=request.context.threads),
@@ -243,15 +247,15 @@ class AutoPlacement:
                 progress=report,
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
             )
-        found = replace(found, notes=(*found.notes, *left_out)) if left_out else found
-        if lower is None or found.how == "interrupted":
-            return found
+        result = replace(result, notes=(*result.notes, *left_out)) if left_out else result
+        if lower is None or result.how == "interrupted":
+            return result
         seconds = max(budget - spent - (self.clock() - start), budget / 2)
         with self._watch(progress, function, seconds) as report:
-            found = replace(lower.lower(request, found, self.cache, seconds, report), is_explicit=retune)
+            result = replace(lower.lower(request, result, self.cache, seconds, report), is_explicit=retune)
         if store is not None:
-            store_decision(found, request, store, lower.ingredients)
-        return found
+            store_decision(result, request, store, lower.ingredients)
+        return result
 
     @contextmanager
     def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
@@ -279,8 +283,8 @@ class AutoPlacement:
         implicit = request.implicit
         engines = tuple({engine.spec: engine for engine in request.engines}.values())  # the first engine of each spec
         if note != FETCHED:  # reuse the support recorded for the other sizes, so that no library is imported
-            asked = base.asked if base.asked and not base.lowered else engines
-            engines = tuple(one for one in asked if one.spec in assignment.values()) or engines
+            queried = base.queried if base.queried and not base.lowered else engines
+            engines = tuple(engine for engine in queried if engine.spec in assignment.values()) or engines
             implicit = implicit if implicit in assignment.values() else None
         try:
             plan = plan_from_assignment(function, engines, assignment, groups=groups, implicit=implicit, device=homes)
@@ -292,8 +296,8 @@ class AutoPlacement:
         """Make the placement request, and a message for each engine left out because it supports no node on its device."""
         engines, implicit, left_out = self._select_engines(function)
         options = self.options
-        terms = {"clustering": options.clustering, "cuda_graph": options.cuda_graph, "budget": budget or options.budget}
-        return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **terms), left_out
+        fields = {"clustering": options.clustering, "cuda_graph": options.cuda_graph, "budget": budget or options.budget}
+        return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **fields), left_out
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
         """Report the cost of the chosen plan from all known measurements; None if it was not chosen by measurement."""
@@ -303,8 +307,8 @@ class AutoPlacement:
         table = tuned.table
         if not table.regions and store is not None:
             table = load_cost_table(store, engines, self.engines.context, homes.by_engine)
-        known = [engine for engine in tuned.asked or engines if engine.spec != self.engines.implicit]
-        return make_report(plan, tuned, function, known, table, homes)
+        listed = [engine for engine in tuned.queried or engines if engine.spec != self.engines.implicit]
+        return make_report(plan, tuned, function, listed, table, homes)
 
     def _select_engines(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
         """Select the engines to query and the implicit engine's spec, with a message for each engine that is left out.
@@ -313,29 +317,29 @@ class AutoPlacement:
         node on its device is left out.
         """
         implicit, homes = self.engines.implicit, self.engines.homes
-        named = [engine for engine in self.engines.engines if engine.spec != implicit]
+        listed = [engine for engine in self.engines.engines if engine.spec != implicit]
         if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
             return list(self.engines.engines), implicit, ()
-        answers = SupportMatrix.of(function, named, [homes.of(engine.spec) for engine in named])
-        idle = {at: line for at, engine in enumerate(named) if (line := _idle(function, answers, at, engine, homes))}
-        taking = [engine for at, engine in enumerate(named) if at not in idle]
-        if (taking and implicit is None) or all(answers.supporting_engines()):
-            return taking, None, tuple(idle.values())
-        return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
+        answers = SupportMatrix.of(function, listed, [homes.of(engine.spec) for engine in listed])
+        idle = {at: line for at, engine in enumerate(listed) if (line := _explain_idle(function, answers, at, engine, homes))}
+        supporting = [engine for at, engine in enumerate(listed) if at not in idle]
+        if (supporting and implicit is None) or all(answers.supporting_engines()):
+            return supporting, None, tuple(idle.values())
+        return [*supporting, *self.engines.engines[len(listed) :]], implicit, tuple(idle.values())
 
 
-def _list_terms(lower: Lower | None) -> Ingredients | None:
+def _list_ingredients(lower: Lower | None) -> Ingredients | None:
     return () if lower is None else lower.ingredients
 
 
-def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:
+def _explain_idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:
     """Explain that an engine supports no node on its device; empty if it supports one, or runs on the CPU."""
     if homes.of(engine.spec) == "cpu" or any(at in willing for willing in answers.supporting_engines()) or not function.nodes:
         return ""
     return f"engine {engine.spec!r} takes nothing on {homes.of(engine.spec)}: {answers.reason(0, at)}"
 
 
-def _open_input(function: Function) -> str | None:
+def _find_open_input(function: Function) -> str | None:
     """The name of the first input whose shape is not static, or None."""
     types = ((value.name, value.type) for value in function.inputs)
     return next((name for name, type_ in types if not isinstance(type_, TensorType) or not type_.is_static), None)
@@ -343,9 +347,9 @@ def _open_input(function: Function) -> str | None:
 
 def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:
     """The best candidate that avoids the refused (node, engine) pairs, or None."""
-    gone = {(node, engine) for node, engine, _ in refused}
-    return next((plan for plan in _sound(tuned) if gone.isdisjoint(map_nodes_to_engines(plan).items())), None)
+    excluded = {(node, engine) for node, engine, _ in refused}
+    return next((plan for plan in _list_sound_plans(tuned) if excluded.isdisjoint(map_nodes_to_engines(plan).items())), None)
 
 
-def _sound(tuned: TuningResult) -> Iterator[Plan]:
-    return (one.plan for one in tuned.race.contenders if one.verdict in ("won", "tie", "lost"))
+def _list_sound_plans(tuned: TuningResult) -> Iterator[Plan]:
+    return (contender.plan for contender in tuned.race.contenders if contender.verdict in ("won", "tie", "lost"))

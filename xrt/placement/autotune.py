@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from xrt.measure.timing import Clock
     from xrt.placement.profiler import Reference
 
-
 _log = logging.getLogger(__name__)
 
 ProgressCallback: TypeAlias = Callable[[Progress], object]
@@ -189,10 +188,10 @@ def _make_values(function: Function, inputs: Sequence[Any] | None) -> tuple[list
     if inputs is not None:
         return [to_host(value) for value in inputs], ""
     try:
-        made = sample_inputs(function)
+        samples = sample_inputs(function)
     except InputError as error:
         return None, str(error)
-    return [made[value.name] for value in function.inputs], ""
+    return [samples[value.name] for value in function.inputs], ""
 
 
 def _run(search: Search) -> TuningResult:
@@ -241,27 +240,27 @@ def race_whole_models(search: Search) -> None:
     if not plans and search.truth.reference is not None:
         with suppress(PlanError):  # an engine that the plan needs may not have started
             plans = [search.get_candidates(started=True).priority]
-    search.baselines = {make_partition_key(one) for one in plans if len(plans) == 1 or len({x.engine for x in one.launches}) == 1}
+    search.baselines = {make_partition_key(p) for p in plans if len(plans) == 1 or len({x.engine for x in p.launches}) == 1}
     for plan in plans:
         search.prepare(plan, until + search.bounds.regions * search.request.budget)
     search.race()
     if not search.has_measured:
-        _race_unproved(search)
+        _race_unproved_plans(search)
 
 
-def _race_unproved(search: Search) -> None:
+def _race_unproved_plans(search: Search) -> None:
     """Run plans in this process until one succeeds: workers took too long to start, and a plan must be chosen."""
     candidates = search.get_candidates()
-    plans = {make_partition_key(one): one for one in (candidates.priority, *candidates.wholes)}
+    plans = {make_partition_key(plan): plan for plan in (candidates.priority, *candidates.wholes)}
     has_tried = False
     for key, plan in plans.items():
-        if is_refuted(plan, search.table) or (has_tried and search.left <= 0):
+        if is_refuted(plan, search.table) or (has_tried and search.remaining <= 0):
             continue
         has_tried = True  # run at least one plan
-        search.excluded = [one for one in search.excluded if make_partition_key(one.plan) != key]
+        search.excluded = [result for result in search.excluded if make_partition_key(result.plan) != key]
         search.report_stage(f"running {describe_plan(plan)}")
         search.baselines = {key}
-        search.compile(plan, max(search.left / 2, LEAST))
+        search.compile(plan, max(search.remaining / 2, LEAST))
         search.race()
         for entrant in search.entrants:
             if not entrant.rounds and not entrant.failure:
@@ -285,17 +284,17 @@ def profile_regions(search: Search) -> Sequence[Plan]:
     try:
         while True:
             ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
-            asked = within(search.left, ask)
-            fresh = [piece for piece in asked if not search.profiler.is_known(piece)]
+            requests = within(search.remaining, ask)
+            fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
             if not fresh or not search.measure(fresh, until):
                 break
         search.report_stage("planning")
         propose = partial(propose_plans, search.function, engines, search.table)
-        plans = within(search.left, partial(propose, device=device, to_beat=to_beat))
+        plans = within(search.remaining, partial(propose, device=device, to_beat=to_beat))
     except OutOfTime:
         search.notes.append("the budget ended while the planner was looking for mixtures")
         return ()
-    met = {make_partition_key(one.plan) for one in search.excluded} | {make_partition_key(best)}
+    met = {make_partition_key(result.plan) for result in search.excluded} | {make_partition_key(best)}
     allowed = search.get_candidates(started=True).is_allowed
     return [plan for plan in plans if make_partition_key(plan) not in met and len(plan.launches) > 1 and allowed(plan)]
 
@@ -308,7 +307,7 @@ def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
     limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
     for plan in proposals:
         search.prepare(plan, until, limit)
-    if not all(one.is_simple for one in search.entrants):
+    if not all(entrant.is_simple for entrant in search.entrants):
         search.race()
 
 
@@ -364,7 +363,7 @@ class Search:
         return self.profiler.truth
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds left of the budget, without the reserve."""
         return self.end - self.clock()
 
@@ -405,7 +404,7 @@ class Search:
         """Compute the expected values on the reference, or with the plan by priority if that fails."""
         candidates = self.get_candidates()
         stand_in = make_stand_in(self.request, candidates.implicit, candidates.engines)
-        seconds = max(self.bounds.wholes * self.left, LEAST)
+        seconds = max(self.bounds.wholes * self.remaining, LEAST)
         name = describe_plan(candidates.priority)
         self.profiler.truth = compute_truth(self.function, self.inputs, self.reference, stand_in, name, seconds)
         self.notes += [self.truth.remark] if self.truth.remark else []
@@ -425,12 +424,12 @@ class Search:
         """The whole model on each ready engine that has not been measured on it."""
         wholes = [plan for plan in self.get_candidates().wholes if len(plan.launches) == 1]
         regions = [ProfilingRequest.of(plan.launches[0]) for plan in wholes]
-        return [one for one in regions if one.spec in self.inquiry.runners and not self.profiler.is_known(one)]
+        return [region for region in regions if region.spec in self.inquiry.runners and not self.profiler.is_known(region)]
 
     def list_leading_wholes(self) -> list[Plan]:
         """The single-engine plans that may be fastest, in order of measured time; exclude the others."""
         costs = [(plan, alone(plan, self.table)) for plan in self.get_candidates().wholes]
-        measured = sorted(((plan, one) for plan, one in costs if isinstance(one, MeasuredCost)), key=lambda pair: pair[1].seconds)
+        measured = sorted(((p, cost) for p, cost in costs if isinstance(cost, MeasuredCost)), key=lambda pair: pair[1].seconds)
         for plan, reason in costs:
             if isinstance(reason, str):
                 self.exclude(plan, reason)
@@ -444,24 +443,24 @@ class Search:
         """The engines to combine in mixtures: the fastest on the whole model, and the partial one that supports most nodes."""
         candidates = self.get_candidates(started=True)
         costs = {plan.launches[0].engine: alone(plan, self.table) for plan in candidates.wholes if plan.launches}
-        known = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
+        seconds = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, MeasuredCost)}
         counts = dict.fromkeys((engine.spec for engine in candidates.engines), 0)
         for at in (at for willing in candidates.capability.supporting_engines() for at in willing):
             counts[candidates.engines[at].spec] += 1
-        fastest = sorted(known, key=known.__getitem__)
+        fastest = sorted(seconds, key=seconds.__getitem__)
         partial_ = sorted((spec for spec in counts if spec not in costs and counts[spec]), key=lambda spec: -counts[spec])
         count = self.bounds.leaders
         order = dict.fromkeys([*fastest[: count - 1], *partial_[:1], *fastest, *partial_])
         chosen = list(order)[:count]
         # If no engine supports the whole model, use all of them to cover every node.
-        return [one for one in candidates.engines if one.spec in chosen or (not known and counts[one.spec])]
+        return [engine for engine in candidates.engines if engine.spec in chosen or (not seconds and counts[engine.spec])]
 
     # ------------------------------------------------------------------ plans
 
     @property
     def has_measured(self) -> bool:
         """Whether a complete plan was measured."""
-        return any(one.has_run for one in self.entrants) or self.get_candidates().best_alone(self.table) is not None
+        return any(entrant.has_run for entrant in self.entrants) or self.get_candidates().best_alone(self.table) is not None
 
     def find_best_plan(self) -> Plan | None:
         """The current winner of the race, else the single-engine plan with the lowest measured time."""
@@ -471,7 +470,7 @@ class Search:
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
         """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
-        needed = self.bounds.rules.seconds(self._predict(one) for one in (plan, *(x.plan for x in self.entrants)))
+        needed = self.bounds.rules.seconds(self._predict(raced) for raced in (plan, *(x.plan for x in self.entrants)))
         if self.entrants and self.clock() >= min(until, self.end - needed):
             self.exclude_late(plan)
             return
@@ -487,7 +486,7 @@ class Search:
             self.excluded.append(CandidateResult(plan, "lost", seconds, note=note))
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
-            self.compile(plan, max(self.left, LEAST))
+            self.compile(plan, max(self.remaining, LEAST))
 
     def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
         """Exclude a plan: it lost by its measured cost, or it is wrong or failed."""
@@ -515,13 +514,13 @@ class Search:
             if isinstance(runner, WorkerRunner):
                 runner.bound(min(self.request.budget * self.bounds.limit, seconds))
         engines = {
-            one.spec: one
-            if isinstance(one, IsolatedEngine)
-            else runners[one.spec].compiler
-            if one.spec in runners
-            else load_engine(one)
-            for one in self.request.engines
-            if one.spec in used
+            engine.spec: engine
+            if isinstance(engine, IsolatedEngine)
+            else runners[engine.spec].compiler
+            if engine.spec in runners
+            else load_engine(engine)
+            for engine in self.request.engines
+            if engine.spec in used
         }
         expected = None
         if self.truth.reference is not None:
@@ -547,9 +546,9 @@ class Search:
             self.rounds = run_interleaved(
                 self.entrants, until=self.end, rules=self.bounds.rules, clock=self.clock, watch=self._watch
             )
-        for one in self.entrants:
-            if one.has_run and not one.is_out and self.left > PROFILED * one.median:
-                one.profile(self.inputs)
+        for entrant in self.entrants:
+            if entrant.has_run and not entrant.is_out and self.remaining > PROFILED * entrant.median:
+                entrant.profile(self.inputs)
 
     def _watch(self, turn: int, best: Entrant) -> None:
         self.rounds = turn
@@ -558,16 +557,16 @@ class Search:
 
     def settle(self) -> None:
         """End a race: keep its winner and baseline for the next one, and exclude the others with their verdicts."""
-        self.settled = found = select_winner(self.entrants, self.excluded, self.rounds, self.bounds.rules.least)
-        baseline = found.contenders[found.baseline].plan if found.baseline is not None else None
-        plans = [baseline, found.winner and found.winner.plan]
-        staying = [one for one in self.entrants if any(one.plan is plan for plan in plans)]
-        for one in self.entrants:
-            if one not in staying:
-                one.close()
-        self.excluded = [one for one in found.contenders if not any(one.plan is entrant.plan for entrant in staying)]
-        for one in staying:
-            one.rounds.clear()
+        self.settled = comparison = select_winner(self.entrants, self.excluded, self.rounds, self.bounds.rules.least)
+        baseline = comparison.contenders[comparison.baseline].plan if comparison.baseline is not None else None
+        plans = [baseline, comparison.winner and comparison.winner.plan]
+        staying = [entrant for entrant in self.entrants if any(entrant.plan is plan for plan in plans)]
+        for entrant in self.entrants:
+            if entrant not in staying:
+                entrant.close()
+        self.excluded = [c for c in comparison.contenders if not any(c.plan is entrant.plan for entrant in staying)]
+        for entrant in staying:
+            entrant.rounds.clear()
         self.entrants, self.rounds = staying, 0
 
     # ------------------------------------------------------------------ the result
@@ -601,14 +600,14 @@ class Search:
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and race.rounds < least,
             is_checked=how != "priority" and self.truth.reference is self.reference,
-            asked=tuple(self.inquiry.engines()),
+            queried=tuple(self.inquiry.engines()),
         )
 
     def _renew_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
         """Update the reasons of the contenders, whose plans may have been made before all engines had answered."""
         candidates, implicit = self.get_candidates(), self.request.implicit
         engines = candidates.engines
-        if candidates.implicit is None and any(implicit == x.engine for one in race.contenders for x in one.plan.launches):
+        if candidates.implicit is None and any(implicit == x.engine for c in race.contenders for x in c.plan.launches):
             engines = tuple(self.inquiry.engines())
         else:
             implicit = candidates.implicit
@@ -618,11 +617,11 @@ class Search:
             plan = plan_from_assignment(self.function, engines, homes, groups=groups, implicit=implicit, device=device)
             return with_reasons(plan, unmeasured)
 
-        return replace(race, contenders=tuple(replace(one, plan=renew(one.plan)) for one in race.contenders))
+        return replace(race, contenders=tuple(replace(c, plan=renew(c.plan)) for c in race.contenders))
 
     def _list_unmeasured(self, race: CandidateComparison) -> dict[str, str]:
         """Why the whole model was not measured on an engine, by spec."""
-        shown = {one.plan.launches[0].engine for one in race.contenders if one.is_single and one.plan.launches}
+        shown = {c.plan.launches[0].engine for c in race.contenders if c.is_single and c.plan.launches}
         candidates = self.get_candidates()
         wholes = {plan.launches[0].engine: plan for plan in candidates.wholes if plan.launches}
         missing = (engine for engine in candidates.engines if engine.spec not in shown)
@@ -646,9 +645,9 @@ class Search:
         return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
 
 
-def _release(made: Entrant | CandidateResult) -> None:
-    if isinstance(made, Entrant):
-        made.close()
+def _release(result: Entrant | CandidateResult) -> None:
+    if isinstance(result, Entrant):
+        result.close()
 
 
 # ---------------------------------------------------------------------- stored costs
@@ -668,7 +667,7 @@ def warn_unmeasured(tuned: TuningResult, function: Function) -> None:
     """Issue a PlacementWarning if nothing could be measured."""
     if tuned.how != "priority":
         return
-    failed = {one.title: one.note for one in tuned.race.contenders}
+    failed = {contender.title: contender.note for contender in tuned.race.contenders}
     unmeasured = [f"{spec}: {reason}" for spec, reason in {**tuned.unmeasured, **failed}.items()]
     why = "; ".join([*tuned.notes, *unmeasured]) or f"budget={tuned.budget:g} s is too small for one measurement"
     used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"

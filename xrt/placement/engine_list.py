@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from xrt.placement import CostStore
     from xrt.placement.result import PlacementRequest
 
-
 AUTO = "auto"
 """The name that requests placement by measurement in a list of engines."""
 
 
-def is_auto(asked: Any) -> bool:
+def is_auto(engine: Any) -> bool:
     """Whether a module's ``engine`` requests placement by measurement."""
-    return asked == AUTO or (isinstance(asked, list | tuple) and AUTO in [one for one in asked if isinstance(one, str)])
+    return engine == AUTO or (isinstance(engine, list | tuple) and AUTO in [entry for entry in engine if isinstance(entry, str)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,7 @@ class EngineList:
     context: CompileContext
     is_auto: bool = False
     left_out: tuple[str, ...] = ()
+    """A message for each engine that ``"auto"`` leaves out."""
     devices: Mapping[str, str] = FrozenDict()
     """Devices by spec, for engines on another device than the module's."""
     lowered: tuple[GraphCompiler, ...] = ()
@@ -64,12 +64,12 @@ class EngineList:
     def by_spec(self) -> dict[str, GraphCompiler]:
         return {engine.spec: engine for engine in (*self.engines, *self.lowered)}
 
-    def make_request(self, function: Function, **terms: Any) -> PlacementRequest:
-        """Make the request to place a Function on these engines; ``terms`` set or override its fields."""
+    def make_request(self, function: Function, **fields: Any) -> PlacementRequest:
+        """Make the request to place a Function on these engines; ``fields`` set or override its fields."""
         from xrt.placement.result import PlacementRequest
 
-        own = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
-        return PlacementRequest(function, context=self.context, **{**own, **terms})
+        defaults = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
+        return PlacementRequest(function, context=self.context, **{**defaults, **fields})
 
     def on_host(self, launch: Launch) -> GraphCompiler | None:
         """The engine of a launch, or None if it runs on a device or is not in the list."""
@@ -77,7 +77,7 @@ class EngineList:
 
     def fuse_dequantization(self, node: Node, function: Function) -> bool:
         """Whether a named engine needs a DequantizeLinear of constants to be kept as a node."""
-        return any(one.fuses_dequantization(node, function) for one in self.engines if one.spec != self.implicit)
+        return any(engine.fuses_dequantization(node, function) for engine in self.engines if engine.spec != self.implicit)
 
     def close(self) -> None:
         """Stop the workers of isolated engines."""
@@ -107,7 +107,7 @@ def is_always_dynamic(engine: GraphCompiler) -> bool:
 
 
 def list_available_engines(
-    asked: Sequence[Any],
+    requested: Sequence[Any],
     context: CompileContext,
     store: CostStore | None,
     *,
@@ -121,27 +121,26 @@ def list_available_engines(
     raises EngineUnavailable with ``strict``. Raises EngineUnavailable or OptionError if no engine is left. ``devices`` maps
     engines, by name or spec, to their requested devices.
     """
-    named = [one for one in asked if one != AUTO]
-    known: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
-    if not named:
-        known = _probe_engines(known, store)
-    found: list[GraphCompiler] = []
+    listed = [entry for entry in requested if entry != AUTO]
+    statuses: Mapping[str, EngineStatus] = store.statuses() if store is not None else {}
+    if not listed:
+        statuses = _probe_engines(statuses, store)
+    engines: list[GraphCompiler] = []
     left_out = []
-    for one in named or registry.list_by_rank():
-        status = known.get(one) if isinstance(one, str) else None
+    for entry in listed or registry.list_by_rank():
+        status = statuses.get(entry) if isinstance(entry, str) else None
         reason: str | None = None
         if status is not None and status.state == "ready":
-            engine: GraphCompiler = LazyEngine(
-                status
-            )  # an earlier process found it ready, so its library need not be imported yet
-            reason = _not_there(engine, context, devices)
-            reason = reason or (None if named else engine.unsupported_options(context.in_full_precision()))
-            found += [] if reason else [engine]
-        elif named or (strict and status is not None and status.state == "broken"):
+            # An earlier process found it ready, so its library need not be imported yet.
+            engine: GraphCompiler = LazyEngine(status)
+            reason = _why_not_on_device(engine, context, devices)
+            reason = reason or (None if listed else engine.unsupported_options(context.in_full_precision()))
+            engines += [] if reason else [engine]
+        elif listed or (strict and status is not None and status.state == "broken"):
             try:
-                engine = registry.create(one)
-                reason = _not_there(engine, context, devices)
-                found += [] if reason else [engine]
+                engine = registry.create(entry)
+                reason = _why_not_on_device(engine, context, devices)
+                engines += [] if reason else [engine]
             except EngineUnavailable as error:
                 if strict:
                     raise
@@ -149,29 +148,29 @@ def list_available_engines(
         else:
             reason = status.cause if status is not None else None
         if reason:
-            left_out.append(f"engine {str(one)!r} is left out: {reason}")
+            left_out.append(f"engine {str(entry)!r} is left out: {reason}")
         # An engine that is not installed is no surprise, unless it was named.
-        if reason and (named or (status is not None and status.state == "broken")):
+        if reason and (listed or (status is not None and status.state == "broken")):
             warn(left_out[-1], PlacementWarning)
-    fresh = [engine.name for engine in found if engine.spec == engine.name and engine.name not in known]
+    fresh = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in statuses]
     if store is not None and (probed := {name: registry.probe(name) for name in fresh if name in registry.names()}):
-        store.keep_statuses(list({**known, **probed}.values()))
-    if not found and named:
-        registry.create(named[0])  # raises EngineUnavailable if it is missing
-    if not found:
+        store.keep_statuses(list({**statuses, **probed}.values()))
+    if not engines and listed:
+        registry.create(listed[0])  # raises EngineUnavailable if it is missing
+    if not engines:
         raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
-    return _add_precisions(found, context), tuple(left_out)
+    return _add_precisions(engines, context), tuple(left_out)
 
 
-def _probe_engines(known: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
+def _probe_engines(statuses: Mapping[str, EngineStatus], store: CostStore | None) -> Mapping[str, EngineStatus]:
     """Statuses of all registered engines: the stored ones if they are complete, else probe the engines."""
     names = registry.names()
-    if set(names) <= set(known):
-        return known
-    found = [registry.probe(name) for name in registry.list_by_rank()]
-    if store is not None and all(status.state != "broken" for status in found):  # a broken engine may be repaired at any time
-        store.keep_statuses(found)
-    return {status.name: status for status in found}
+    if set(names) <= set(statuses):
+        return statuses
+    probed = [registry.probe(name) for name in registry.list_by_rank()]
+    if store is not None and all(status.state != "broken" for status in probed):  # a broken engine may be repaired at any time
+        store.keep_statuses(probed)
+    return {status.name: status for status in probed}
 
 
 def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -> list[GraphCompiler]:
@@ -182,15 +181,15 @@ def _add_precisions(engines: Sequence[GraphCompiler], context: CompileContext) -
     precision = context.options.precision
     if precision not in ("bf16", "fp16"):
         return list(engines)
-    found: list[GraphCompiler] = []
+    expanded: list[GraphCompiler] = []
     for engine in engines:
         is_lowered = engine.unsupported_options(context) is None
         forms = (engine, engine.lower_precision("fp32")) if is_lowered else (engine.lower_precision(precision), engine)
-        found += [one for one in forms if one is not None]
-    return list({engine.spec: engine for engine in found}.values())
+        expanded += [form for form in forms if form is not None]
+    return list({engine.spec: engine for engine in expanded}.values())
 
 
-def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
+def _why_not_on_device(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
     """Explain why an engine does not support its requested device; None if it does."""
     device = devices.get(engine.spec, devices.get(engine.name, context.device))
     if parse_device_kind(device) not in engine.devices:

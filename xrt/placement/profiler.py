@@ -54,8 +54,8 @@ def check_against_reference(
     """
     if is_lowered(options.precision) or len(results) != len(expected):
         return compare_at_precision(function, results, expected, options.precision)
-    found = OutputJudge(function.replace(aliases=()), inputs, reference, is_stopped).judge(results, expected)
-    return found.message if found.verdict is Verdict.DISAGREES else "", ""
+    judgment = OutputJudge(function.replace(aliases=()), inputs, reference, is_stopped).judge(results, expected)
+    return judgment.message if judgment.verdict is Verdict.DISAGREES else "", ""
 
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
@@ -82,25 +82,25 @@ def capture_activations(
     """
     whole, count = function.replace(aliases=()), len(function.nodes)
     names = {value.name for value in function.outputs}
-    taken = 0
+    nbytes = 0
     for name in (name for node in function.nodes for name in node.outputs if name):
         type_ = function.get_type(name)
-        taken += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
-        names |= {name} if taken <= most else set()
+        nbytes += (type_.nbytes or 0) if isinstance(type_, TensorType) else 0
+        names |= {name} if nbytes <= most else set()
     values = {name: constant.array for name, constant in function.constants.items()}
-    values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
+    values.update((value.name, array) for value, array in zip(function.inputs, inputs, strict=True))
     last = {name: at for at, node in enumerate(function.nodes) for name in node.uses}
-    kept = names | set(values)
+    retained = names | set(values)
     for start in range(0, count, stretch):
         if is_stopped():
             raise Stopped(f"after {start} of {count} nodes")
         end = min(start + stretch, count)
         part = extract_subgraph(whole, range(start, end))
-        made = [name for node in part.nodes for name in node.outputs if name and (name in names or last.get(name, -1) >= end)]
-        exposed = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in made))
-        results = reference(exposed, [values[value.name] for value in part.inputs]) if made else ()
-        values.update(zip(made, results, strict=True))
-        for name in [name for name in values if name not in kept and last.get(name, -1) < end]:
+        outputs = [name for node in part.nodes for name in node.outputs if name and (name in names or last.get(name, -1) >= end)]
+        exposed = part.replace(outputs=tuple(Value(name, function.get_type(name)) for name in outputs))
+        results = reference(exposed, [values[value.name] for value in part.inputs]) if outputs else ()
+        values.update(zip(outputs, results, strict=True))
+        for name in [name for name in values if name not in retained and last.get(name, -1) < end]:
             del values[name]
     return values
 
@@ -112,8 +112,8 @@ def select_values(names: Sequence[str], values: Mapping[str, Any]) -> list[Any] 
 
 def find_first_random_node(function: Function) -> str:
     """Describe the first nondeterministic node; empty if there is none."""
-    drawn = next((node for node in function.nodes if not is_deterministic(node, function)), None)
-    return f"node {drawn.name!r} ({drawn.op}) does not give the same twice" if drawn is not None else ""
+    node = next((node for node in function.nodes if not is_deterministic(node, function)), None)
+    return f"node {node.name!r} ({node.op}) does not give the same twice" if node is not None else ""
 
 
 MOMENT = 0.02
@@ -128,17 +128,21 @@ class TrialResult:
 
     results: Sequence[Any]
     samples: Sequence[float]
+    """Seconds per call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLimits:
-    """The time limits of a trial, and what it times."""
+    """The time limits of a trial, and whether it times an inner region."""
 
     seconds: float
+    """Seconds of sampling."""
     compiling: float | None = None
     """Seconds for the compile; None for no limit."""
     running: float | None = None
+    """Seconds for the first call and the sampling; None for no limit."""
     total: float | None = None
+    """Seconds for the trial, including a restart of the worker; None for no limit."""
     inner: bool = False
     """Whether to time it as an inner region, which writes its results into existing memory."""
 
@@ -147,9 +151,9 @@ class NotStarted(EngineError):
     """A killed worker did not restart in time."""
 
 
-def _at_most(limit: float | None, left: float) -> float | None:
+def _limit_seconds(limit: float | None, remaining: float) -> float | None:
     """The smaller of a limit and the remaining time, but at least `MOMENT`."""
-    return limit if left == float("inf") else max(left if limit is None else min(limit, left), MOMENT)
+    return limit if remaining == float("inf") else max(remaining if limit is None else min(limit, remaining), MOMENT)
 
 
 class WorkerRunner(IsolatedEngine):
@@ -167,18 +171,18 @@ class WorkerRunner(IsolatedEngine):
         """The engine that compiles for the race, in this process."""
         return self
 
-    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         """Compile, run and time a Function; raises EngineError."""
-        end = perf_counter() + (float("inf") if terms.total is None else terms.total)
+        end = perf_counter() + (float("inf") if limits.total is None else limits.total)
         if not self._home.is_at_work:  # it was killed in an earlier trial
-            self._restart(terms.compiling)
+            self._restart(limits.compiling)
         began = perf_counter()
-        self.bound(_at_most(terms.compiling, end - began))
+        self.bound(_limit_seconds(limits.compiling, end - began))
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
-        self.bound(_at_most(terms.running, end - perf_counter()))
+        self.bound(_limit_seconds(limits.running, end - perf_counter()))
         try:
-            results, samples = remote.measure(inputs, terms.seconds, inner=terms.inner)
+            results, samples = remote.measure(inputs, limits.seconds, inner=limits.inner)
         except BaseException:
             remote.close()
             raise
@@ -201,8 +205,8 @@ class WorkerRunner(IsolatedEngine):
         self._home.seconds = limit
 
     def compile_in_worker(self, function: Function, context: CompileContext) -> RemoteExecutable:
-        kept = self._kept.pop(function.fingerprint, None)
-        return kept if kept is not None and kept.is_held else super().compile_in_worker(function, context)
+        remote = self._kept.pop(function.fingerprint, None)
+        return remote if remote is not None and remote.is_held else super().compile_in_worker(function, context)
 
 
 class LocalRunner:
@@ -219,25 +223,25 @@ class LocalRunner:
     def start(self) -> None:
         """Nothing to start."""
 
-    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
-        limits = [seconds for seconds in (terms.compiling, terms.running) if seconds is not None]
-        if not limits:
-            return self._tried(function, context, inputs, terms)
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+        seconds_allowed = [seconds for seconds in (limits.compiling, limits.running) if seconds is not None]
+        if not seconds_allowed:
+            return self._run_trial(function, context, inputs, limits)
         try:
-            return within(sum(limits), partial(self._tried, function, context, inputs, terms))
+            return within(sum(seconds_allowed), partial(self._run_trial, function, context, inputs, limits))
         except OutOfTime as error:
-            said = f"engine {self.compiler.spec!r} gave no answer within {sum(limits):.3g} s"
+            said = f"engine {self.compiler.spec!r} gave no answer within {sum(seconds_allowed):.3g} s"
             raise RunFailed(said) from TimeoutError(str(error))
 
-    def _tried(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
-        given = [copy_values(value) for value in inputs]
+    def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
+        copies = [copy_values(value) for value in inputs]
         try:
             executable = adapt_to_host(self.compiler.compile(function, context), context)
             try:
                 executable.prepare()
-                results = [copy_values(value) for value in executable.run(given)]
-                call = make_timed_call(executable, given, results if terms.inner else None, function)
-                return TrialResult(results, sample_call_times(call, terms.seconds))
+                results = [copy_values(value) for value in executable.run(copies)]
+                call = make_timed_call(executable, copies, results if limits.inner else None, function)
+                return TrialResult(results, sample_call_times(call, limits.seconds))
             finally:
                 executable.close()
         except (EngineError, OutOfDeviceMemory):
@@ -265,8 +269,7 @@ def _inner(engine: GraphCompiler) -> GraphCompiler:
 
 
 PATIENCE = 3.0
-"""Seconds after which the next engine starts even if the previous one has not answered: TVM, the slowest library, is imported in
-2.3 s."""
+"""Seconds until the next engine starts even if the previous one has not answered; TVM, the slowest, is imported in 2.3 s."""
 END_PATIENCE = 0.2
 """Seconds that a search waits for each worker to end."""
 
@@ -306,7 +309,7 @@ class Inquiry:
         self._may_ask = threading.Event()
         self._may_ask.set()
         self._numbers, self._firsts = number_questions(function)
-        self._queried = {one.spec: _QueriedEngine(one, contexts[one.spec].device) for one in engines}
+        self._queried = {engine.spec: _QueriedEngine(engine, contexts[engine.spec].device) for engine in engines}
 
     # ------------------------------------------------------------------ waiting
 
@@ -318,14 +321,14 @@ class Inquiry:
         """
 
         def start_all() -> None:
-            for one in self._queried.values():
+            for entry in self._queried.values():
                 self._may_ask.wait()
                 if self._is_over:
                     return
-                one.has_begun = True
-                begin(partial(self._make_ready, one), f"xrt-ask-{one.engine.name}")
+                entry.has_begun = True
+                begin(partial(self._make_ready, entry), f"xrt-ask-{entry.engine.name}")
                 with self._changed:
-                    self._changed.wait_for(lambda one=one: one.has_answered or self._is_over, PATIENCE)  # type: ignore[misc]
+                    self._changed.wait_for(lambda entry=entry: entry.has_answered or self._is_over, PATIENCE)  # type: ignore[misc]
 
         begin(start_all, "xrt-ask")
 
@@ -337,48 +340,48 @@ class Inquiry:
     @property
     def pending(self) -> list[str]:
         """The engines that are not ready yet."""
-        return [spec for spec, one in self._queried.items() if not one.is_ready]
+        return [spec for spec, entry in self._queried.items() if not entry.is_ready]
 
     @property
     def unanswered(self) -> list[str]:
         """The engines that have not answered all questions."""
-        return [spec for spec, one in self._queried.items() if not one.has_answered]
+        return [spec for spec, entry in self._queried.items() if not entry.has_answered]
 
     def list_answered(self) -> tuple[str, ...]:
         """The engines whose answers are final."""
-        return tuple(spec for spec, one in self._queried.items() if one.has_answered)
+        return tuple(spec for spec, entry in self._queried.items() if entry.has_answered)
 
     def list_ready(self) -> tuple[str, ...]:
         """The engines that are ready to be measured, or have failed."""
-        return tuple(spec for spec, one in self._queried.items() if one.is_ready)
+        return tuple(spec for spec, entry in self._queried.items() if entry.is_ready)
 
-    def _make_ready(self, one: _QueriedEngine) -> None:
+    def _make_ready(self, entry: _QueriedEngine) -> None:
         """Start the engine's worker and query the engine meanwhile; runs in a thread."""
         try:
-            one.runner = self._open_runner(one.engine)
-            starting = begin(one.runner.start, f"xrt-start-{one.engine.name}")
-            self._ask(one)
-            self._tell(one, has_answered=True)
+            entry.runner = self._open_runner(entry.engine)
+            starting = begin(entry.runner.start, f"xrt-start-{entry.engine.name}")
+            self._query(entry)
+            self._update(entry, has_answered=True)
             starting.result()
         except EngineError as error:
-            one.failure = " ".join(str(error).split())
+            entry.failure = " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
-            one.failure = f"{type(error).__name__}: {error}"
-        self._tell(one, has_answered=True, is_ready=True)
-        if self._is_over and one.runner is not None:
-            one.runner.close()
+            entry.failure = f"{type(error).__name__}: {error}"
+        self._update(entry, has_answered=True, is_ready=True)
+        if self._is_over and entry.runner is not None:
+            entry.runner.close()
 
-    def _tell(self, one: _QueriedEngine, *, has_answered: bool, is_ready: bool = False) -> None:
+    def _update(self, entry: _QueriedEngine, *, has_answered: bool, is_ready: bool = False) -> None:
         with self._changed:
-            one.has_answered, one.is_ready = has_answered, is_ready
+            entry.has_answered, entry.is_ready = has_answered, is_ready
             self._changed.notify_all()
 
-    def _ask(self, one: _QueriedEngine) -> None:
+    def _query(self, entry: _QueriedEngine) -> None:
         for number, node in enumerate(self._firsts):
             self._may_ask.wait()
             if self._is_over:
                 return
-            one.answers[number] = ask_engine(one.engine, one.home, node, self.function)
+            entry.answers[number] = ask_engine(entry.engine, entry.home, node, self.function)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -394,33 +397,31 @@ class Inquiry:
     @property
     def runners(self) -> dict[str, Runner]:
         """The runners of the engines that are ready."""
-        return {
-            spec: one.runner for spec, one in self._queried.items() if one.is_ready and one.runner is not None and not one.failure
-        }
+        return {spec: x.runner for spec, x in self._queried.items() if x.is_ready and x.runner is not None and not x.failure}
 
     def engines(self, *, started: bool = False) -> list[GraphCompiler]:
         """All engines with their answers; an engine without answers, or not ``started`` if required, supports nothing."""
-        return [self._by_answers(one, started=started) for one in self._queried.values()]
+        return [self._record_answers(entry, started=started) for entry in self._queried.values()]
 
-    def _by_answers(self, one: _QueriedEngine, *, started: bool) -> GraphCompiler:
-        if (reason := self._why_not(one, started=started)) is not None:
+    def _record_answers(self, entry: _QueriedEngine, *, started: bool) -> GraphCompiler:
+        if (reason := self._why_not(entry, started=started)) is not None:
             return RecordedSupportEngine(
-                one.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
+                entry.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
             )
         pairs = zip(self.function.nodes, self._numbers, strict=True)
-        reasons = {node.name: reason for node, number in pairs if (reason := one.answers[number]) is not None}
-        return RecordedSupportEngine(one.engine, reasons)
+        reasons = {node.name: reason for node, number in pairs if (reason := entry.answers[number]) is not None}
+        return RecordedSupportEngine(entry.engine, reasons)
 
     def why_not_ready(self, spec: str) -> str | None:
         """Explain why the engine could not be measured; None if it could."""
         return self._why_not(self._queried[spec], started=True)
 
-    def _why_not(self, one: _QueriedEngine, *, started: bool) -> str | None:
-        if one.failure:
-            return one.failure
-        if len(one.answers) == len(self._firsts):
-            return None if one.is_ready or not started else "it had not started before the budget ended"
-        if not one.has_begun:
+    def _why_not(self, entry: _QueriedEngine, *, started: bool) -> str | None:
+        if entry.failure:
+            return entry.failure
+        if len(entry.answers) == len(self._firsts):
+            return None if entry.is_ready or not started else "it had not started before the budget ended"
+        if not entry.has_begun:
             return "it was not asked before the budget ended"
         return "the budget ended while it was asked which nodes it supports"
 
@@ -432,10 +433,10 @@ class Inquiry:
         self._may_ask.set()
         with self._changed:
             self._changed.notify_all()
-        for one in self._queried.values():
-            if one.is_ready and one.runner is not None:
+        for entry in self._queried.values():
+            if entry.is_ready and entry.runner is not None:
                 with suppress(OutOfTime):
-                    within(END_PATIENCE, one.runner.close)
+                    within(END_PATIENCE, entry.runner.close)
 
 
 _log = logging.getLogger(__name__)
@@ -481,9 +482,10 @@ class RegionProfiler:
     truth: Truth = Truth()
     runners: Mapping[str, Runner] = field(default_factory=dict)
     count: int = 0
+    """Number of parts measured, including failed ones."""
     skipped: dict[tuple[str, str], str] = field(default_factory=dict)
     """Why this search has no cost of a part, by shape key and engine; another search may."""
-    _tried: set[tuple[str, str]] = field(default_factory=set)
+    _attempted: set[tuple[str, str]] = field(default_factory=set)
     _hung: dict[str, list[int]] = field(default_factory=dict)
     """Node counts of the parts that timed out, by engine."""
 
@@ -491,7 +493,7 @@ class RegionProfiler:
         """Whether a part needs no further measurement."""
         piece = subject.key, subject.spec
         cost = self.table.region(*piece)
-        match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._tried else None
+        match = _TIMED_OUT.search(cost) if isinstance(cost, str) and piece not in self._attempted else None
         return piece in self.skipped or (cost is not None and not (match and self.limit >= LONGER * float(match[1])))
 
     def measure(self, subjects: Sequence[ProfilingRequest], until: float, report: Callable[[ProfilingRequest], object]) -> bool:
@@ -525,18 +527,18 @@ class RegionProfiler:
         hung = self._hung.get(subject.spec, [])
         if len(hung) >= MOST_HANGS or any(size <= len(function.nodes) for size in hung):
             raise _NotMeasured("the engine did not end with what is no larger")
-        self._tried.add((subject.key, subject.spec))
+        self._attempted.add((subject.key, subject.spec))
         costs = (self.table.region(subject.key, spec) for spec in self.runners)
         best = min((cost.seconds for cost in costs if isinstance(cost, MeasuredCost)), default=None)
-        left = until - self.clock()
-        limit = max(min(self.limit, left), LEAST)
+        remaining = until - self.clock()
+        limit = max(min(self.limit, remaining), LEAST)
         # Stop runs of an engine that is far slower than another.
         running = limit if best is None else min(limit, GRACE + FAR * best)
         returned = {value.name for value in self.request.function.outputs}
         inner = returned.isdisjoint(value.name for value in function.outputs)
         context = self.request.contexts.get(subject.spec, self.request.context)
         try:
-            limits = TrialLimits(min(self.sampling, limit / 4), limit, running, left, inner=inner)
+            limits = TrialLimits(min(self.sampling, limit / 4), limit, running, remaining, inner=inner)
             trial = self.runners[subject.spec].trial(function, context, inputs, limits)
         except (NotStarted, OutOfDeviceMemory) as error:
             raise _NotMeasured(str(error)) from error  # another search may have more free device memory
@@ -549,14 +551,14 @@ class RegionProfiler:
             return f"{'refused' if isinstance(error, CompileRefused) else 'failed'}: {text}"
         reference = self.truth.reference
         if reference is not None and not find_first_random_node(function):
-            left = min(max(self.end - self.clock(), LEAST), threading.TIMEOUT_MAX)
-            limit = left if best is None else min(left, self.limit)
-            terms = reference, self.request.context.options
+            remaining = min(max(self.end - self.clock(), LEAST), threading.TIMEOUT_MAX)
+            limit = remaining if best is None else min(remaining, self.limit)
+            criteria = reference, self.request.context.options
             try:
-                check = partial(check_against_reference, function, inputs, trial.results, expected, *terms)
+                check = partial(check_against_reference, function, inputs, trial.results, expected, *criteria)
                 wrong, _ = within_or_stopped(limit, check)
             except OutOfTime as error:
-                if limit < left:
+                if limit < remaining:
                     raise _NotMeasured(f"comparing its results with the reference took longer than {limit:.3g} s") from error
                 raise _NotMeasured("the budget ended before its results were compared with the reference") from error
             if wrong:
@@ -607,8 +609,8 @@ def compute_truth(
 ) -> Truth:
     """Compute the expected values in about ``seconds``; if the reference fails, use the stand-in called ``name``."""
     try:
-        given = function, inputs, reference
-        values = within_or_stopped(seconds * SHARE, lambda is_stopped: capture_activations(*given, is_stopped=is_stopped))
+        arguments = function, inputs, reference
+        values = within_or_stopped(seconds * SHARE, lambda is_stopped: capture_activations(*arguments, is_stopped=is_stopped))
         return Truth(values, reference)
     except (OutOfTime, XRTError) as error:
         why = " ".join(str(error).split())

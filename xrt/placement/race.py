@@ -63,11 +63,17 @@ class Entrant:
     note: str = ""
     """A remark on its results: the error at lower precision."""
     first_call: float = 0.0
+    """Seconds of the first call, before any round."""
     expected: float = 0.0
+    """Seconds per call: predicted, later measured in the warm-up turn."""
     repeats: int = 1
+    """Timed calls per turn."""
     rounds: list[float] = field(default_factory=list)
+    """Seconds per call in each round."""
     regions: tuple[float, ...] = ()
+    """Seconds of each launch within whole calls; empty if not profiled."""
     is_out: bool = False
+    """Whether it takes no more turns: it failed or clearly lost."""
     failure: str = ""
     """The error of a call that raised; empty if none did."""
 
@@ -103,7 +109,7 @@ class Entrant:
             return
         for _ in range(PROFILED):
             self.program.run(inputs, RunOptions(profile=True))
-        self.regions = tuple(one.seconds / one.calls for one in self.program.profile().launches)
+        self.regions = tuple(launch.seconds / launch.calls for launch in self.program.profile().launches)
 
     def close(self) -> None:
         """Release the program; its executables stay in the cache."""
@@ -166,9 +172,9 @@ def _is_decided(active: Sequence[Entrant]) -> bool:
     if not active:
         return True
     baseline = _choose_baseline(active)
-    ratios = {id(one): compute_round_ratio(one.rounds, baseline.rounds) for one in active if one is not baseline}
-    for one in active:
-        one.is_out = id(one) in ratios and ratios[id(one)].is_loss
+    ratios = {id(entrant): compute_round_ratio(entrant.rounds, baseline.rounds) for entrant in active if entrant is not baseline}
+    for entrant in active:
+        entrant.is_out = id(entrant) in ratios and ratios[id(entrant)].is_loss
     return all(ratio.high < WIN or ratio.low > WIN for ratio in ratios.values())
 
 
@@ -192,7 +198,7 @@ def prepare_plan(
     except XRTError as error:
         return CandidateResult(plan, "failed", note=_format_error(error))
     if not isinstance(program, Program):
-        return CandidateResult(plan, "failed", note="; ".join(dict.fromkeys(one.reason for one in program)))
+        return CandidateResult(plan, "failed", note="; ".join(dict.fromkeys(refusal.reason for refusal in program)))
     values = [copy_values(value) for value in inputs]
     wrong = note = ""
     try:
@@ -227,13 +233,14 @@ class Candidates:
     """The participating engines; the implicit engine only if the others do not support every node."""
     implicit: str | None
     everything: tuple[GraphCompiler, ...] = ()
+    """All engines of the request, which may update state for the others."""
 
     @classmethod
     def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
         """Collect the candidates of a request on ``engines``."""
-        named = tuple(engine for engine in engines if engine.spec != request.implicit)
-        if request.implicit is not None and named:
-            without = cls(request, named, None, tuple(engines))
+        listed = tuple(engine for engine in engines if engine.spec != request.implicit)
+        if request.implicit is not None and listed:
+            without = cls(request, listed, None, tuple(engines))
             if all(without.capability.supporting_engines()):
                 return without
         return cls(request, tuple(engines), request.implicit, tuple(engines))
@@ -272,23 +279,23 @@ class Candidates:
     @cached_property
     def updating(self) -> tuple[Plan, ...]:
         """The single-engine plans whose state updates run in place on a second engine, instead of being copied."""
-        found = []
+        plans = []
         for whole in self.wholes if self.request.function.aliases else ():
             spec = whole.launches[0].engine if whole.launches else ""
             engines = sorted(self.everything, key=lambda engine: engine.spec != spec)
             with suppress(PlanError):
                 plan = self._partition(engines)
                 if len({launch.engine for launch in plan.launches}) == 2 and is_allowed(plan, engines, self.request.clustering):
-                    found.append(plan)
-        return tuple(found)
+                    plans.append(plan)
+        return tuple(plans)
 
     def is_allowed(self, plan: Plan) -> bool:
         return is_allowed(plan, self.engines, self.request.clustering)
 
     def best_alone(self, table: CostTable) -> tuple[Plan, MeasuredCost] | None:
         """The single-region plan with the lowest measured cost, with that cost, or None."""
-        known = [(plan, cost) for plan in self.wholes if isinstance(cost := alone(plan, table), MeasuredCost)]
-        return min(known, key=lambda pair: pair[1].seconds, default=None)
+        measured = [(plan, cost) for plan in self.wholes if isinstance(cost := alone(plan, table), MeasuredCost)]
+        return min(measured, key=lambda pair: pair[1].seconds, default=None)
 
 
 def alone(plan: Plan, table: CostTable) -> RegionCost | None:
@@ -328,12 +335,7 @@ _ORDER: dict[SelectionOutcome, int] = {"won": 0, "tie": 1, "lost": 2, "wrong": 3
 
 
 def select_winner(
-    entrants: Sequence[Entrant],
-    others: Sequence[CandidateResult],
-    rounds: int,
-    least: int = 1,
-    *,
-    prefers_simple: bool = True,
+    entrants: Sequence[Entrant], others: Sequence[CandidateResult], rounds: int, least: int = 1, *, prefers_simple: bool = True
 ) -> CandidateComparison:
     """Compare the entrants that ran, and add ``others``, whose verdicts are known without a run.
 
@@ -343,62 +345,62 @@ def select_winner(
     below `WIN`. Several winners, or all candidates if no simple plan ran, tie if they cannot be distinguished from the fastest.
     The simplest of these is chosen, or without ``prefers_simple`` the fastest winner.
     """
-    ran = [one for one in entrants if one.has_run]
+    ran = [entrant for entrant in entrants if entrant.has_run]
     failed = [
-        CandidateResult(one.plan, "failed", note=one.failure or "it was not called before the budget ended")
-        for one in entrants
-        if not one.has_run
+        CandidateResult(entrant.plan, "failed", note=entrant.failure or "it was not called before the budget ended")
+        for entrant in entrants
+        if not entrant.has_run
     ]
     if not ran:
         return CandidateComparison(tuple(sorted([*failed, *others], key=_rank)), rounds)
-    base = _choose_baseline([one for one in ran if not one.is_out] or ran)
-    ratios = {id(one): compute_round_ratio(one.rounds, base.rounds) for one in ran}
+    base = _choose_baseline([entrant for entrant in ran if not entrant.is_out] or ran)
+    ratios = {id(entrant): compute_round_ratio(entrant.rounds, base.rounds) for entrant in ran}
     is_sure = rounds >= least
-    chosen = _choose(ran, base, ratios, prefers_simple=prefers_simple) if is_sure else base
-    results = {id(one): _judge(one, ratios[id(one)], chosen, is_sure=is_sure) for one in ran}
-    left = [_at_pace(one, base.median, is_beaten=chosen is not base) for one in others]
-    contenders = sorted([*results.values(), *failed, *left], key=_rank)
-    return CandidateComparison(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is results[id(base)]))
+    chosen = _choose_winner(ran, base, ratios, prefers_simple=prefers_simple) if is_sure else base
+    results = {id(entrant): _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure) for entrant in ran}
+    rescaled = [_rescale(result, base.median, is_beaten=chosen is not base) for result in others]
+    contenders = sorted([*results.values(), *failed, *rescaled], key=_rank)
+    return CandidateComparison(tuple(contenders), rounds, next(i for i, c in enumerate(contenders) if c is results[id(base)]))
 
 
-def _at_pace(left: CandidateResult, baseline: float, *, is_beaten: bool) -> CandidateResult:
+def _rescale(result: CandidateResult, baseline: float, *, is_beaten: bool) -> CandidateResult:
     """Rescale the times of a plan from an earlier race to the baseline's speed in the last one.
 
     The earlier rounds may have run on a busier machine, but the ratio to the baseline, which ran in both, still holds. A plan
     that tied with the baseline has lost if the baseline ``is_beaten``.
     """
-    ratio = left.ratio
+    ratio = result.ratio
     if ratio is None:
-        return left
-    if is_beaten and left.verdict == "tie":
-        left = replace(left, verdict="lost")
-    low, high = (None if end is None else end * baseline for end in (left.ratio_low, left.ratio_high))
-    return replace(left, seconds=ratio * baseline, low=low, high=high)
+        return result
+    if is_beaten and result.verdict == "tie":
+        result = replace(result, verdict="lost")
+    low, high = (None if end is None else end * baseline for end in (result.ratio_low, result.ratio_high))
+    return replace(result, seconds=ratio * baseline, low=low, high=high)
 
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
     """Declare the single-region plan with the lowest measured cost the winner of an unfinished comparison."""
     note = "measured alone; the budget ended before it was compared with the others"
     winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
-    return CandidateComparison((winner, *(one for one in race.contenders if one.plan != plan)), race.rounds)
+    return CandidateComparison((winner, *(contender for contender in race.contenders if contender.plan != plan)), race.rounds)
 
 
-def _choose(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
-    winners = [one for one in ran if not one.is_out and (not base.is_simple or ratios[id(one)].high < WIN)]
+def _choose_winner(ran: Sequence[Entrant], base: Entrant, ratios: dict[int, RatioInterval], *, prefers_simple: bool) -> Entrant:
+    winners = [entrant for entrant in ran if not entrant.is_out and (not base.is_simple or ratios[id(entrant)].high < WIN)]
     if not winners:
         return base
-    fastest = min(winners, key=lambda one: ratios[id(one)].median)
+    fastest = min(winners, key=lambda entrant: ratios[id(entrant)].median)
     if not prefers_simple:
         return fastest
-    alike = [one for one in winners if one is fastest or compute_round_ratio(one.rounds, fastest.rounds).low <= 1 + FLOOR]
-    return min(alike, key=lambda one: (*one.simplicity, ratios[id(one)].median))
+    alike = [x for x in winners if x is fastest or compute_round_ratio(x.rounds, fastest.rounds).low <= 1 + FLOOR]
+    return min(alike, key=lambda entrant: (*entrant.simplicity, ratios[id(entrant)].median))
 
 
-def _judge(one: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
-    seconds, low, high = median_interval(one.rounds)
-    has_lost = is_sure and compute_round_ratio(one.rounds, chosen.rounds).is_loss
-    verdict: SelectionOutcome = "won" if one is chosen else "lost" if has_lost else "tie"
-    result = CandidateResult(one.plan, verdict, seconds, ratio=ratio.median, note=one.note, regions=one.regions)
+def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: bool) -> CandidateResult:
+    seconds, low, high = median_interval(entrant.rounds)
+    has_lost = is_sure and compute_round_ratio(entrant.rounds, chosen.rounds).is_loss
+    verdict: SelectionOutcome = "won" if entrant is chosen else "lost" if has_lost else "tie"
+    result = CandidateResult(entrant.plan, verdict, seconds, ratio=ratio.median, note=entrant.note, regions=entrant.regions)
     return replace(result, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high) if is_sure else result
 
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.partition import Plan
 
-
 Ingredients: TypeAlias = tuple[tuple[str, str], ...]
 """Parts of the key of a decision."""
 T = TypeVar("T", CandidateRecord, Baseline)
@@ -85,11 +84,11 @@ def create_lock(
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
-        model={**_facts_of_model(function), **source},
-        inputs=_inputs(function),
+        model={**_describe_model(function), **source},
+        inputs=_list_inputs(function),
         engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
-        machine=_machine(request.context, used),
-        options=_options(request, used),
+        machine=_describe_machine(request.context, used),
+        options=_describe_options(request, used),
         plan=list_node_ranges(plan, make_planned_function(function, tuned.precision)),
         candidates=tuple(map(_round, list_candidate_records(tuned.race)[:KEPT])),
         baseline=None if baseline is None else _round(baseline),
@@ -125,26 +124,26 @@ _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
 def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
     """List the node ranges of a plan; consecutive nodes of one region share a range."""
     homes, groups, names = map_nodes_to_engines(plan), map_nodes_to_regions(plan), [node.name for node in function.nodes]
-    found, at = [], 0
+    ranges, at = [], 0
     for group, members in groupby(names, groups.__getitem__):
         run = list(members)
         first, last = run[0][:LONGEST], run[-1][:LONGEST]
-        found.append(NodeRange(group, homes[run[0]], at, len(run), first, last if len(run) > 1 else ""))
+        ranges.append(NodeRange(group, homes[run[0]], at, len(run), first, last if len(run) > 1 else ""))
         at += len(run)
-    return tuple(found)
+    return tuple(ranges)
 
 
 def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
     """Record the result of each candidate; with a Function, its regions too."""
     return tuple(
         CandidateRecord(
-            one.title,
+            contender.title,
             is_baseline=number == race.baseline,
-            regions=one.regions if function else (),
-            ranges=list_node_ranges(one.plan, function) if function else (),
-            **{**{name: getattr(one, name) for name in FIGURES}, "note": one.note[:1000]},
+            regions=contender.regions if function else (),
+            ranges=list_node_ranges(contender.plan, function) if function else (),
+            **{**{name: getattr(contender, name) for name in FIGURES}, "note": contender.note[:1000]},
         )
-        for number, one in enumerate(race.contenders)
+        for number, contender in enumerate(race.contenders)
     )
 
 
@@ -164,8 +163,8 @@ def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> 
                 raise LockError(f"node {node.name!r} is placed twice")
             homes[node.name], groups[node.name] = run.engine, run.region
     if len(homes) < count:
-        left = next(node.name for node in function.nodes if node.name not in homes)
-        raise LockError(f"{len(homes)} of {count} nodes are placed, and not {left!r}")
+        missing = next(node.name for node in function.nodes if node.name not in homes)
+        raise LockError(f"{len(homes)} of {count} nodes are placed, and not {missing!r}")
     implicit, device = request.implicit, request.device_map
     try:
         return plan_from_assignment(function, request.engines, homes, groups=groups, implicit=implicit, device=device)
@@ -181,34 +180,34 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
 
     Only the engines of the plan are compared. With ``for_check``, those of the baseline too, and clustering options are ignored.
     """
-    if reasons := tuple(_of_model(lock, request.function)):
+    if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
     used = _select(request.devices, (run.engine for run in lock.plan))
-    options = _options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
+    options = _describe_options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
     return (
-        *_of_engines(lock, request.engines, (run.engine for run in ranges)),
-        *_of_facts(lock.machine, _machine(request.context, used)),
-        *_of_facts(lock.options, options),
+        *_compare_engines(lock, request.engines, (run.engine for run in ranges)),
+        *_compare_facts(lock.machine, _describe_machine(request.context, used)),
+        *_compare_facts(lock.options, options),
     )
 
 
-def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:
-    mine = _facts_of_model(function)
-    if lock.model.get("fingerprint") == mine["fingerprint"]:
+def _compare_model(lock: PlacementFile, function: Function) -> Iterator[str]:
+    current = _describe_model(function)
+    if lock.model.get("fingerprint") == current["fingerprint"]:
         return
-    were, are = ({f"input {name}": type_ for name, type_ in inputs.items()} for inputs in (lock.inputs, _inputs(function)))
-    inputs = tuple(_of_facts(were, are))
-    if inputs and were.keys() == are.keys() and lock.model.get("nodes") == mine["nodes"]:
+    were, are = ({f"input {name}": type_ for name, type_ in x.items()} for x in (lock.inputs, _list_inputs(function)))
+    inputs = tuple(_compare_facts(were, are))
+    if inputs and were.keys() == are.keys() and lock.model.get("nodes") == current["nodes"]:
         yield f"the sizes differ: {'; '.join(inputs)}"  # enough to change the fingerprint
         return
     yield from inputs
-    yield from _of_facts(*({"the number of nodes": facts.get("nodes", "unknown")} for facts in (lock.model, mine)))
-    was, is_ = lock.model.get("fingerprint", "unknown"), mine["fingerprint"]
-    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {mine['name']!r} has {is_[:SHOWN]}"
+    yield from _compare_facts(*({"the number of nodes": facts.get("nodes", "unknown")} for facts in (lock.model, current)))
+    was, is_ = lock.model.get("fingerprint", "unknown"), current["fingerprint"]
+    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {current['name']!r} has {is_[:SHOWN]}"
 
 
-def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
+def _compare_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
     by_spec = {engine.spec: engine for engine in unwrap(engines)}
     for spec in dict.fromkeys(used):
         if spec not in by_spec:
@@ -217,7 +216,7 @@ def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Ite
             yield f"engine {spec!r} was {was} and is {now}"
 
 
-def _of_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def _compare_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in {**was, **now}:
         if name not in now:
             yield f"{name} was {was[name]} and is not there"
@@ -230,11 +229,11 @@ def _of_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
 # ---------------------------------------------------------------------- facts
 
 
-def _facts_of_model(function: Function) -> dict[str, str]:
+def _describe_model(function: Function) -> dict[str, str]:
     return {"name": function.name, "fingerprint": function.fingerprint, "nodes": str(len(function.nodes))}
 
 
-def _inputs(function: Function) -> dict[str, str]:
+def _list_inputs(function: Function) -> dict[str, str]:
     return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
 
 
@@ -243,7 +242,7 @@ def _select(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
     return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
 
 
-def _machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, str]:
+def _describe_machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, str]:
     """Describe the machine and each requested device with its model; an unavailable device is left out."""
     sets, _, processor = dict(make_context_key(context))["machine"].partition("; ")
     system, machine, *extensions = sets.split(" ")
@@ -255,37 +254,35 @@ def _machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, s
     return facts
 
 
-def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
+def _describe_options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
     context = request.context
-    own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
+    options = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
     elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
-    return {**own, **elsewhere, "clustering": str(request.clustering)}
+    return {**options, **elsewhere, "clustering": str(request.clustering)}
 
 
 MOST_TEXT = 2000
 """Maximum characters of a note or a reason."""
 
 
-def make_decision_key(request: PlacementRequest, terms: Ingredients | None = ()) -> Signature | None:
-    """Make the key of a decision: the model, the engines with versions and code, options, machine, devices, and more ``terms``.
+def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None = ()) -> Signature | None:
+    """Make the key of a decision: the model, the engines with versions and code, options, machine, devices and ``ingredients``.
 
-    Return None if the code of an engine is in no file, since a change would go unnoticed, and if ``terms`` is None.
+    Return None if the code of an engine is in no file, since a change would go unnoticed, and if ``ingredients`` is None.
     """
     engines, devices = unwrap(request.engines), sorted(request.devices.items())
     # The code of an unused engine is hashed without importing it.
-    modules = (
-        registry.find_entry_module(one.name) if isinstance(one, LazyEngine) else one.implementation.__module__ for one in engines
-    )
+    modules = (registry.find_entry_module(e.name) if isinstance(e, LazyEngine) else e.implementation.__module__ for e in engines)
     codes = [hash_sources(module) for module in modules]
-    if CODE_UNKNOWN in codes or terms is None:
+    if CODE_UNKNOWN in codes or ingredients is None:
         return None
     context = on_device(request.context.device, request.context)
-    named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
-    subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", named))
+    described = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
+    subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", described))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
     places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * request.cuda_graph
-    return Signature((*subject, *options, *make_context_key(context), *places, *terms))
+    return Signature((*subject, *options, *make_context_key(context), *places, *ingredients))
 
 
 def _version(engine: GraphCompiler) -> str:
@@ -293,34 +290,36 @@ def _version(engine: GraphCompiler) -> str:
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
 
-def load_decision(request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> TuningResult | None:
+def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> TuningResult | None:
     """Load the decision of an earlier search with at least this budget, or an explicit one; None if there is none.
 
-    Nothing is measured or calibrated. ``terms`` are those of the error budget, if there is one.
+    Nothing is measured or calibrated. ``ingredients`` are those of the error budget, if there is one.
     """
-    key = make_decision_key(request, terms)
+    key = make_decision_key(request, ingredients)
     document = store.decision(key) if key is not None else None
     if document is None:
         return None
     try:
         if document.search is None:
             raise PlacementFileError("it has no section 'search', so it is no decision")
-        known = read_result(document, request)
+        result = read_result(document, request)
     except XRTError as error:
         store.trouble(f"a decision cannot be used: {error}")
         return None
-    return known if known.is_explicit or known.budget >= request.budget else None
+    return result if result.is_explicit or result.budget >= request.budget else None
 
 
-def store_decision(tuned: TuningResult, request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> None:
+def store_decision(
+    tuned: TuningResult, request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()
+) -> None:
     """Store a decision for later processes, if a plan won and the search was not interrupted."""
-    if tuned.how == "measured" and tuned.race.winner is not None and (key := make_decision_key(request, terms)) is not None:
+    if tuned.how == "measured" and tuned.race.winner is not None and (key := make_decision_key(request, ingredients)) is not None:
         store.store_decision(key, make_decision(tuned, request))
 
 
-def mark_checked(request: PlacementRequest, store: CostStore, terms: Ingredients | None = ()) -> None:
+def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingredients | None = ()) -> None:
     """Record in a stored decision that the results of its plan agreed with the reference."""
-    key = make_decision_key(request, terms)
+    key = make_decision_key(request, ingredients)
     document = store.decision(key) if key is not None else None
     if key is not None and document is not None and document.search is not None:
         store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
@@ -332,7 +331,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     It has only the engines of the chosen plan, which may be fewer than the request has. Of plans of lower precision it has only
     the chosen one, since others place other forms of the model.
     """
-    request, race, engines = _plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.asked or request.engines
+    request, race, engines = _plan_form(request, tuned.precision, tuned.lowered), tuned.race, tuned.queried or request.engines
     if tuned.precision is not None:
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
@@ -369,12 +368,12 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
     """Record each engine's reasons with the positions of the declined nodes, so that the engine need not be queried again."""
     homes, function = request.device_map, request.function
     capability = SupportMatrix.of(function, engines, [homes.of(engine.spec) for engine in engines])
-    found: dict[tuple[str, str], list[int]] = {}
+    declined: dict[tuple[str, str], list[int]] = {}
     for number, engine in enumerate(engines):
         for position in range(len(function.nodes)):
             if (reason := capability.reason(position, number)) is not None:
-                found.setdefault((engine.spec, reason[:MOST_TEXT]), []).append(position)
-    return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in found.items())
+                declined.setdefault((engine.spec, reason[:MOST_TEXT]), []).append(position)
+    return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in declined.items())
 
 
 def read_result(document: PlacementFile, request: PlacementRequest) -> TuningResult:
@@ -392,8 +391,8 @@ def read_result(document: PlacementFile, request: PlacementRequest) -> TuningRes
         engines = _read_answers(document, search, request)
     else:
         used = {run.engine for run in document.plan}
-        engines = tuple(one for one in request.engines if one.spec != request.implicit or one.spec in used)
-    implicit = request.implicit if any(one.spec == request.implicit for one in engines) else None
+        engines = tuple(engine for engine in request.engines if engine.spec != request.implicit or engine.spec in used)
+    implicit = request.implicit if any(engine.spec == request.implicit for engine in engines) else None
     request = replace(request, engines=engines, implicit=implicit)
     notes: tuple[str, ...] = ()
     placed = records
@@ -415,24 +414,24 @@ def read_result(document: PlacementFile, request: PlacementRequest) -> TuningRes
     race = CandidateComparison(candidates, search.rounds if search is not None else 0, baseline)
     if race.winner is None:
         raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
-    known = TuningResult(race.winner.plan, race=race, how="locked", notes=notes, precision=precision, lowered=lowered)
+    result = TuningResult(race.winner.plan, race=race, how="locked", notes=notes, precision=precision, lowered=lowered)
     if search is None:
-        return known
+        return result
     facts = {name: getattr(search, name) for name in SEARCH_FACTS}
-    return replace(known, how="remembered", notes=search.notes, unmeasured=unmeasured, asked=engines, **facts)
+    return replace(result, how="remembered", notes=search.notes, unmeasured=unmeasured, queried=engines, **facts)
 
 
 def _read_answers(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:
     """The engines of a decision with their recorded answers, so that no library is imported."""
-    names, known = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
-    answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in known}
+    names, specs = [node.name for node in request.function.nodes], {engine.spec for engine in request.engines}
+    answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in specs}
     for row in search.declined:
         if row.engine not in answers or max(row.nodes, default=0) >= len(names):
             raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
         answers[row.engine].update((names[position], row.reason) for position in row.nodes)
     if not answers:
         raise PlacementFileError("engines: none of them is of the request", position="engines")
-    return tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
+    return tuple(RecordedSupportEngine(engine, answers[engine.spec]) for engine in request.engines if engine.spec in answers)
 
 
 def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> tuple[GraphCompiler, ...]:
@@ -440,19 +439,19 @@ def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> t
 
     Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
     """
-    known = {engine.spec for engine in request.engines}
-    found = []
+    present = {engine.spec for engine in request.engines}
+    engines = []
     for spec in dict.fromkeys(specs):
-        if spec in known:
+        if spec in present:
             continue
         engine = registry.create(spec)
-        if not any(engine == one for base in request.engines if base.name == engine.name for one in _list_offers(base)):
+        if not any(engine == offer for base in request.engines if base.name == engine.name for offer in _list_offers(base)):
             raise OptionError(f"engine {spec!r} of a plan of lower precision is not offered by any engine of the list")
-        found.append(engine)
-    return tuple(found)
+        engines.append(engine)
+    return tuple(engines)
 
 
 def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:
     """The engine's variants in int8, bf16 and fp16, and those of the int8 variant in bf16 and fp16."""
     integers = engine.lower_precision("int8")
-    return [integers, *(one.lower_precision(name) for one in (engine, integers) if one is not None for name in ("bf16", "fp16"))]
+    return [integers, *(e.lower_precision(name) for e in (engine, integers) if e is not None for name in ("bf16", "fp16"))]

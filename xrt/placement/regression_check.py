@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from xrt.placement.profiler import Reference
     from xrt.placement.result import PlacementRequest
 
-
 RULES = StoppingRule(least=12, most=200)
 SPELLS = 4
 """Segments of a measurement whose medians must lie in its interval."""
@@ -64,13 +63,13 @@ class RegressionSetup:
                 outputs = None if plan is self.lowered else expected
                 entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
                 if isinstance(entrant, CandidateResult):
-                    what = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
-                    raise LockError(f"the plan {describe_plan(plan)} {what}: {entrant.note}")
+                    failure = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
+                    raise LockError(f"the plan {describe_plan(plan)} {failure}: {entrant.note}")
                 entrants.append(entrant)
             yield entrants
         finally:
-            for one in entrants:
-                one.close()
+            for competitor in entrants:
+                competitor.close()
 
 
 # ---------------------------------------------------------------------- two plans in turns
@@ -84,26 +83,26 @@ def compare_plans(
     The plans run in turn until ``is_enough(ratio, rounds)`` is true, or ``course.seconds`` have passed. Raises LockError for a
     plan that fails.
     """
-    with course.ready(plan, other) as made:
+    with course.ready(plan, other) as entrants:
         until = course.clock() + course.seconds
-        repeats = [choose_calls_per_turn(_take_turn(one, 1, course.clock), RULES.turn) for one in made]
-        mine, theirs = (partial(_take_turn, one, calls, course.clock) for one, calls in zip(made, repeats, strict=True))
+        repeats = [choose_calls_per_turn(_take_turn(entrant, 1, course.clock), RULES.turn) for entrant in entrants]
+        time_plan, time_other = (partial(_take_turn, x, calls, course.clock) for x, calls in zip(entrants, repeats, strict=True))
 
-        def is_over(rounds: int, taken: Mapping[str, Sequence[float]]) -> bool:
+        def is_over(rounds: int, times: Mapping[str, Sequence[float]]) -> bool:
             is_late = course.clock() >= until
             if rounds < (SPELLS if is_late else RULES.least):
                 return False
-            return is_late or is_enough(compute_round_ratio_with_drift(*taken.values(), parts=SPELLS), rounds)
+            return is_late or is_enough(compute_round_ratio_with_drift(*times.values(), parts=SPELLS), rounds)
 
-        taken = take_turns({"plan": mine, "other": theirs}, RULES.most, is_over)
-    return compute_round_ratio_with_drift(*taken.values(), parts=SPELLS), len(taken["plan"])
+        times = take_turns({"plan": time_plan, "other": time_other}, RULES.most, is_over)
+    return compute_round_ratio_with_drift(*times.values(), parts=SPELLS), len(times["plan"])
 
 
-def _take_turn(made: Entrant, repeats: int, clock: Clock) -> float:
+def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
     try:
-        return seconds_per_turn(made.call, repeats, clock)
+        return seconds_per_turn(entrant.call, repeats, clock)
     except Exception as error:  # whatever an engine raises
-        said = f"the plan {describe_plan(made.plan)} does not run: {type(error).__name__}: {error}"
+        said = f"the plan {describe_plan(entrant.plan)} does not run: {type(error).__name__}: {error}"
         raise LockError(said) from error
 
 
@@ -113,14 +112,14 @@ def _take_turn(made: Entrant, repeats: int, clock: Clock) -> float:
 def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
     """Choose the opponent of a plan: the baseline, else the best single-engine plan, else the best other plan."""
     others = [
-        one
-        for one in race.contenders
-        if one.verdict not in ("wrong", "failed") and make_partition_key(one.plan) != make_partition_key(plan)
+        contender
+        for contender in race.contenders
+        if contender.verdict not in ("wrong", "failed") and make_partition_key(contender.plan) != make_partition_key(plan)
     ]
     baseline = race.contenders[race.baseline] if race.baseline is not None else None
     if baseline in others:
         return baseline
-    return min(others, key=lambda one: (not one.is_single, others.index(one)), default=None)
+    return min(others, key=lambda contender: (not contender.is_single, others.index(contender)), default=None)
 
 
 def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
@@ -128,9 +127,9 @@ def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison
     opponent = find_runner_up(plan, race)
     if opponent is None:
         return None
-    found, rounds = compare_plans(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
+    ratio, rounds = compare_plans(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
     ranges = list_node_ranges(opponent.plan, course.request.function)
-    return Baseline(opponent.title, found.median, found.low, found.high, rounds, ranges)
+    return Baseline(opponent.title, ratio.median, ratio.low, ratio.high, rounds, ranges)
 
 
 # ---------------------------------------------------------------------- against a lock
@@ -172,11 +171,7 @@ class RegressionResult:
         )
 
 
-_PHRASES: Mapping[State, str] = {
-    "held": "held",
-    "regressed": "regressed",
-    "undecided": "not decided, the noise is too large",
-}
+_PHRASES: Mapping[State, str] = {"held": "held", "regressed": "regressed", "undecided": "not decided, the noise is too large"}
 
 
 def check_regression(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from xrt.placement.result import CandidateResult, TuningResult
     from xrt.placement.search import RegionPrediction
 
-
 SHOWN = 8
 """Maximum rows of one kind in the text; `to_dict` has all."""
 
@@ -42,8 +41,8 @@ class CostReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data; numbers that are not finite become None."""
-        found: dict[str, Any] = _finite(asdict(self) | {"standings": [one.to_dict() for one in self.standings]})
-        return found
+        document: dict[str, Any] = _finite(asdict(self) | {"standings": [standing.to_dict() for standing in self.standings]})
+        return document
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -76,9 +75,9 @@ def make_report(
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -92,12 +91,12 @@ def _lines(account: CostReport) -> Iterator[str]:
     yield from _some([f"  {part}" for part in account.parts], "regions")
     if account.unlocks:
         yield "what would unlock the graph, by the prediction:"
-    yield from _some([f"  {describe_missing_support(one)}" for one in account.unlocks], "operators")
+    yield from _some([f"  {describe_missing_support(gap)}" for gap in account.unlocks], "operators")
 
 
-def describe_missing_support(one: MissingSupport) -> str:
+def describe_missing_support(gap: MissingSupport) -> str:
     """Describe the time that an engine's support of an operator would save."""
-    return f"{one.operator} on {one.engine} ({one.nodes} node{'s' * (one.nodes != 1)}): {format_seconds(one.seconds)} less"
+    return f"{gap.operator} on {gap.engine} ({gap.nodes} node{'s' * (gap.nodes != 1)}): {format_seconds(gap.seconds)} less"
 
 
 def _some(lines: Sequence[str], what: str) -> Iterator[str]:
@@ -125,8 +124,8 @@ def format_error(error: float | None, measure: str) -> str:
 
 def describe_budget(record: PrecisionRecord) -> str:
     """Describe the error budget: the measure and its limit."""
-    what = MEASURES.get(record.measure, f"loss of {record.measure}")
-    return f"{what} at most {format_error(record.limit, record.measure)}"
+    measure = MEASURES.get(record.measure, f"loss of {record.measure}")
+    return f"{measure} at most {format_error(record.limit, record.measure)}"
 
 
 def describe_precision(record: PrecisionRecord) -> Iterator[str]:
@@ -139,9 +138,9 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
     for region in record.regions:
         yield f"  {region.region} on {region.engine} in {region.precision}"
-    for one in record.kept[:PLANS_SHOWN]:
-        error = f", {format_error(one.error, 'relative')} alone" if one.error is not None else ""
-        yield f"  {one.name} ({one.op}) stays in fp32: {one.why}{error}"
+    for node in record.kept[:PLANS_SHOWN]:
+        error = f", {format_error(node.error, 'relative')} alone" if node.error is not None else ""
+        yield f"  {node.name} ({node.op}) stays in fp32: {node.why}{error}"
     if len(record.kept) > PLANS_SHOWN:
         yield f"  and {len(record.kept) - PLANS_SHOWN} more nodes stay in fp32"
     for plan in record.plans:
@@ -155,8 +154,8 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
     if plan.kept:
-        named = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
-        parts.append(f"{plan.kept} node{'s' * (plan.kept != 1)} in fp32 ({named})")
+        names = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
+        parts.append(f"{plan.kept} node{'s' * (plan.kept != 1)} in fp32 ({names})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
         parts.append(f"error {format_error(plan.error, measure)}{high}")
@@ -174,13 +173,13 @@ def _describe_error(record: PrecisionRecord) -> str:
 
 def list_pareto_plans(record: PrecisionRecord) -> list[tuple[LoweredPlanRecord, bool]]:
     """List the timed plans, fastest first, each with whether it is on the Pareto front of time and error."""
-    timed = sorted((one for one in record.plans if one.seconds is not None), key=lambda one: (one.seconds, one.error or 0.0))
-    found, least = [], math.inf
-    for one in timed:
-        error = one.error or 0.0
-        found.append((one, error < least))
+    timed = sorted((x for x in record.plans if x.seconds is not None), key=lambda x: (x.seconds, x.error or 0.0))
+    rows, least = [], math.inf
+    for plan in timed:
+        error = plan.error or 0.0
+        rows.append((plan, error < least))
         least = min(least, error)
-    return found
+    return rows
 
 
 # ---------------------------------------------------------------------- in a notebook
@@ -192,18 +191,18 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
 
     if record is None:
         return {"precision": None}
-    best = {id(one) for one, is_best in list_pareto_plans(record) if is_best}
+    best = {id(plan) for plan, is_best in list_pareto_plans(record) if is_best}
     rows = [
         (
-            one.precision,
-            one.plan,
-            "best" if id(one) in best else one.outcome,
-            one.kept or "",
-            "" if one.outcome in ("wrong", "failed") else format_error(one.error, record.measure),
-            "" if one.seconds is None else seconds(one.seconds),
-            one.note,
+            plan.precision,
+            plan.plan,
+            "best" if id(plan) in best else plan.outcome,
+            plan.kept or "",
+            "" if plan.outcome in ("wrong", "failed") else format_error(plan.error, record.measure),
+            "" if plan.seconds is None else seconds(plan.seconds),
+            plan.note,
         )
-        for one in record.plans
+        for plan in record.plans
     ]
     return {"precision": {"rows": rows, "lines": list(describe_precision(record))}}
 
@@ -238,41 +237,41 @@ def _describe_result(tuned: TuningResult) -> dict[str, Any]:
 
     return {
         "tuned": tuned,
-        "bars": make_bars([_make_bar(one) for one in tuned.race.contenders if one.seconds]),
-        "candidates": [_describe_candidate(one, tuned) for one in tuned.race.contenders],
+        "bars": make_bars([_make_bar(result) for result in tuned.race.contenders if result.seconds]),
+        "candidates": [_describe_candidate(result, tuned) for result in tuned.race.contenders],
         **describe_errors(tuned.precision),
         **describe_plan(tuned.plan, tuned.plan.reasons, _find_times(tuned)),
     }
 
 
-def _make_bar(one: CandidateResult) -> Bar:
+def _make_bar(result: CandidateResult) -> Bar:
     from xrt.html.views import Bar
     from xrt.measure.statistics import Interval
     from xrt.placement.result import VERDICTS
 
-    interval = None if one.low is None or one.high is None else Interval(one.low, one.high)
-    return Bar(one.title, VERDICTS[one.verdict], VERDICTS[one.verdict], one.seconds or 0.0, interval, one.note)
+    interval = None if result.low is None or result.high is None else Interval(result.low, result.high)
+    return Bar(result.title, VERDICTS[result.verdict], VERDICTS[result.verdict], result.seconds or 0.0, interval, result.note)
 
 
-def _describe_candidate(one: CandidateResult, tuned: TuningResult) -> tuple[object, ...]:
+def _describe_candidate(result: CandidateResult, tuned: TuningResult) -> tuple[object, ...]:
     from xrt.html.views import seconds
     from xrt.placement.result import VERDICTS
 
     baseline = tuned.race.baseline
-    is_baseline = baseline is not None and tuned.race.contenders[baseline] is one
-    note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", one.note)))
-    verdict = {"text": VERDICTS[one.verdict], "verdict": VERDICTS[one.verdict]}
-    taken = "" if one.seconds is None else seconds(one.seconds)
-    return one.title, verdict, len(one.plan.launches), taken, _format_ratio(one), note
+    is_baseline = baseline is not None and tuned.race.contenders[baseline] is result
+    note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", result.note)))
+    verdict = {"text": VERDICTS[result.verdict], "verdict": VERDICTS[result.verdict]}
+    took = "" if result.seconds is None else seconds(result.seconds)
+    return result.title, verdict, len(result.plan.launches), took, _format_ratio(result), note
 
 
-def _format_ratio(one: CandidateResult) -> str:
+def _format_ratio(result: CandidateResult) -> str:
     from xrt.html.views import format_ratio_interval, times
     from xrt.measure.statistics import RatioInterval
 
-    if one.ratio is None or one.ratio_low is None or one.ratio_high is None:
-        return "" if one.ratio is None else times(one.ratio)
-    return format_ratio_interval(RatioInterval(one.ratio, one.ratio_low, one.ratio_high))
+    if result.ratio is None or result.ratio_low is None or result.ratio_high is None:
+        return "" if result.ratio is None else times(result.ratio)
+    return format_ratio_interval(RatioInterval(result.ratio, result.ratio_low, result.ratio_high))
 
 
 def _find_times(tuned: TuningResult) -> MeanCall | None:
@@ -299,5 +298,5 @@ def describe_costs(account: CostReport | None) -> dict[str, Any]:
     caption += f" (the first {MOST_COSTS} of {len(account.parts)})" if len(account.parts) > MOST_COSTS else ""
     rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in account.parts[:MOST_COSTS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
-    savings = [describe_missing_support(one) for one in account.unlocks[:MOST_COSTS]]
+    savings = [describe_missing_support(gap) for gap in account.unlocks[:MOST_COSTS]]
     return {"costs": [(caption, columns, rows)] if rows else [], "savings": savings}

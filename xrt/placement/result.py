@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import CandidateRecord, PrecisionRecord, SelectionOutcome
     from xrt.partition import Plan, Reason
 
-
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured``: the search ended or used up its budget; ``interrupted`` by the user; ``remembered`` from an earlier process;
 ``locked`` by a file; ``priority``: by the order of the list, without measurements."""
@@ -46,6 +45,7 @@ class CandidateResult:
     """Median seconds per call over the rounds; if it did not run, the seconds measured for its only region."""
     low: float | None = None
     high: float | None = None
+    """Ends of the 95 % interval of ``seconds``."""
     ratio: float | None = None
     """Median ratio of its time to the baseline's; below 1 is faster. None if it did not run."""
     ratio_low: float | None = None
@@ -67,25 +67,25 @@ class CandidateResult:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data: the plan by its title and the nodes of its regions."""
         regions = [{"name": x.name, "engine": x.engine, "nodes": list(x.nodes)} for x in self.plan.launches]
-        own = {name: getattr(self, name) for name in FIGURES}
-        return {"title": self.title, **own, "seconds_of_regions": list(self.regions), "plan": regions}
+        figures = {name: getattr(self, name) for name in FIGURES}
+        return {"title": self.title, **figures, "seconds_of_regions": list(self.regions), "plan": regions}
 
     def __str__(self) -> str:
         return describe_candidate(self, self.title)
 
 
-def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool = False) -> str:
+def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool = False) -> str:
     """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
-    parts = [f"{VERDICTS[one.verdict]}: {title}"]
-    if one.seconds is not None:
-        parts.append(_time(one.seconds))
+    parts = [f"{VERDICTS[candidate.verdict]}: {title}"]
+    if candidate.seconds is not None:
+        parts.append(_time(candidate.seconds))
     if is_baseline:
         parts.append("the best single engine")
-    elif None not in (one.ratio, one.ratio_low, one.ratio_high):
-        parts.append(f"{one.ratio:.3f} ({one.ratio_low:.3f} to {one.ratio_high:.3f}) of the best single engine")
-    elif one.ratio is not None:
-        parts.append(f"{one.ratio:.3f} of the best single engine, in too few rounds for an interval")
-    return ", ".join([*parts, *([one.note] if one.note else [])])
+    elif None not in (candidate.ratio, candidate.ratio_low, candidate.ratio_high):
+        parts.append(f"{candidate.ratio:.3f} ({candidate.ratio_low:.3f} to {candidate.ratio_high:.3f}) of the best single engine")
+    elif candidate.ratio is not None:
+        parts.append(f"{candidate.ratio:.3f} of the best single engine, in too few rounds for an interval")
+    return ", ".join([*parts, *([candidate.note] if candidate.note else [])])
 
 
 FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")
@@ -104,7 +104,7 @@ class CandidateComparison:
     @property
     def winner(self) -> CandidateResult | None:
         """The chosen candidate; None if none ran."""
-        return next((one for one in self.contenders if one.verdict == "won"), None)
+        return next((contender for contender in self.contenders if contender.verdict == "won"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +116,31 @@ class TuningResult:
     race: CandidateComparison = CandidateComparison()
     how: Origin = "measured"
     budget: float = 0.0
+    """Seconds allowed for the search."""
     spent: float = 0.0
+    """Seconds that the search took."""
     measurements: int = 0
     """Number of regions measured in this search, including failed ones."""
     notes: tuple[str, ...] = ()
     unmeasured: Mapping[str, str] = FrozenDict()
     """Why the whole model was not measured on an engine, by spec."""
     is_provisional: bool = False
+    """Whether too few rounds ran to tell plans apart."""
     is_explicit: bool = False
     """Whether the caller requested the search: modules then use its decision, whatever their budget."""
     is_checked: bool = True
     """Whether the results of the plan were compared with the reference; if not, a module compares those of its first call."""
-    asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+    queried: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
     """The engines with their answers; empty if none was queried."""
     precision: PrecisionRecord | None = None
     """The precision of a plan within an error budget; None without a budget."""
     lowered: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+    """Engines that only a plan of lower precision uses."""
 
     @property
     def short_remarks(self) -> tuple[str, ...]:
         """The remarks on whether it is provisional and which engines were not measured in time."""
-        return tuple(one for one in self.remarks if one.startswith(("provisional", LATE)))
+        return tuple(remark for remark in self.remarks if remark.startswith(("provisional", LATE)))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -195,13 +199,13 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
         yield from (f"  {line}" for line in describe_precision(tuned.precision))
 
 
-def format_count(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a count with its noun.
 
     >>> format_count(1, "round"), format_count(2, "round")
     ('1 round', '2 rounds')
     """
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def more_than(budget: float) -> float:
@@ -220,13 +224,13 @@ def is_of_engine(reason: Reason) -> bool:
 
 def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
     """Replace the reasons why nodes are not on engines that were not measured."""
-    found = tuple(
+    reasons = tuple(
         replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
         if is_of_engine(reason) and reason.engine in unmeasured
         else reason
         for reason in plan.reasons
     )
-    return replace(plan, reasons=found) if found != plan.reasons else plan
+    return replace(plan, reasons=reasons) if reasons != plan.reasons else plan
 
 
 def describe_plan(plan: Plan) -> str:
@@ -256,6 +260,7 @@ class Progress:
     seconds: float | None
     """Seconds per call of the best plan, if known."""
     elapsed: float
+    """Seconds since the search began."""
     budget: float
 
     @property

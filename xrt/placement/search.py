@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from xrt.graph import Node
     from xrt.partition.plan import Launch, Plan
 
-
 Region: TypeAlias = tuple[int, int]
 """Engine index and node mask."""
 Partitioning: TypeAlias = tuple[Region, ...]
@@ -254,6 +253,7 @@ class CostModel:
     keys: Mapping[int, str]
     """Shape keys of the node masks to look up in the table."""
     node_seconds: tuple[np.ndarray, ...] = field(repr=False)
+    """Per engine, the fitted seconds of each node."""
 
     @classmethod
     def of(cls, graph: PlanningGraph, table: CostTable, keys: Mapping[int, str] | None = None) -> CostModel:
@@ -319,7 +319,7 @@ def fit_node_seconds(graph: PlanningGraph, table: CostTable, keys: Mapping[int, 
     usual = median(measured_rates) if measured_rates else BOUNDARY[1]
     node_seconds = []
     for rows, parts, rate in zip(counts, measured, rates, strict=True):
-        seconds = [one for _, one in parts]
+        seconds = [cost for _, cost in parts]
         by_operator = np.full(len(operators), usual if rate is None else rate)
         _scale(by_operator, [np.bincount(operator, row * work, len(operators)) for row in rows], seconds)
         shares = work * by_operator[operator]
@@ -488,9 +488,9 @@ class _Ranking:
         measured = {key for key, _ in table.regions}
         for _ in range(REPEATS):
             costs = CostModel.of(graph, table, keys)
-            totals = {one: costs.total(one) for one in iter_partitionings(costs)}
-            ranked = sorted((one for one in totals if math.isfinite(totals[one])), key=lambda one: (totals[one], one))
-            masks = {mask for one in ranked[:RANKED] for _, mask in one} - keys.keys()
+            totals = {p: costs.total(p) for p in iter_partitionings(costs)}
+            ranked = sorted((p for p in totals if math.isfinite(totals[p])), key=lambda p: (totals[p], p))
+            masks = {mask for p in ranked[:RANKED] for _, mask in p} - keys.keys()
             fresh = {mask: graph.key(mask) for mask in sorted(masks)}
             if measured.isdisjoint(fresh.values()):
                 break
@@ -499,7 +499,7 @@ class _Ranking:
 
     def within(self, seconds: float) -> list[Partitioning]:
         """The partitionings that cost at most ``seconds``."""
-        return [one for one in self.partitionings if self.costs.total(one) <= seconds]
+        return [p for p in self.partitionings if self.costs.total(p) <= seconds]
 
 
 def propose_plans(
@@ -518,8 +518,8 @@ def propose_plans(
     """
     graph = PlanningGraph.of(function, engines, device)
     ranked = _Ranking.of(graph, table).within((1 - GAIN) * to_beat)
-    mixtures = [one for one in ranked if len(one) > 1][:limit]
-    plans = [_make_plan(graph, one, engines, device) for one in (*mixtures, *(one for one in ranked if len(one) == 1))]
+    mixtures = [p for p in ranked if len(p) > 1][:limit]
+    plans = [_make_plan(graph, p, engines, device) for p in (*mixtures, *(p for p in ranked if len(p) == 1))]
     seconds = [predict_cost(function, plan, table).seconds for plan in plans]
     return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (seconds[at], at)))
 
@@ -571,7 +571,7 @@ def choose_requests(
         return requests  # the next requests depend on their costs
     ranking = _Ranking.of(graph, table)
     plans = ranking.within((1 - GAIN) * to_beat)[:RANKED]
-    regions = (sorted(one, key=lambda region: (-ranking.costs.seconds(region), region)) for one in plans)
+    regions = (sorted(plan, key=lambda region: (-ranking.costs.seconds(region), region)) for plan in plans)
     worth = GAIN * to_beat if math.isfinite(to_beat) else 0.0
     pairs = zip_longest(chain.from_iterable(regions), _list_by_potential_gain(ranking, worth))
     return tuple(islice(_list_unmeasured(graph, table, filter(None, chain.from_iterable(pairs))), limit))
@@ -595,9 +595,9 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
     """
     costs, graph = ranking.costs, ranking.costs.graph
     parts = [part for part in graph.parts if part != graph.whole]
-    often = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
+    counts = Counter(graph.key(part) for part in parts if part.bit_count() > 1) + Counter(graph.kinds)
     tried = [_list_tried_operators(costs, engine) for engine in range(len(graph.engines))]
-    found = []
+    savings = []
     for part in parts:
         now, operators = _find_present_cost(ranking, part), _list_operators(graph, part)
         is_cut_out = part.bit_count() == 1 and bool(part & graph.within_runs)
@@ -605,10 +605,10 @@ def _list_by_potential_gain(ranking: _Ranking, worth: float) -> list[Region]:
             if graph.supports((engine, part)):
                 estimate = costs.estimate((engine, part))
                 expected = (estimate if operators <= tried[engine] else min(estimate, now)) / EXPECTED_SPEEDUP
-                saved = often[graph.key(part)] * max(now - expected, 0.0) * (ALONE if is_cut_out else 1.0)
+                saved = counts[graph.key(part)] * max(now - expected, 0.0) * (ALONE if is_cut_out else 1.0)
                 if saved >= worth:
-                    found.append((saved, (engine, part)))
-    return [region for _, region in sorted(found, key=lambda pair: (-pair[0], pair[1]))]
+                    savings.append((saved, (engine, part)))
+    return [region for _, region in sorted(savings, key=lambda pair: (-pair[0], pair[1]))]
 
 
 def _list_tried_operators(costs: CostModel, engine: int) -> set[str]:
@@ -664,15 +664,15 @@ def rank_missing_support(
             if not supported >> at & 1:
                 declined.setdefault((engine, node.op), []).append(at)
     present = {pair: sum(float(seconds[homes[at]][at]) for at in nodes) for pair, nodes in declined.items()}
-    found = []
+    missing = []
     for engine, op in sorted(declined, key=lambda pair: (-present[pair], pair))[:TRIED]:
         nodes = declined[engine, op]
         wider = tuple(mask | to_mask(nodes) if e == engine else mask for e, mask in enumerate(graph.supported))
         costs = replace(ranking.costs, graph=replace(graph, supported=wider))
         saved = ranking.costs.total(best) - min(map(costs.total, iter_partitionings(costs)))
         if saved > 0:
-            found.append(MissingSupport(op, graph.engines[engine], len(nodes), saved))
-    return tuple(sorted(found, key=lambda one: (-one.seconds, one.operator, one.engine)))
+            missing.append(MissingSupport(op, graph.engines[engine], len(nodes), saved))
+    return tuple(sorted(missing, key=lambda gap: (-gap.seconds, gap.operator, gap.engine)))
 
 
 # ---------------------------------------------------------------------- predictions
@@ -690,6 +690,7 @@ class RegionPrediction:
     source: Literal["measured", "estimated", "impossible"]
     note: str = ""
     measured: float | None = None
+    """Seconds in the race; None if it was not timed."""
 
     def __str__(self) -> str:
         measured = "" if self.measured is None else f", took {format_seconds(self.measured)}"

@@ -38,13 +38,13 @@ def read_sizes(inputs: Sequence[Value], values: Sequence[Any]) -> Sizes:
 
 def resize_values(inputs: Sequence[Value], values: Sequence[Any], sizes: Sizes) -> list[Any]:
     """Cut or repeat the values of a call to other sizes of the symbolic dims, so that they stay plausible."""
-    found = list(values)
+    resized = list(values)
     for place, axis, name in list_open_axes(inputs):
-        have, want = found[place].shape[axis], sizes[name]
+        have, want = resized[place].shape[axis], sizes[name]
         if have != want:
-            found[place] = (
-                np.take(found[place], np.arange(want) % have, axis=axis)
+            resized[place] = (
+                np.take(resized[place], np.arange(want) % have, axis=axis)
                 if have
-                else np.zeros((*found[place].shape[:axis], want, *found[place].shape[axis + 1 :]), found[place].dtype)
+                else np.zeros((*resized[place].shape[:axis], want, *resized[place].shape[axis + 1 :]), resized[place].dtype)
             )
-    return found
+    return resized

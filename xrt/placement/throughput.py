@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from xrt.errors import OptionError, XRTError, did_you_mean
-from xrt.formats.placement_file import (
-    ServingCandidate,
-    ServingConfiguration,
-    Split,
-    format_latency,
-    format_rate,
-)
+from xrt.formats.placement_file import ServingCandidate, ServingConfiguration, Split, format_latency, format_rate
 from xrt.graph import TensorType, Value
 from xrt.measure.timing import Clock, LoadResult
 from xrt.placement.result import format_count
@@ -35,6 +29,7 @@ class ThroughputRequest:
     bound: float = math.inf
     """Limit on the 99th percentile of the latency, in seconds."""
     budget: float = 60.0
+    """Seconds for the sweep."""
 
 
 def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[Split, ...]:
@@ -43,7 +38,7 @@ def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[S
     By default, the numbers are the powers of two up to ``threads``, and ``threads``. Raises OptionError for a number that the
     budget does not allow.
 
-    >>> [str(one) for one in list_splits(6)]
+    >>> [str(split) for split in list_splits(6)]
     ['1 instance of 6 threads', '2 instances of 3 threads', '4 instances of 1 thread', '6 instances of 1 thread']
     """
     if instances is None:
@@ -58,27 +53,27 @@ def list_splits(threads: int, instances: Sequence[int] | None = None) -> tuple[S
     return tuple(Split(number, threads // number) for number in numbers)
 
 
-def parse_batches(asked: Sequence[int]) -> tuple[int, ...]:
+def parse_batches(sizes: Sequence[int]) -> tuple[int, ...]:
     """Sort the batch sizes and add 1, for single requests. Raises OptionError for an invalid size."""
-    return tuple(sorted({1, *_parse_numbers("batches", asked)}))
+    return tuple(sorted({1, *_parse_numbers("batches", sizes)}))
 
 
-def _parse_numbers(name: str, asked: Any) -> tuple[int, ...]:
-    several = tuple(asked) if isinstance(asked, list | tuple | range | set) else (asked,)
-    if not several or not all(type(one) is int and 0 < one <= LARGEST for one in several):
-        raise OptionError(f"{name} must be positive integers, such as {name}=(1, 2, 4); got {asked!r}")
-    if len(set(several)) > MOST_SIZES:
-        raise OptionError(f"{name} has {len(set(several))} numbers, each of which is measured; at most {MOST_SIZES} can be")
-    return tuple(sorted(set(several)))
+def _parse_numbers(name: str, value: Any) -> tuple[int, ...]:
+    numbers = tuple(value) if isinstance(value, list | tuple | range | set) else (value,)
+    if not numbers or not all(type(number) is int and 0 < number <= LARGEST for number in numbers):
+        raise OptionError(f"{name} must be positive integers, such as {name}=(1, 2, 4); got {value!r}")
+    if len(set(numbers)) > MOST_SIZES:
+        raise OptionError(f"{name} has {len(set(numbers))} numbers, each of which is measured; at most {MOST_SIZES} can be")
+    return tuple(sorted(set(numbers)))
 
 
-def parse_bound(asked: Any) -> float:
+def parse_bound(value: Any) -> float:
     """Parse the latency bound in seconds, infinite for None; raises OptionError unless it is a positive number."""
-    if asked is None:
+    if value is None:
         return math.inf
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked > 0:
-        raise OptionError(f"p99 must be a positive number of seconds, such as p99=0.020, or None; got {asked!r}")
-    return float(asked)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise OptionError(f"p99 must be a positive number of seconds, such as p99=0.020, or None; got {value!r}")
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +85,10 @@ class ThroughputResult:
     candidates: tuple[ServingCandidate, ...]
     """The chosen one first, then by rate."""
     bound: float
+    """Limit on the 99th percentile of the latency, in seconds; infinite for none."""
     budget: float
     spent: float
+    """Seconds that the sweep took."""
     notes: tuple[str, ...] = ()
     is_interrupted: bool = False
 
@@ -109,7 +106,7 @@ class ThroughputResult:
             "notes": list(self.notes),
             "is_interrupted": self.is_interrupted,
         }
-        return {"configuration": chosen, **facts, "candidates": [one.to_dict() for one in self.candidates]}
+        return {"configuration": chosen, **facts, "candidates": [point.to_dict() for point in self.candidates]}
 
     def _repr_html_(self) -> str:
         """Render the table and the latency curves for a notebook."""
@@ -123,7 +120,7 @@ class ThroughputResult:
         within = "" if math.isinf(self.bound) else f" within a p99 of {format_latency(self.bound)}"
         if self.configuration is not None:
             return f"most requests per second{within}: {self.configuration}"
-        quickest = min((one.p50 for one in self.candidates if one.p50 is not None), default=None)
+        quickest = min((point.p50 for point in self.candidates if point.p50 is not None), default=None)
         took = "" if quickest is None else f"; the fastest request takes {format_latency(quickest)}"
         return f"nothing serves requests{within}{took}"
 
@@ -135,22 +132,22 @@ COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "req
 """Column headers of the table."""
 
 
-def _lines(found: ThroughputResult) -> Iterator[str]:
-    yield found.headline
-    yield f"  {format_count(len(found.candidates), 'point')}, {found.spent:.1f} of {found.budget:g} s"
-    for one in found.candidates:
-        yield f"  {_describe(one)}"
-    yield from (f"  {note}" for note in found.notes)
+def _lines(result: ThroughputResult) -> Iterator[str]:
+    yield result.headline
+    yield f"  {format_count(len(result.candidates), 'point')}, {result.spent:.1f} of {result.budget:g} s"
+    for point in result.candidates:
+        yield f"  {_describe(point)}"
+    yield from (f"  {note}" for note in result.notes)
 
 
-def _describe(one: ServingCandidate) -> str:
-    parts = [f"{one.verdict}: batch {one.batch}, {one.split}, {one.concurrency} in flight"]
-    if one.plan:
-        parts.append(f"on {one.plan}")
-    if one.rate is not None and one.p50 is not None and one.p99 is not None:
-        parts += [format_rate(one.rate), f"p50 {format_latency(one.p50)}, p99 {format_latency(one.p99)}"]
-    if one.note:
-        parts.append(one.note)
+def _describe(point: ServingCandidate) -> str:
+    parts = [f"{point.verdict}: batch {point.batch}, {point.split}, {point.concurrency} in flight"]
+    if point.plan:
+        parts.append(f"on {point.plan}")
+    if point.rate is not None and point.p50 is not None and point.p99 is not None:
+        parts += [format_rate(point.rate), f"p50 {format_latency(point.p50)}, p99 {format_latency(point.p99)}"]
+    if point.note:
+        parts.append(point.note)
     return ", ".join(parts)
 
 
@@ -176,8 +173,8 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
     for kind, values in (("input", inputs), ("output", outputs)):
         for value in values:
             if _find_first(value) != first:
-                found = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
-                return "", f"{found}; batch_dim={first!r} (--batch-dim) asks for it all the same"
+                reason = f"dim {first!r} is the first extent of input {inputs[0].name!r} and not of {kind} {value.name!r}"
+                return "", f"{reason}; batch_dim={first!r} (--batch-dim) asks for it all the same"
     for place, axis, other in list_open_axes(inputs):
         if axis and other == first:
             return "", f"dim {first!r} is another extent of input {inputs[place].name!r} too"
@@ -186,11 +183,11 @@ def find_batch_dim(inputs: Sequence[Value], outputs: Sequence[Value], name: str 
 
 def _check_named(name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
     axes = list(list_open_axes(inputs))
-    names = list(dict.fromkeys(one for _, _, one in axes))
+    names = list(dict.fromkeys(dim for _, _, dim in axes))
     if name not in names:
         raise OptionError(f"batch_dim names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, names)}")
-    for place, axis, one in axes:
-        if one == name and axis:
+    for place, axis, dim in axes:
+        if dim == name and axis:
             raise OptionError(
                 f"batch_dim={name!r} is extent {axis} of input {inputs[place].name!r}; requests are joined on extent 0"
             )
@@ -215,37 +212,37 @@ NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p
 KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
 
 
-def render_throughput_page(found: ThroughputResult, model: str) -> str:
+def render_throughput_page(result: ThroughputResult, model: str) -> str:
     """Render a ThroughputResult as a page titled with the model's name."""
     from xrt.html.views import render_page
 
-    return render_page("throughput.html", f"Throughput of {model}", **_describe_page(found))
+    return render_page("throughput.html", f"Throughput of {model}", **_describe_page(result))
 
 
-def _describe_page(found: ThroughputResult) -> dict[str, Any]:
-    head = found.headline
+def _describe_page(result: ThroughputResult) -> dict[str, Any]:
+    head = result.headline
     rows = [
-        (f"batch {one.batch}, {one.split}", {"text": one.verdict, "verdict": KINDS[one.verdict]}, *list_cells(one)[1:])
-        for one in found.candidates
+        (f"batch {point.batch}, {point.split}", {"text": point.verdict, "verdict": KINDS[point.verdict]}, *list_cells(point)[1:])
+        for point in result.candidates
     ]
     return {
         "summary": f"{head[:1].upper()}{head[1:]}.",
         "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
         "rows": rows,
-        "notes": [f"{format_count(len(found.candidates), 'point')} in {found.spent:.1f} of {found.budget:g} s", *found.notes],
+        "notes": [f"{format_count(len(result.candidates), 'point')} in {result.spent:.1f} of {result.budget:g} s", *result.notes],
     }
 
 
-def list_cells(one: ServingCandidate) -> tuple[str, ...]:
+def list_cells(point: ServingCandidate) -> tuple[str, ...]:
     """Format a row of the table."""
     from xrt.html.views import size
 
     figures = ("", "", "")
-    if one.rate is not None and one.p50 is not None and one.p99 is not None:
-        figures = format_rate(one.rate), format_latency(one.p50), format_latency(one.p99)
-    memory = "" if one.memory is None else size(one.memory)
-    numbers = (str(number) for number in (one.batch, one.instances, one.threads, one.concurrency))
-    return (one.verdict, *numbers, one.plan, *figures, memory, one.note)
+    if point.rate is not None and point.p50 is not None and point.p99 is not None:
+        figures = format_rate(point.rate), format_latency(point.p50), format_latency(point.p99)
+    memory = "" if point.memory is None else size(point.memory)
+    numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
+    return (point.verdict, *numbers, point.plan, *figures, memory, point.note)
 
 
 Tell: TypeAlias = Callable[[str], object]
@@ -286,7 +283,7 @@ class ThroughputSweep:
     clock: Clock = time.perf_counter
     tell: Tell = lambda text: None
     notes: tuple[str, ...] = ()
-    _found: list[ServingCandidate] = field(default_factory=list)
+    _points: list[ServingCandidate] = field(default_factory=list)
 
     def run(self) -> ThroughputResult:
         """Measure all points; Ctrl-C ends the sweep with the points measured so far."""
@@ -298,11 +295,9 @@ class ThroughputSweep:
             is_interrupted = True
         number, configuration = self._find_best(), None
         if number is not None:
-            one = self._found[number] = self._found[number].replace(verdict="chosen")
-            configuration = self._configure(one)
-        ordered = tuple(
-            sorted(self._found, key=lambda one: (one.verdict != "chosen", -(one.rate or 0.0), one.batch, one.concurrency))
-        )
+            point = self._points[number] = self._points[number].replace(verdict="chosen")
+            configuration = self._configure(point)
+        ordered = tuple(sorted(self._points, key=lambda x: (x.verdict != "chosen", -(x.rate or 0.0), x.batch, x.concurrency)))
         bound, budget, spent = self.request.bound, self.request.budget, self.clock() - began
         return ThroughputResult(configuration, ordered, bound, budget, spent, self.notes, is_interrupted)
 
@@ -314,40 +309,40 @@ class ThroughputSweep:
                 plan = self.bench.describe_plan(split, batch)
                 for depth in DEPTHS:
                     flight = depth * batch * split.instances
-                    self._found.append(ServingCandidate(batch, split.instances, split.threads, flight, plan=plan[:4000]))
+                    self._points.append(ServingCandidate(batch, split.instances, split.threads, flight, plan=plan[:4000]))
 
     def _measure(self, until: float) -> None:
         memory: dict[tuple[Split, int], int | None] = {}
         errors: list[XRTError] = []
-        for number, one in enumerate(self._found):
-            if note := self._find_reason_against(one, is_late=number > 0 and self.clock() >= until):
-                self._found[number] = one.replace(note=note)
+        for number, point in enumerate(self._points):
+            if note := self._find_reason_against(point, is_late=number > 0 and self.clock() >= until):
+                self._points[number] = point.replace(note=note)
                 continue
-            self.tell(f"{one.concurrency} requests in flight, batches of {one.batch}, {one.split}")
-            seconds = min(max(until - self.clock(), 0.0) / (len(self._found) - number), LONGEST)
-            place = one.split, one.batch
+            self.tell(f"{point.concurrency} requests in flight, batches of {point.batch}, {point.split}")
+            seconds = min(max(until - self.clock(), 0.0) / (len(self._points) - number), LONGEST)
+            place = point.split, point.batch
             try:
-                load = self.bench.run_load(one.split, one.batch, one.concurrency, seconds)
+                load = self.bench.run_load(point.split, point.batch, point.concurrency, seconds)
                 if place not in memory:
-                    memory[place] = self.bench.measure_memory(one.split, self._list_sizes(one.batch) or (one.batch,))
+                    memory[place] = self.bench.measure_memory(point.split, self._list_sizes(point.batch) or (point.batch,))
             except XRTError as error:  # such as out of memory: keep the other points
                 errors.append(error)
-                self._found[number] = one.replace(note=str(error)[:4000])
+                self._points[number] = point.replace(note=str(error)[:4000])
                 continue
             verdict = "within" if load.p99 <= self.request.bound else "over"
             figures = {name: _round(getattr(load, name)) for name in ("rate", "p50", "p99")}
-            self._found[number] = one.replace(verdict=verdict, memory=memory[place], **figures)
-        if errors and all(one.rate is None for one in self._found):
+            self._points[number] = point.replace(verdict=verdict, memory=memory[place], **figures)
+        if errors and all(point.rate is None for point in self._points):
             raise errors[0]
 
-    def _find_reason_against(self, one: ServingCandidate, *, is_late: bool) -> str:
+    def _find_reason_against(self, point: ServingCandidate, *, is_late: bool) -> str:
         """Explain why a point is not measured; empty if it is."""
         if is_late:
             return f"no time was left of budget={self.request.budget:g} s"
-        for other in self._found:
-            if other.split == one.split and other.verdict == "over" and other.p99 is not None and other.batch <= one.batch:
+        for other in self._points:
+            if other.split == point.split and other.verdict == "over" and other.p99 is not None and other.batch <= point.batch:
                 is_call = other.concurrency == other.batch * other.split.instances
-                if is_call or other.batch == one.batch:
+                if is_call or other.batch == point.batch:
                     return f"batches of {other.batch} already take {format_latency(other.p99)}"
         return ""
 
@@ -356,22 +351,22 @@ class ThroughputSweep:
 
     def _find_best(self) -> int | None:
         """The index of the highest rate within the bound; of equal rates, the smallest batch and concurrency."""
-        within = [number for number, one in enumerate(self._found) if one.verdict == "within"]
-        rates = {number: self._found[number].rate or 0.0 for number in within}
+        within = [number for number, point in enumerate(self._points) if point.verdict == "within"]
+        rates = {number: self._points[number].rate or 0.0 for number in within}
         equal = [number for number in within if rates[number] >= (1 - EQUAL) * max(rates.values())]
-        return min(equal, key=lambda n: (self._found[n].batch, self._found[n].concurrency, -rates[n]), default=None)
+        return min(equal, key=lambda n: (self._points[n].batch, self._points[n].concurrency, -rates[n]), default=None)
 
-    def _configure(self, one: ServingCandidate) -> ServingConfiguration:
-        sizes = self._list_sizes(one.batch)
+    def _configure(self, point: ServingCandidate) -> ServingConfiguration:
+        sizes = self._list_sizes(point.batch)
         return ServingConfiguration(
-            one.batch,
-            one.instances,
-            one.threads,
-            one.concurrency,
-            *(one.rate or 0.0, one.p50 or 0.0, one.p99 or 0.0),
+            point.batch,
+            point.instances,
+            point.threads,
+            point.concurrency,
+            *(point.rate or 0.0, point.p50 or 0.0, point.p99 or 0.0),
             bound=None if math.isinf(self.request.bound) else self.request.bound,
             dim=self.bench.dim,
             sizes=sizes,
-            plans=tuple(self.bench.describe_plan(one.split, size) for size in sizes or (one.batch,)),
-            memory=one.memory or 0,
+            plans=tuple(self.bench.describe_plan(point.split, size) for size in sizes or (point.batch,)),
+            memory=point.memory or 0,
         )
