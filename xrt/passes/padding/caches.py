@@ -54,15 +54,15 @@ class _CachePadder(Padder):
 
     def shape_operand(self, name: str) -> str:
         """Use sizes of the whole buffer where the model uses sizes of the valid part."""
-        found = self._contents[name]
-        if any(one is None for one in found.flat):
+        extents = self._contents[name]
+        if any(extent is None for extent in extents.flat):
             return name
-        sizes = [one.substitute(lambda atom: self._room if atom == self._dim else None) for one in found.flat]
-        made = self.node("Reshape", self.vector(sizes), self.constant(np.array(found.shape, np.int64)))
-        made = made if (dtype := self.dtype(name)) is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
-        self._types[made] = TensorType(dtype, found.shape)
-        self._contents[made], self.states[made] = found, SIZE
-        return made
+        sizes = [extent.substitute(lambda atom: self._room if atom == self._dim else None) for extent in extents.flat]
+        operand = self.node("Reshape", self.vector(sizes), self.constant(np.array(extents.shape, np.int64)))
+        operand = operand if (dtype := self.dtype(name)) is DType.INT64 else self.node("Cast", operand, to=dtype.onnx)
+        self._types[operand] = TensorType(dtype, extents.shape)
+        self._contents[operand], self.states[operand] = extents, SIZE
+        return operand
 
 
 def _write(cache: _Cache) -> Callable[[Padder, Node], Node]:
@@ -138,22 +138,22 @@ def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
     p = Padder(function, frozenset())
     walk(p)
     try:
-        found = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
+        extents = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
     except Refused as error:
         raise ModelError(f"how much a call adds to the caches of {function.name!r} is not known: {error.reason}") from None
-    if len(found) != 1 or not p.is_known(next(iter(found))):
-        shown = ", ".join(sorted(map(str, found)))
+    if len(extents) != 1 or not p.is_known(next(iter(extents))):
+        shown = ", ".join(sorted(map(str, extents)))
         raise ModelError(f"how much a call adds to the caches of {function.name!r} is not one extent of its inputs: {shown}")
-    return found.pop()
+    return extents.pop()
 
 
 def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
-    own = {cache.state.output for cache in caches}
+    cache_outputs = {cache.state.output for cache in caches}
     for value in p.function.outputs:
         state = p.states.get(value.name)
         if isinstance(state, PaddingRefusal):
             raise ModelError(f"the caches of {p.function.name!r} cannot be made static: {state}")
-        if (isinstance(state, Padded) or state is SIZE) and value.name not in own:
+        if (isinstance(state, Padded) or state is SIZE) and value.name not in cache_outputs:
             raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; leave it out")
     for cache in caches:
         if not isinstance(p.states.get(cache.state.output), Padded):
@@ -171,7 +171,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
     outputs = [_resize(value, by_output.get(value.name), function, dim) for value in function.outputs]
     # The old cache length is no extent of the result.
     outputs = [value if value.name in by_output else _forget(value, p) for value in outputs]
-    made = function.replace(
+    static = function.replace(
         inputs=(*inputs, Value(LENGTH, length)),
         outputs=(*outputs, Value(NEXT_LENGTH, length)),
         nodes=(*p.nodes, next_length),
@@ -183,7 +183,7 @@ def _finish(p: _CachePadder, states: Sequence[State], caches: Sequence[_Cache], 
     if capacity is not None and capacity > limit:
         raise ModelError(f"capacity={capacity} is more than the {limit} entries that a table of {function.name!r} has")
     limit = limit if capacity is None else capacity
-    declared = declare_states(infer_shapes(made), [*states, State(LENGTH, NEXT_LENGTH)])
+    declared = declare_states(infer_shapes(static), [*states, State(LENGTH, NEXT_LENGTH)])
     return declare_capacity(declared, Capacity(LENGTH, source, axis, limit, CAPACITY if capacity is None else ""))
 
 
@@ -192,13 +192,13 @@ def _find_limit(p: _CachePadder) -> int:
     limit, room = LARGEST_EXTENT, Extent.of(CAPACITY) - p.added
     for condition in p.conditions:
         whole = condition.substitute(lambda atom: room if atom in p.dims else None)
-        terms = dict(whole.terms)
-        factor = terms.pop((CAPACITY,), 0)
+        factors = dict(whole.terms)
+        factor = factors.pop((CAPACITY,), 0)
         # A condition a - c * capacity >= 0 bounds the capacity.
         if factor < 0:
-            if set(terms) - {()}:
+            if set(factors) - {()}:
                 raise ModelError(f"the model needs {whole} not to be negative, which no capacity is known to fulfil")
-            limit = min(limit, terms.get((), 0) // -factor)
+            limit = min(limit, factors.get((), 0) // -factor)
     return limit
 
 

@@ -25,11 +25,11 @@ def apply_elementwise(p: Padder, node: Node) -> None:
 def apply_integer_division(p: Padder, node: Node) -> Node:
     """As elementwise, with integer divisors masked by 1: a division by zero can crash the process."""
     apply_elementwise(p, node)
-    given, divisor = node.inputs
-    if not p.dtype(given).is_float:
+    dividend, divisor = node.inputs
+    if not p.dtype(dividend).is_float:
         # Floats need no mask: their division by zero does not trap.
         divisor = p.mask_all(divisor, range(len(p.axes(divisor))), 1)
-    return replace(node, inputs=(given, divisor))
+    return replace(node, inputs=(dividend, divisor))
 
 
 def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
@@ -42,13 +42,13 @@ def broadcast(p: Padder, node: Node, skip: int = 0) -> list[Axis]:
 
 def _join(p: Padder, node: Node, number: int, axes: Sequence[Axis]) -> Axis:
     """The axis that several axes broadcast to."""
-    found = list(dict.fromkeys(axis for axis in axes if axis != ONE))
-    if len(found) < 2:
-        return found[0] if found else ONE
-    if any(map(p.is_padded, found)):
-        shown = " and ".join("*".join(map(str, axis)) for axis in found)
-        raise p.refuse(f"its inputs have the extents {shown} along one axis, which padding would make unequal", *found)
-    return next((axis for axis in found if axis[0].number is not None), p.unknown(node.outputs[0], number))
+    distinct = list(dict.fromkeys(axis for axis in axes if axis != ONE))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else ONE
+    if any(map(p.is_padded, distinct)):
+        shown = " and ".join("*".join(map(str, axis)) for axis in distinct)
+        raise p.refuse(f"its inputs have the extents {shown} along one axis, which padding would make unequal", *distinct)
+    return next((axis for axis in distinct if axis[0].number is not None), p.unknown(node.outputs[0], number))
 
 
 def _contract(p: Padder, left: str, left_axis: int, right: str, right_axis: int) -> tuple[str, str]:
@@ -100,18 +100,18 @@ def apply_einsum(p: Padder, node: Node) -> Node:
     equation = node.attr("equation", "").replace(" ", "")
     if "." in equation or "->" not in equation:
         raise Refused("its equation has an ellipsis, or no output")
-    terms, result = equation.split("->")
-    found: dict[str, Axis] = {}
+    operands, result = equation.split("->")
+    axes: dict[str, Axis] = {}
     names = list(node.inputs)
-    for place, letters in enumerate(terms.split(",")):
+    for place, letters in enumerate(operands.split(",")):
         for axis, letter in zip(p.axes(names[place]), letters, strict=True):
-            known = found.setdefault(letter, axis)
-            if known != axis and (p.is_padded(axis) or p.is_padded(known)):
-                raise p.refuse(f"the extents of {letter!r} differ", axis, known)
+            earlier = axes.setdefault(letter, axis)
+            if earlier != axis and (p.is_padded(axis) or p.is_padded(earlier)):
+                raise p.refuse(f"the extents of {letter!r} differ", axis, earlier)
         if len(set(letters)) != len(letters) and names[place] in p.states:
             raise p.refuse("a letter occurs repeatedly in one input", *p.axes(names[place]))
         names[place] = p.mask_all(names[place], [n for n, letter in enumerate(letters) if letter not in result], 0)
-    p.set(node.outputs[0], [found[letter] for letter in result])
+    p.set(node.outputs[0], [axes[letter] for letter in result])
     return replace(node, inputs=tuple(names))
 
 
@@ -139,28 +139,28 @@ def _neutral(p: Padder, node: Node) -> Any:
 
 def _read_axes(p: Padder, node: Node) -> list[int]:
     rank = len(p.axes(node.inputs[0]))
-    asked = p.integers(node, 1, "axes")
-    if not asked:
+    axes = p.integers(node, 1, "axes")
+    if not axes:
         return [] if node.attr("noop_with_empty_axes", 0) else list(range(rank))
-    return [axis % rank for axis in asked]
+    return [axis % rank for axis in axes]
 
 
 def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
     name = node.inputs[0]
-    kept = [(n, ONE if n in over else axis) for n, axis in enumerate(p.axes(name)) if keep or n not in over]
-    p.set(node.outputs[0], [axis for _, axis in kept])
+    remaining = [(n, ONE if n in over else axis) for n, axis in enumerate(p.axes(name)) if keep or n not in over]
+    p.set(node.outputs[0], [axis for _, axis in remaining])
 
 
 @rule(*(op for op in NEUTRAL if op.startswith("Reduce")))
 def apply_reduction(p: Padder, node: Node) -> Node | None:
     """Mask with the neutral element; a mean becomes a sum divided by the true element count."""
     over = _read_axes(p, node)
-    given, axes = node.inputs[0], p.axes(node.inputs[0])
+    data, axes = node.inputs[0], p.axes(node.inputs[0])
     _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
     if not any(p.is_padded(axes[n]) for n in over):
         return None
     # Masked with the neutral element, padding does not change the reduction.
-    masked = p.mask_all(given, over, _neutral(p, node))
+    masked = p.mask_all(data, over, _neutral(p, node))
     if node.op_type != "ReduceMean":
         return replace(node, inputs=(masked, *node.inputs[1:]))
     total = Extent.of(1)
@@ -190,17 +190,17 @@ SUM_AXES_OPSET = 13
 @rule("GlobalAveragePool", "GlobalMaxPool")
 def apply_global_pool(p: Padder, node: Node) -> Node | None:
     """Reduce over all axes but the first two."""
-    (given,) = node.inputs
-    axes, over = p.axes(given), range(2, len(p.axes(given)))
+    (data,) = node.inputs
+    axes, over = p.axes(data), range(2, len(p.axes(data)))
     _reduce(p, node, over, keep=True)
     if not any(p.is_padded(axes[n]) for n in over):
         return None
     if node.op_type == "GlobalMaxPool":
-        return replace(node, inputs=(p.mask_all(given, over, _neutral(p, node)),))
+        return replace(node, inputs=(p.mask_all(data, over, _neutral(p, node)),))
     total = Extent.of(1)
     for n in over:
         total *= axes[n][0]
-    return _divide_sum(p, node.with_attributes(keepdims=1), p.mask_all(given, over, 0), over, total)
+    return _divide_sum(p, node.with_attributes(keepdims=1), p.mask_all(data, over, 0), over, total)
 
 
 @rule("ArgMax", "ArgMin")
@@ -223,11 +223,11 @@ WHOLE_AXIS_OPSET = 13
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def apply_softmax(p: Padder, node: Node) -> Node:
     """Mask with minus infinity, so that padding gets weight 0."""
-    (given,) = node.inputs
-    axes, is_new = p.axes(given), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
+    (data,) = node.inputs
+    axes, is_new = p.axes(data), p.function.opsets.get("", 0) >= WHOLE_AXIS_OPSET
     first = node.attr("axis", -1 if is_new else 1) % max(len(axes), 1)
     over = [first] if is_new else list(range(first, len(axes)))
-    masked = p.mask_all(given, over, -np.inf)
+    masked = p.mask_all(data, over, -np.inf)
     shares = {n for n in over if p.is_padded(axes[n])} if node.op_type == "Softmax" else set()
     p.set(node.outputs[0], axes, shares)
     return replace(node, inputs=(masked,))
@@ -245,8 +245,8 @@ def apply_softmax(p: Padder, node: Node) -> Node:
 )
 def apply_normalization(p: Padder, node: Node) -> None:
     """Supported if the normalized axes are not padded."""
-    given, rank = node.inputs[0], len(p.axes(node.inputs[0]))
-    axes = p.axes(given)
+    data, rank = node.inputs[0], len(p.axes(node.inputs[0]))
+    axes = p.axes(data)
     over = _find_normalized(node, rank)
     for n in over:
         if p.is_padded(axes[n]):
@@ -273,10 +273,10 @@ def _find_normalized(node: Node, rank: int) -> list[int]:
 @rule("CumSum")
 def apply_cumulative(p: Padder, node: Node) -> Node:
     """Padding follows all valid elements, so it needs a mask only in a reverse sum."""
-    axes, asked = p.axes(node.inputs[0]), p.integers(node, 1)
-    if asked is None:
+    axes, numbers = p.axes(node.inputs[0]), p.integers(node, 1)
+    if numbers is None:
         raise Refused("its axis is not known")
-    axis = asked[0] % len(axes)
+    axis = numbers[0] % len(axes)
     p.set(node.outputs[0], axes)
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
         return node

@@ -47,10 +47,10 @@ def follow(p: Padder, node: Node) -> bool:
         elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
     except (Refused, IndexError, ValueError, TypeError, AttributeError):
         return False
-    if elements is None or elements.size > MOST_ELEMENTS or all(one is None for one in elements.flat):
+    if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
     p.set_contents(node.outputs[0], elements)
-    if any(one is None for one in elements.flat) and any(name in p.states for name in node.inputs):
+    if any(extent is None for extent in elements.flat) and any(name in p.states for name in node.inputs):
         p.states[node.outputs[0]] = SIZE  # an unknown element may depend on padding
     return True
 
@@ -70,24 +70,24 @@ def _read(p: Padder, name: str) -> contents.Contents | None:
     elements = p.contents(name) if name else None
     if elements is None:
         return None
-    return contents.Contents(DType.INT64, _lift(lambda one: one if one.number is None else one.number)(elements))
+    return contents.Contents(DType.INT64, _lift(lambda extent: extent if extent.number is None else extent.number)(elements))
 
 
 def _lift(compute: Callable[..., Any]) -> Callable[..., Contents]:
     """Vectorize a function of extents; unknown operands give unknown results."""
-    several = np.frompyfunc(lambda *given: None if None in given else compute(*given), compute.__code__.co_argcount, 1)
-    return lambda *given: _array(several(*given))
+    vectorized = np.frompyfunc(lambda *args: None if None in args else compute(*args), compute.__code__.co_argcount, 1)
+    return lambda *args: _array(vectorized(*args))
 
 
-def _array(found: Any) -> Contents:
-    return found if isinstance(found, np.ndarray) else np.array(found, object)
+def _array(elements: Any) -> Contents:
+    return elements if isinstance(elements, np.ndarray) else np.array(elements, object)
 
 
-def _given(p: Padder, node: Node, slot: int) -> Contents:
-    found = p.contents(node.inputs[slot])
-    if found is None:
+def _get_input(p: Padder, node: Node, slot: int) -> Contents:
+    elements = p.contents(node.inputs[slot])
+    if elements is None:
         raise Refused("it is not known")
-    return found
+    return elements
 
 
 def _shape(p: Padder, node: Node) -> Contents:
@@ -110,11 +110,11 @@ def _constant_of_shape(p: Padder, node: Node) -> Contents:
 
 def _reduce(combine: Callable[[tuple[Extent, ...]], Extent]) -> Callable[[Padder, Node], Contents]:
     def reduce(p: Padder, node: Node) -> Contents:
-        given = _given(p, node, 0)
-        if given.ndim > 1:
+        elements = _get_input(p, node, 0)
+        if elements.ndim > 1:
             raise Refused("it is no vector")
-        found = np.array(combine(tuple(given.reshape(-1))), object)
-        return found.reshape((1,) * given.ndim) if node.attr("keepdims", 1) else found
+        total = np.array(combine(tuple(elements.reshape(-1))), object)
+        return total.reshape((1,) * elements.ndim) if node.attr("keepdims", 1) else total
 
     return reduce
 
@@ -127,20 +127,20 @@ def _sum(parts: tuple[Extent, ...]) -> Extent:
 
 
 def _divide(p: Padder, node: Node) -> Contents:
-    def divide(one: Extent, other: Extent) -> Extent | None:
-        if (exact := one.divide(other)) is not None:
+    def divide(dividend: Extent, divisor: Extent) -> Extent | None:
+        if (exact := dividend.divide(divisor)) is not None:
             return exact
-        if other.number is None or other.number < 1:
+        if divisor.number is None or divisor.number < 1:
             return None
         # Both are equal for numbers that are not negative.
-        p.require(one)  # Div rounds towards zero, Quotient down
-        return one // other.number
+        p.require(dividend)  # Div rounds towards zero, Quotient down
+        return dividend // divisor.number
 
-    return _lift(divide)(_given(p, node, 0), _given(p, node, 1))
+    return _lift(divide)(_get_input(p, node, 0), _get_input(p, node, 1))
 
 
-def _is_equal(one: Extent, other: Extent) -> Extent | None:
-    difference = one - other
+def _is_equal(left: Extent, right: Extent) -> Extent | None:
+    difference = left - right
     if difference.number is not None:
         return Extent.of(int(difference.number == 0))
     # Extents are not negative, so a nonzero constant plus terms of its sign is never 0.
@@ -148,29 +148,29 @@ def _is_equal(one: Extent, other: Extent) -> Extent | None:
     return Extent.of(0) if len(signs) == 1 and () in dict(difference.terms) else None
 
 
-def _choose(flag: Extent, one: Extent, other: Extent) -> Extent | None:
-    return None if flag.number is None else one if flag.number else other
+def _choose(flag: Extent, left: Extent, right: Extent) -> Extent | None:
+    return None if flag.number is None else left if flag.number else right
 
 
 def _binary(compute: Callable[[Extent, Extent], Extent | None]) -> Callable[[Padder, Node], Contents]:
-    return lambda p, node: _lift(compute)(_given(p, node, 0), _given(p, node, 1))
+    return lambda p, node: _lift(compute)(_get_input(p, node, 0), _get_input(p, node, 1))
 
 
 _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Add": _binary(lambda a, b: a + b),
-    "Cast": lambda p, node: _given(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None,
+    "Cast": lambda p, node: _get_input(p, node, 0) if DType.from_onnx(node.attr("to")) in (DType.INT64, DType.INT32) else None,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Div": _divide,
     "Equal": _binary(_is_equal),
     "Mul": _binary(lambda a, b: a * b),
-    "Neg": lambda p, node: _lift(lambda a: a * Extent.of(-1))(_given(p, node, 0)),
+    "Neg": lambda p, node: _lift(lambda a: a * Extent.of(-1))(_get_input(p, node, 0)),
     "ReduceProd": _reduce(multiply),
     "ReduceSum": _reduce(_sum),
     "Shape": _shape,
     "Size": lambda p, node: np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object),
     "Sub": _binary(lambda a, b: a - b),
-    "Where": lambda p, node: _lift(_choose)(*(_given(p, node, slot) for slot in range(3))),
+    "Where": lambda p, node: _lift(_choose)(*(_get_input(p, node, slot) for slot in range(3))),
 }
 """Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
 
@@ -194,7 +194,7 @@ class PaddedFunction:
 
     def allows(self, sizes: Mapping[str, int], padded: Mapping[str, int]) -> bool:
         """Whether inputs of these sizes may be padded to `padded`."""
-        return all(one.at(sizes) >= 0 and one.at(padded) >= 0 for one in self.conditions)
+        return all(condition.at(sizes) >= 0 and condition.at(padded) >= 0 for condition in self.conditions)
 
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
         """Crop the results to their true sizes; the arrays are contiguous copies where cropped."""
@@ -205,13 +205,13 @@ class PaddedFunction:
 def _cut(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
     changed = {name for name, size in sizes.items() if size != padded[name]}
     parts = [
-        [(one.at(sizes), one.at(padded)) for one in axis] if any(one.atoms & changed for one in axis) else [(size, size)]
+        [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(size, size)]
         for axis, size in zip(axes, result.shape, strict=True)
     ]
     # Split merged axes, crop each extent, and merge again.
     front = result.reshape([whole for axis in parts for _, whole in axis])
-    front = front[tuple(slice(kept) for axis in parts for kept, _ in axis)]
-    front = front.reshape([math.prod(kept for kept, _ in axis) for axis in parts])
+    front = front[tuple(slice(true) for axis in parts for true, _ in axis)]
+    front = front.reshape([math.prod(true for true, _ in axis) for axis in parts])
     return result if front.shape == result.shape else np.ascontiguousarray(front)
 
 
@@ -221,16 +221,16 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
     The leading part of each output equals the result for inputs without padding, for all inputs and all padded sizes. The walk
     is repeated once per dim that cannot be padded.
     """
-    left = list(_list_open(function) if dims is None else dims)
-    refusals, decomposed = _check_inputs(function, left), decompose_without_rule(function)
+    candidates = list(_list_open(function) if dims is None else dims)
+    refusals, decomposed = _check_inputs(function, candidates), decompose_without_rule(function)
     while True:
         # A refused dim changes which values are padded, so walk again.
-        p = Padder(decomposed, frozenset(left) - frozenset(refusals))
+        p = Padder(decomposed, frozenset(candidates) - frozenset(refusals))
         walk(p)
-        found = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
-        if not found:
-            return _finish(p, function, {dim: refusals[dim] for dim in left if dim in refusals})
-        for refusal in found:
+        refused = [state for value in function.outputs if isinstance(state := _find_output_state(p, value), PaddingRefusal)]
+        if not refused:
+            return _finish(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
+        for refusal in refused:
             refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, refusal))
 
 
@@ -250,27 +250,29 @@ def decompose_without_rule(function: Function) -> Function:
 
 def _list_open(function: Function) -> dict[str, None]:
     """Dynamic dims of the inputs."""
-    found: dict[str, None] = {}
+    dims: dict[str, None] = {}
     for value in function.inputs:
         for axis, dim in enumerate(value.type.shape or () if isinstance(value.type, TensorType) else ()):
             if not isinstance(dim, int):
-                found[dim or f"{value.name}[{axis}]"] = None
-    return found
+                dims[dim or f"{value.name}[{axis}]"] = None
+    return dims
 
 
 def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingRefusal]:
     """Refusals of dims of inputs that cannot be padded, such as inputs updated in place: padding would copy them."""
     updated = {before for before, _ in function.aliases}
-    found: dict[str, PaddingRefusal] = {}
+    out: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
-        own = frozenset(list_symbols(Function((value,), ()))) & {*dims}
+        names = frozenset(list_symbols(Function((value,), ()))) & {*dims}
         if value.name in updated:
-            found |= dict.fromkeys(
-                own, PaddingRefusal("", "", f"input {value.name!r} is updated in place, and padding is a copy", own)
+            out |= dict.fromkeys(
+                names, PaddingRefusal("", "", f"input {value.name!r} is updated in place, and padding is a copy", names)
             )
         elif not isinstance(value.type, TensorType):
-            found |= dict.fromkeys(own, PaddingRefusal("", "", f"input {value.name!r} is {value.type}, which is not padded", own))
-    return found
+            out |= dict.fromkeys(
+                names, PaddingRefusal("", "", f"input {value.name!r} is {value.type}, which is not padded", names)
+            )
+    return out
 
 
 def _find_output_state(p: Padder, value: Value) -> object:
@@ -334,29 +336,29 @@ def _apply(p: Padder, node: Node) -> Node:
     rule = p.rules.get(node.name) or RULES.get(node.op)
     if rule is None:
         raise Refused("there is no rule for its operator")
-    own = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
+    shapes = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
     if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
         raise Refused("the shape of its result depends on a size in a way that is not followed")
     names = [
-        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in own else p.exact(x) for n, x in enumerate(node.inputs)
+        x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in shapes else p.exact(x) for n, x in enumerate(node.inputs)
     ]
     node = replace(node, inputs=tuple(names))
     if not any(name in p.states for name in names):
         return node
     # A rule returns None if the node can stay as it is.
-    made: Node | None = rule(p, node)
-    return node if made is None else made
+    replacement: Node | None = rule(p, node)
+    return node if replacement is None else replacement
 
 
 def _finish(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal]) -> PaddedFunction:
     function = p.function
     sizes = tuple(Value(name, TensorType(DType.INT64, ())) for name in p.fed.values())
     states = [p.states.get(value.name) for value in function.outputs]
-    made = function.replace(
+    padded = function.replace(
         inputs=(*function.inputs, *sizes), nodes=tuple(p.nodes), constants={**function.constants, **p.constants}
     )
     return PaddedFunction(
-        made if p.dims else original,
+        padded if p.dims else original,
         tuple(sorted(p.dims)),
         tuple(p.fed),
         tuple(state.axes if isinstance(state, Padded) else None for state in states),

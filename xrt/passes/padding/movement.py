@@ -23,9 +23,9 @@ def apply_transpose(p: Padder, node: Node) -> None:
 @rule("Unsqueeze")
 def apply_unsqueeze(p: Padder, node: Node) -> None:
     """Insert axes of extent 1."""
-    axes, asked = list(p.axes(node.inputs[0])), p.integers(node, 1, "axes") or []
-    old, rank = iter(enumerate(axes)), len(axes) + len(asked)
-    new = {axis % rank for axis in asked}
+    axes, inserted = list(p.axes(node.inputs[0])), p.integers(node, 1, "axes") or []
+    old, rank = iter(enumerate(axes)), len(axes) + len(inserted)
+    new = {axis % rank for axis in inserted}
     order = [(-1, ONE) if place in new else next(old) for place in range(rank)]
     zeros = p.zeros(node.inputs[0])
     p.set(node.outputs[0], [axis for _, axis in order], [place for place, (n, _) in enumerate(order) if n in zeros])
@@ -34,9 +34,9 @@ def apply_unsqueeze(p: Padder, node: Node) -> None:
 @rule("Squeeze")
 def apply_squeeze(p: Padder, node: Node) -> None:
     """Drop axes of extent 1."""
-    axes, asked = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
-    gone = {n % len(axes) for n in asked} if asked else {n for n, axis in enumerate(axes) if axis == ONE}
-    if asked is None and any(p.is_padded(axis) or axis[0].number is None for axis in axes):
+    axes, squeezed = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
+    gone = {n % len(axes) for n in squeezed} if squeezed else {n for n, axis in enumerate(axes) if axis == ONE}
+    if squeezed is None and any(p.is_padded(axis) or axis[0].number is None for axis in axes):
         raise Refused("it drops all axes of one element, and some extents are open")
     if any(map(p.is_padded, padded := [axes[n] for n in gone])):
         raise p.refuse("it drops a padded axis", *padded)
@@ -54,13 +54,13 @@ def apply_concat(p: Padder, node: Node) -> None:
             raise p.refuse("it joins something behind a padded axis, so there is padding between the parts", shape[place])
     axes: list[Axis] = []
     for number in range(rank):
-        found = list(dict.fromkeys(shape[number] for shape in shapes))
+        distinct = list(dict.fromkeys(shape[number] for shape in shapes))
         if number == place:
             axes.append(_add(p, node, [shape[place] for shape in shapes]))
-        elif len(found) > 1 and any(map(p.is_padded, found)):
-            raise p.refuse(f"its inputs have different extents along axis {number}", *found)
+        elif len(distinct) > 1 and any(map(p.is_padded, distinct)):
+            raise p.refuse(f"its inputs have different extents along axis {number}", *distinct)
         else:
-            axes.append(next((axis for axis in found if axis[0].number is not None), found[0]))
+            axes.append(next((axis for axis in distinct if axis[0].number is not None), distinct[0]))
     # Along the concatenated axis the padding is that of the last input.
     zeros = frozenset.intersection(*(p.zeros(name) for name in node.inputs)) | (p.zeros(node.inputs[-1]) & {place})
     p.set(node.outputs[0], axes, zeros)
@@ -87,8 +87,8 @@ def apply_split(p: Padder, node: Node) -> None:
     for number, name in enumerate(node.outputs):
         if name:
             size: Axis = (Extent.of(sizes[number]),) if sizes else p.unknown(name, place)
-            known = p.function.get_type(name)
-            shape = getattr(known, "shape", None)
+            type_ = p.function.get_type(name)
+            shape = getattr(type_, "shape", None)
             if shape is not None and isinstance(shape[place], int):
                 size = (Extent.of(shape[place]),)
             p.set(name, [*axes[:place], size, *axes[place + 1 :]], zeros)
@@ -101,15 +101,15 @@ def apply_expand(p: Padder, node: Node) -> None:
     if wanted is None or None in wanted:
         raise Refused(f"its shape {node.inputs[1]!r} is not known")
     rank = max(len(axes), len(wanted))
-    own = [ONE] * (rank - len(axes)) + list(axes)
+    source = [ONE] * (rank - len(axes)) + list(axes)
     target = [ONE] * (rank - len(wanted)) + [(extent,) for extent in wanted if extent is not None]
-    found: list[Axis] = []
-    for axis, other in zip(own, target, strict=True):
+    expanded: list[Axis] = []
+    for axis, other in zip(source, target, strict=True):
         if axis != ONE and other not in (ONE, (multiply(axis),)) and (p.is_padded(axis) or p.is_padded(other)):
             raise p.refuse(f"an axis of {multiply(axis)} expands to {other[0]}", axis, other)
-        found.append(other if axis == ONE or (other != ONE and axis[0].number is None and not p.is_padded(axis)) else axis)
+        expanded.append(other if axis == ONE or (other != ONE and axis[0].number is None and not p.is_padded(axis)) else axis)
     shift = rank - len(axes)
-    p.set(node.outputs[0], found, {n + shift for n in p.zeros(node.inputs[0])})
+    p.set(node.outputs[0], expanded, {n + shift for n in p.zeros(node.inputs[0])})
 
 
 @rule("Tile")
@@ -118,34 +118,34 @@ def apply_tile(p: Padder, node: Node) -> None:
     axes, repeats = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if repeats is None or None in repeats:
         raise Refused(f"its repeats {node.inputs[1]!r} are not known")
-    found: list[Axis] = []
+    tiled: list[Axis] = []
     for axis, count in zip(axes, repeats, strict=True):
         if count is None or (count.number != 1 and p.is_padded(axis)) or (p.is_padded(count) and axis != ONE):
             raise p.refuse("it repeats a padded axis", axis, *([count] if count else []))
-        found.append(axis if count.number == 1 else (multiply((count, *axis)),))
-    p.set(node.outputs[0], found, p.zeros(node.inputs[0]))
+        tiled.append(axis if count.number == 1 else (multiply((count, *axis)),))
+    p.set(node.outputs[0], tiled, p.zeros(node.inputs[0]))
 
 
 @rule("Pad")
 def apply_pad(p: Padder, node: Node) -> Node:
     """Elements added at the end of a padded axis go directly behind its valid part."""
-    given, axes = node.inputs[0], p.axes(node.inputs[0])
+    data, axes = node.inputs[0], p.axes(node.inputs[0])
     pads = p.integers(node, 1, "pads") or []
     places = p.integers(node, 3) or list(range(len(axes)))
-    found = list(axes)
+    padded = list(axes)
     for number, place in enumerate(n % len(axes) for n in places):
         begin, end = pads[number], pads[number + len(places)]
         if not begin and not end:
             continue
         if p.is_padded(axes[place]):
-            given = _pad_axis(p, node, given, place, begin, end)
-        found[place] = (axes[place][0] + Extent.of(begin + end),)
-    p.set(node.outputs[0], found)
-    return replace(node, inputs=(given, *node.inputs[1:]))
+            data = _pad_axis(p, node, data, place, begin, end)
+        padded[place] = (axes[place][0] + Extent.of(begin + end),)
+    p.set(node.outputs[0], padded)
+    return replace(node, inputs=(data, *node.inputs[1:]))
 
 
-def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: int) -> str:
-    axis = p.axes(given)[place]
+def _pad_axis(p: Padder, node: Node, data: str, place: int, begin: int, end: int) -> str:
+    axis = p.axes(data)[place]
     if len(axis) != 1 or begin < 0 or end < 0 or (end and node.attr("mode", "constant") != "constant"):
         raise p.refuse("it cuts, or repeats what is at the end of the padded axis", axis)
     if node.attr("mode", "constant") == "wrap":
@@ -153,20 +153,20 @@ def _pad_axis(p: Padder, node: Node, given: str, place: int, begin: int, end: in
     # Reflection reads begin + 1 valid elements.
     p.require(axis[0] - Extent.of(begin + 1 if node.attr("mode", "constant") == "reflect" else 0))
     if not end:
-        return given
+        return data
     name = node.inputs[2] if len(node.inputs) > 2 else ""
     fill = p.function.constants.get(name)
     if name and fill is None:
         raise p.refuse("the number that it adds is no constant", axis)
     number = node.attr("value", 0) if fill is None else fill.array.reshape(-1)[0]
-    return p.mask(given, place, number)
+    return p.mask(data, place, number)
 
 
 @rule("Range")
 def apply_range(p: Padder, node: Node) -> Node | None:
     """A padded limit only adds numbers behind the valid ones."""
-    found = [p.elements(name) for name in node.inputs]
-    start, limit, step = (one[0] if one else None for one in found)
+    operands = [p.elements(name) for name in node.inputs]
+    start, limit, step = (operand[0] if operand else None for operand in operands)
     if start is None or limit is None or step is None or step.number is None or step.number < 1:
         raise Refused("its start or its step is no constant")
     count = (limit - start + Extent.of(step.number - 1)) // step.number
@@ -224,19 +224,19 @@ class _Parts:
 
     def __init__(self, p: Padder, axes: Sequence[Axis]) -> None:
         self._p = p
-        self.left = _join_clean(p, [part for axis in axes for part in axis])
+        self.remaining = _join_clean(p, [part for axis in axes for part in axis])
 
     def take(self, wanted: Extent, *, last: bool) -> Axis:
         """Match an output extent at the front (or back) of the remaining extents; raises Refused on a mismatch."""
-        taken: list[Extent] = []
+        matched: list[Extent] = []
         while wanted != ONE[0]:
-            if not self.left:
+            if not self.remaining:
                 raise self._p.refuse(f"the new shape has an extent {wanted} that the old one has not in this order", wanted)
-            part = self.left.pop(-1 if last else 0)
+            part = self.remaining.pop(-1 if last else 0)
             # A part may be split over several output extents.
             wanted, used = self._match(part, wanted, last)
-            taken.insert(0 if last else len(taken), used)
-        return _merge(self._p, taken)
+            matched.insert(0 if last else len(matched), used)
+        return _merge(self._p, matched)
 
     def _match(self, part: Extent, wanted: Extent, last: bool) -> tuple[Extent, Extent]:
         """Match one part: the extent still to match, and the matched portion. The unmatched portion is put back."""
@@ -251,24 +251,24 @@ class _Parts:
                 part,
                 wanted,
             )
-        self.left.insert(len(self.left) if last else 0, rest)
+        self.remaining.insert(len(self.remaining) if last else 0, rest)
         return ONE[0], wanted
 
     def rest(self) -> Axis:
         """All remaining extents as one axis."""
-        return _merge(self._p, self.left)
+        return _merge(self._p, self.remaining)
 
 
 def _join_clean(p: Padder, parts: Sequence[Extent]) -> list[Extent]:
     """Merge adjacent extents without padding, and drop extents of 1."""
-    found: list[Extent] = []
+    joined: list[Extent] = []
     for part in parts:
         if part == ONE[0]:
             continue
-        if found and not p.is_padded(part) and not p.is_padded(found[-1]):
-            part *= found.pop()  # noqa: PLW2901  # merge with the previous part
-        found.append(part)
-    return found
+        if joined and not p.is_padded(part) and not p.is_padded(joined[-1]):
+            part *= joined.pop()  # noqa: PLW2901  # merge with the previous part
+        joined.append(part)
+    return joined
 
 
 def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
@@ -299,19 +299,19 @@ def _reshape(p: Padder, node: Node, target: Target) -> None:
     place = target.index(None) if None in target else len(target)
     front = [parts.take(extent, last=False) for extent in target[:place] if extent is not None]
     back = [parts.take(extent, last=True) for extent in reversed(target[place + 1 :]) if extent is not None]
-    if place == len(target) and parts.left:
-        raise p.refuse("the new shape has fewer elements", *parts.left)
+    if place == len(target) and parts.remaining:
+        raise p.refuse("the new shape has fewer elements", *parts.remaining)
     middle = [parts.rest()] if place < len(target) else []
     axes = [*front, *middle, *reversed(back)]
     p.set(node.outputs[0], axes, _find_zeros(p, node.inputs[0], axes))
 
 
-def _find_zeros(p: Padder, given: str, axes: Sequence[Axis]) -> list[int]:
+def _find_zeros(p: Padder, data: str, axes: Sequence[Axis]) -> list[int]:
     """Output axes whose padding is known to be zero."""
-    zeros = p.zeros(given)
-    old = [axis for n, axis in enumerate(p.axes(given)) if p.is_padded(axis) and n not in zeros]
-    own = [p.axes(given)[n] for n in zeros]
-    return [n for n, axis in enumerate(axes) if axis in own and axis not in old]
+    zeros = p.zeros(data)
+    old = [axis for n, axis in enumerate(p.axes(data)) if p.is_padded(axis) and n not in zeros]
+    zero_padded = [p.axes(data)[n] for n in zeros]
+    return [n for n, axis in enumerate(axes) if axis in zero_padded and axis not in old]
 
 
 @rule("Flatten")
@@ -330,14 +330,14 @@ _ALL = 2**31 - 1
 
 def _count_from_start(p: Padder, indices: str, extent: Extent) -> str:
     """Resolve negative indices, which count from the end without padding."""
-    known = p.contents(indices)
-    if known is not None and all(isinstance(one, Extent) and (one.number or 0) >= 0 for one in known.flat):
-        for one in known.flat:
-            p.require(extent - one - Extent.of(1))
+    contents = p.contents(indices)
+    if contents is not None and all(isinstance(index, Extent) and (index.number or 0) >= 0 for index in contents.flat):
+        for index in contents.flat:
+            p.require(extent - index - Extent.of(1))
         return indices
-    for one in known.flat if known is not None else ():
-        if isinstance(one, Extent):
-            p.require(extent + one)
+    for index in contents.flat if contents is not None else ():
+        if isinstance(index, Extent):
+            p.require(extent + index)
     return _add_where_negative(p, indices, p.value(extent))
 
 
@@ -361,10 +361,10 @@ def apply_gather(p: Padder, node: Node) -> Node:
     data, indices = node.inputs
     axes = p.axes(data)
     axis = node.attr("axis", 0) % len(axes)
-    made, places = _prepare(p, data, axis, indices), p.axes(indices)
+    positions, places = _prepare(p, data, axis, indices), p.axes(indices)
     zeros = [n if n < axis else n + len(places) - 1 for n in p.zeros(data) if n != axis]
     p.set(node.outputs[0], [*axes[:axis], *places, *axes[axis + 1 :]], zeros)
-    return replace(node, inputs=(data, made))
+    return replace(node, inputs=(data, positions))
 
 
 @rule("GatherElements")
@@ -374,9 +374,9 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
     p.match(axes, places, skip=axis)
-    made = _prepare(p, data, axis, indices)
+    positions = _prepare(p, data, axis, indices)
     p.set(node.outputs[0], places)
-    return replace(node, inputs=(data, made))
+    return replace(node, inputs=(data, positions))
 
 
 @rule("GatherND")
@@ -387,11 +387,11 @@ def apply_gather_nd(p: Padder, node: Node) -> Node:
     depth = places[-1][0].number
     if depth is None or node.attr("batch_dims", 0):
         raise p.refuse("it has batch_dims, or indices of unknown depth", *axes, *places)
-    made = p.mask_all(indices, range(len(places)), 0) if indices in p.states else indices
+    positions = p.mask_all(indices, range(len(places)), 0) if indices in p.states else indices
     if any(map(p.is_padded, axes[:depth])):
-        made = _add_where_negative(p, made, p.vector(map(p.only, axes[:depth])))
+        positions = _add_where_negative(p, positions, p.vector(map(p.only, axes[:depth])))
     p.set(node.outputs[0], [*places[:-1], *axes[depth:]])
-    return replace(node, inputs=(data, made))
+    return replace(node, inputs=(data, positions))
 
 
 @rule("ScatterElements")
@@ -405,16 +405,16 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
     axis = node.attr("axis", 0) % len(axes)
     p.match(axes, places, skip=axis)
     p.match(places, p.axes(updates))
-    made = p.mask_all(indices, (number for number in range(len(axes)) if number != axis), 0) if indices in p.states else indices
+    positions = p.mask_all(indices, (n for n in range(len(axes)) if n != axis), 0) if indices in p.states else indices
     if p.is_padded(axes[axis]):
-        made = _count_from_start(p, made, p.only(axes[axis]))
+        positions = _count_from_start(p, positions, p.only(axes[axis]))
     if p.is_padded(places[axis]):
         if (reduction := node.attr("reduction", "none")) in ("add", "mul"):
             raise p.refuse(f"an entry that is written twice counts twice in reduction {reduction!r}", places[axis])
         last = _repeat_last(p, indices, axis)
-        made, updates = (p.node("Gather", name, last, axis=axis) for name in (made, updates))
+        positions, updates = (p.node("Gather", name, last, axis=axis) for name in (positions, updates))
     p.set(node.outputs[0], axes)
-    return replace(node, inputs=(data, made, updates))
+    return replace(node, inputs=(data, positions, updates))
 
 
 @rule("TensorScatter")
@@ -434,12 +434,12 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     # Writing the same entry again at its own position changes nothing.
     last = _repeat_last(p, update, axis)
     along = [-1 if number == axis else 1 for number in range(len(axes))]
-    found = p.node("Reshape", last, p.constant(np.array(along, np.int64)))
+    positions = p.node("Reshape", last, p.constant(np.array(along, np.int64)))
     if rest and rest[0]:
         by_batch = p.constant(np.array([-1] + [1] * (len(axes) - 1), np.int64))
-        found = p.node("Add", found, p.node("Reshape", rest[0], by_batch))
-    found = p.node("Expand", found, p.node("Shape", update))
-    operands = past, found, p.node("Gather", update, last, axis=axis)
+        positions = p.node("Add", positions, p.node("Reshape", rest[0], by_batch))
+    positions = p.node("Expand", positions, p.node("Shape", update))
+    operands = past, positions, p.node("Gather", update, last, axis=axis)
     return replace(node, op_type="ScatterElements", inputs=operands, attributes=()).with_attributes(axis=axis)
 
 
@@ -447,8 +447,8 @@ def _repeat_last(p: Padder, name: str, axis: int) -> str:
     """Positions along an axis; padding repeats the last valid position."""
     valid, (extent,) = p.find_valid(name, axis), p.axes(name)[axis]
     p.require(extent - Extent.of(1))
-    zero, one = p.constant(np.int64(0)), p.constant(np.int64(1))
-    return p.node("Where", valid, p.node("Range", zero, p.length(name, axis), one), p.node("Sub", p.value(extent), one))
+    zero, step = p.constant(np.int64(0)), p.constant(np.int64(1))
+    return p.node("Where", valid, p.node("Range", zero, p.length(name, axis), step), p.node("Sub", p.value(extent), step))
 
 
 @rule("TopK")
@@ -489,16 +489,16 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
 
 
 def _read(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
-    given = node.attr(attribute)
-    if given is not None:
-        return [Extent.of(number) for number in given]
-    found = p.elements(node.inputs[slot])
-    if found is None:
+    value = node.attr(attribute)
+    if value is not None:
+        return [Extent.of(number) for number in value]
+    elements = p.elements(node.inputs[slot])
+    if elements is None:
         ((extent,),) = p.axes(node.inputs[slot])
         if extent.number is None:
             raise Refused(f"input {node.inputs[slot]!r} is not known")
         return [None] * extent.number
-    return found
+    return elements
 
 
 def _is_size(p: Padder, extent: Extent | None) -> bool:
@@ -506,7 +506,7 @@ def _is_size(p: Padder, extent: Extent | None) -> bool:
 
 
 def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent | None, Extent | None, int]) -> Axis:
-    start, end = (None if one is None else one.number for one in cut[:2])
+    start, end = (None if bound is None else bound.number for bound in cut[:2])
     if axis[0].number is not None and start is not None and end is not None:
         return (Extent.of(len(range(*slice(start, end, cut[2]).indices(axis[0].number)))),)
     return p.unknown(node.outputs[0], place)

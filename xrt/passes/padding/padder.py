@@ -46,25 +46,25 @@ class Extent:
         return cls._sum({(): value}) if isinstance(value, int) else cls._sum({(value,): 1})
 
     @classmethod
-    def _sum(cls, terms: Mapping[Monomial, int]) -> Extent:
-        kept = [(monomial, factor) for monomial, factor in terms.items() if factor]
-        return cls(tuple(sorted(kept, key=lambda term: (-len(term[0]), str(term[0])))))
+    def _sum(cls, factors: Mapping[Monomial, int]) -> Extent:
+        terms = [(monomial, factor) for monomial, factor in factors.items() if factor]
+        return cls(tuple(sorted(terms, key=lambda term: (-len(term[0]), str(term[0])))))
 
     def __add__(self, other: Extent) -> Extent:
-        found: Counter[Monomial] = Counter(dict(self.terms))
+        factors: Counter[Monomial] = Counter(dict(self.terms))
         for monomial, factor in other.terms:
-            found[monomial] += factor
-        return self._sum(found)
+            factors[monomial] += factor
+        return self._sum(factors)
 
     def __sub__(self, other: Extent) -> Extent:
         return self + other * Extent.of(-1)
 
     def __mul__(self, other: Extent) -> Extent:
-        found: Counter[Monomial] = Counter()
-        for one, left in self.terms:
-            for two, right in other.terms:
-                found[tuple(sorted((*one, *two), key=str))] += left * right
-        return self._sum(found)
+        factors: Counter[Monomial] = Counter()
+        for monomial, factor in self.terms:
+            for other_monomial, other_factor in other.terms:
+                factors[tuple(sorted((*monomial, *other_monomial), key=str))] += factor * other_factor
+        return self._sum(factors)
 
     def __floordiv__(self, divisor: int) -> Extent:
         """Floor division by a positive number."""
@@ -95,11 +95,11 @@ class Extent:
     @property
     def atoms(self) -> frozenset[str]:
         """Names of the dims that it depends on."""
-        found: set[str] = set()
+        names: set[str] = set()
         for monomial, _ in self.terms:
             for atom in monomial:
-                found |= {atom} if isinstance(atom, str) else atom.dividend.atoms
-        return frozenset(found)
+                names |= {atom} if isinstance(atom, str) else atom.dividend.atoms
+        return frozenset(names)
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Evaluate for these sizes of the dims; raises KeyError for a missing dim."""
@@ -140,8 +140,8 @@ def _evaluate(atom: Atom, sizes: Mapping[str, int]) -> int:
 def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
     if isinstance(atom, Quotient):
         return atom.dividend.substitute(change) // atom.divisor
-    found = change(atom)
-    return Extent.of(atom) if found is None else found
+    replacement = change(atom)
+    return Extent.of(atom) if replacement is None else replacement
 
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
@@ -242,13 +242,13 @@ class Padder:
         self.fed: dict[str, str] = {}
         """Input that holds the true size, by dim."""
         self._contents: dict[str, Contents] = {}
-        self._made: dict[object, str] = {}
-        self._noted: dict[str, tuple[Axis, ...]] = {}
+        self._emitted: dict[object, str] = {}
+        self._unaffected: dict[str, tuple[Axis, ...]] = {}
         """Extents of values that padding does not affect."""
         self._types: dict[str, TensorType] = {}
         """Types of added values."""
         self._names = FreshNames(function.value_names())
-        self._known: set[str] = set()
+        self._input_atoms: set[str] = set()
         """Dynamic extents of the inputs, which are known before a call."""
         self._sources: dict[str, tuple[str, int]] = {}
         """Value and axis where an extent without padding can be read, by name."""
@@ -280,14 +280,14 @@ class Padder:
         """Register an input, whose dims are padded with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return
-        axes = self._declared(value.name, value.type)
+        axes = self._list_declared_axes(value.name, value.type)
         for number, (extent,) in enumerate(axes):
             for atom in extent.atoms:
                 self._sources.setdefault(atom, (value.name, number))
-                self._known.add(atom)
+                self._input_atoms.add(atom)
         self._set(value.name, axes, frozenset(n for n, axis in enumerate(axes) if self.is_padded(axis)))
 
-    def _declared(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
+    def _list_declared_axes(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
 
     def axes(self, name: str) -> tuple[Axis, ...]:
@@ -296,12 +296,12 @@ class Padder:
         if isinstance(state, Padded):
             return state.axes
         # Extents derived by rules are more precise than the declared type.
-        if name in self._noted:
-            return self._noted[name]
+        if name in self._unaffected:
+            return self._unaffected[name]
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType) or type_.shape is None:
             raise Refused(f"the rank of {name!r} is not known")
-        axes = self._declared(name, type_)
+        axes = self._list_declared_axes(name, type_)
         if any(self.is_padded(axis) for axis in axes):
             raise self.refuse(f"{name!r} is {type_}, and does not come from a padded input", *axes)
         for number, (extent,) in enumerate(axes):
@@ -331,12 +331,12 @@ class Padder:
         shape = type_.shape if isinstance(type_, TensorType) else None
         if shape is not None and len(shape) == len(axes):
             # A static extent of the declared type is more precise than a symbol.
-            known = zip(axes, shape, strict=True)
-            axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in known)
+            pairs = zip(axes, shape, strict=True)
+            axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in pairs)
         if any(map(self.is_padded, axes)):
             self.states[name] = Padded(axes, zeros)
         else:
-            self._noted[name] = axes
+            self._unaffected[name] = axes
 
     def unknown(self, name: str, axis: int) -> Axis:
         """A fresh unknown extent of an output axis without padding."""
@@ -354,7 +354,7 @@ class Padder:
 
     def is_known(self, extent: Extent) -> bool:
         """Whether the extent is determined by the input shapes."""
-        return extent.atoms <= self._known
+        return extent.atoms <= self._input_atoms
 
     # ------------------------------------------------------------------ contents
 
@@ -373,36 +373,36 @@ class Padder:
 
     def set_contents(self, name: str, elements: Any) -> Contents:
         """Record the elements of a tensor: numbers, extents, or None if unknown."""
-        given = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
-        found = np.empty(given.shape, object)
-        for index in np.ndindex(given.shape):
-            found[index] = Extent.of(int(given[index])) if isinstance(given[index], int) else given[index]
-        self._contents[name] = found
-        if any(isinstance(one, Extent) and self.is_padded(one) for one in found.flat):
+        array = np.array(elements, object) if not isinstance(elements, np.ndarray) else elements
+        extents = np.empty(array.shape, object)
+        for index in np.ndindex(array.shape):
+            extents[index] = Extent.of(int(array[index])) if isinstance(array[index], int) else array[index]
+        self._contents[name] = extents
+        if any(isinstance(extent, Extent) and self.is_padded(extent) for extent in extents.flat):
             # Padding changes this size; uses as a value need the true one.
             self.states[name] = SIZE
-        return found
+        return extents
 
     def elements(self, name: str) -> list[Extent | None] | None:
         """Elements of a vector or scalar, or None."""
-        found = self.contents(name) if name else None
-        return None if found is None or found.ndim > 1 else list(found.reshape(-1))
+        contents = self.contents(name) if name else None
+        return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
 
     def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
         """Integers of an attribute, or else of an input; None if both are absent.
 
         Raises Refused if the input is not constant.
         """
-        given = node.attr(attribute) if attribute else None
-        if given is not None:
-            return list(given) if isinstance(given, list | tuple) else [given]
+        value = node.attr(attribute) if attribute else None
+        if value is not None:
+            return list(value) if isinstance(value, list | tuple) else [value]
         name = node.inputs[slot] if 0 <= slot < len(node.inputs) else ""
         if not name:
             return None
-        found = [None if one is None else one.number for one in self.elements(name) or [None]]
-        if None in found:
+        numbers = [None if extent is None else extent.number for extent in self.elements(name) or [None]]
+        if None in numbers:
             raise Refused(f"input {name!r} is no constant")
-        return [number for number in found if number is not None]
+        return [number for number in numbers if number is not None]
 
     # ------------------------------------------------------------------ new nodes
 
@@ -410,18 +410,18 @@ class Padder:
         """Add a constant, unless there is an equal one, and return its name."""
         constant = Constant(np.asarray(value))
         key = (constant.dtype, constant.shape, constant.digest)
-        if key not in self._made:
-            self._made[key] = self._names.number("xrt.constant")
-            self.constants[self._made[key]] = constant
-        return self._made[key]
+        if key not in self._emitted:
+            self._emitted[key] = self._names.number("xrt.constant")
+            self.constants[self._emitted[key]] = constant
+        return self._emitted[key]
 
     def node(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, unless there is an equal one, and return its output."""
         key = (op_type, inputs, tuple(sorted(attributes.items())))
-        if key not in self._made:
-            self._made[key] = self._names.number(f"xrt.{op_type.lower()}")
-            self.nodes.append(Node(op_type, inputs, (self._made[key],), read_attributes(attributes)))
-        return self._made[key]
+        if key not in self._emitted:
+            self._emitted[key] = self._names.number(f"xrt.{op_type.lower()}")
+            self.nodes.append(Node(op_type, inputs, (self._emitted[key],), read_attributes(attributes)))
+        return self._emitted[key]
 
     def value(self, extent: Extent) -> str:
         """Emit the extent without padding as an int64 scalar."""
@@ -449,18 +449,18 @@ class Padder:
 
     def vector(self, elements: Iterable[Extent]) -> str:
         """Emit the extents without padding as an int64 vector."""
-        parts = [self.node("Reshape", self.value(one), self.constant(np.array([1], np.int64))) for one in elements]
+        parts = [self.node("Reshape", self.value(extent), self.constant(np.array([1], np.int64))) for extent in elements]
         return self.node("Concat", *parts, axis=0)
 
     def exact(self, name: str) -> str:
         """Emit the sizes in `name` without padding."""
-        found, dtype = self._contents[name], self.dtype(name)
-        if any(one is None for one in found.flat):
+        extents, dtype = self._contents[name], self.dtype(name)
+        if any(extent is None for extent in extents.flat):
             raise Refused(f"{name!r} holds sizes that are known in part")
-        made = self.node("Reshape", self.vector(found.flat), self.constant(np.array(found.shape, np.int64)))
-        made = made if dtype is DType.INT64 else self.node("Cast", made, to=dtype.onnx)
-        self._types[made] = TensorType(dtype, found.shape)
-        return made
+        sizes = self.node("Reshape", self.vector(extents.flat), self.constant(np.array(extents.shape, np.int64)))
+        sizes = sizes if dtype is DType.INT64 else self.node("Cast", sizes, to=dtype.onnx)
+        self._types[sizes] = TensorType(dtype, extents.shape)
+        return sizes
 
     def positions(self, start: Extent, count: Extent) -> str:
         """Emit `count` consecutive int64 numbers from `start`, both without padding."""
@@ -480,11 +480,11 @@ class Padder:
         extent = self.only(self.axes(name)[axis])
         # Equal extents share one mask.
         key = ("valid", extent)
-        if key not in self._made:
-            zero, one = self.constant(np.int64(0)), self.constant(np.int64(1))
-            positions = self.node("Range", zero, self.length(name, axis), one)
-            self._made[key] = self.node("Less", positions, self.value(extent))
-        return self._made[key]
+        if key not in self._emitted:
+            zero, step = self.constant(np.int64(0)), self.constant(np.int64(1))
+            positions = self.node("Range", zero, self.length(name, axis), step)
+            self._emitted[key] = self.node("Less", positions, self.value(extent))
+        return self._emitted[key]
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
         """Replace the padding of an axis by `fill`."""

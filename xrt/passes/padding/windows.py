@@ -16,9 +16,9 @@ def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
     window, axes = make_window(node, kernel), p.axes(node.inputs[0])[2:]
     # SAME padding depends on the extent modulo the stride.
     sizes = [None if p.is_padded(axis) else axis[0].number or span for axis, span in zip(axes, window.spans, strict=True)]
-    if (found := window.with_pads(sizes)) is None:
+    if (resolved := window.with_pads(sizes)) is None:
         raise p.refuse("what auto_pad adds depends on the size", *axes)
-    return found
+    return resolved
 
 
 def _slide(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
@@ -49,9 +49,9 @@ def _read_kernel(p: Padder, node: Node) -> list[int]:
 @rule("Conv")
 def apply_conv(p: Padder, node: Node) -> Node:
     """Windows that reach behind the end must read zeros, so padding is masked."""
-    given, weight = node.inputs[:2]
-    masked, spatial = _slide(p, given, _read_window(p, node, _read_kernel(p, node)), 0)
-    p.set(node.outputs[0], [p.axes(given)[0], p.axes(weight)[0], *spatial])
+    data, weight = node.inputs[:2]
+    masked, spatial = _slide(p, data, _read_window(p, node, _read_kernel(p, node)), 0)
+    p.set(node.outputs[0], [p.axes(data)[0], p.axes(weight)[0], *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
 
@@ -67,39 +67,39 @@ def _check_pool(p: Padder, node: Node) -> Window:
 @rule("MaxPool")
 def apply_max_pool(p: Padder, node: Node) -> Node:
     """As Conv, masked with minus infinity."""
-    (given,) = node.inputs
-    if not p.dtype(given).is_float:
+    (data,) = node.inputs
+    if not p.dtype(data).is_float:
         raise Refused("it is of integers")
-    masked, spatial = _slide(p, given, _check_pool(p, node), -np.inf)
-    p.set(node.outputs[0], [*p.axes(given)[:2], *spatial])
+    masked, spatial = _slide(p, data, _check_pool(p, node), -np.inf)
+    p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
 
 @rule("AveragePool", "LpPool")
 def apply_average_pool(p: Padder, node: Node) -> Node:
     """As Conv, if all windows have the same divisor; LpPool has none."""
-    (given,) = node.inputs
+    (data,) = node.inputs
     window = _check_pool(p, node)
     counts_all = node.op_type == "LpPool" or node.attr("count_include_pad", 0)
-    for axis, end in zip(p.axes(given)[2:], window.ends, strict=True):
+    for axis, end in zip(p.axes(data)[2:], window.ends, strict=True):
         if end and not counts_all and p.is_padded(axis):
             raise p.refuse("windows at the end divide by fewer elements", axis)
-    masked, spatial = _slide(p, given, window, 0)
-    p.set(node.outputs[0], [*p.axes(given)[:2], *spatial])
+    masked, spatial = _slide(p, data, window, 0)
+    p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
 
 @rule("ConvTranspose")
 def apply_conv_transpose(p: Padder, node: Node) -> Node:
     """Each input element adds to a window of the output, so the padding is masked with zeros."""
-    given, weight = node.inputs[:2]
+    data, weight = node.inputs[:2]
     if node.attr("output_shape") or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise Refused("its output has a given size")
-    window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(given)
+    window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(data)
     ones = (1,) * len(window.kernel)
     more = node.attr("output_padding") or [0] * len(ones)
     # A window that reaches behind the end forces the mask.
-    masked, _ = _slide(p, given, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
+    masked, _ = _slide(p, data, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
     spatial: list[Axis] = []
     steps = zip(axes[2:], window.strides, window.spans, more, window.begins, window.ends, strict=True)
     for axis, stride, span, extra, begin, end in steps:
@@ -113,22 +113,22 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
 @rule("Resize")
 def apply_resize(p: Padder, node: Node) -> None:
     """Padded axes support nearest-neighbor resizing by an integer factor."""
-    given = node.inputs[0]
+    data = node.inputs[0]
     scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
-    axes = p.axes(given)
+    axes = p.axes(data)
     if scales is None or scales.array.size != len(axes) or node.attr("axes"):
         raise Refused("its scales are no constant for all axes")
-    way = node.attr("coordinate_transformation_mode", "half_pixel"), node.attr("nearest_mode", "round_prefer_floor")
-    is_nearest = node.attr("mode", "nearest") == "nearest" and way in _NEAREST
-    found: list[Axis] = []
+    modes = node.attr("coordinate_transformation_mode", "half_pixel"), node.attr("nearest_mode", "round_prefer_floor")
+    is_nearest = node.attr("mode", "nearest") == "nearest" and modes in _NEAREST
+    resized: list[Axis] = []
     for number, (axis, scale) in enumerate(zip(axes, scales.array.tolist(), strict=True)):
         if p.is_padded(axis) and (len(axis) != 1 or scale != 1) and not (is_nearest and scale == int(scale) >= 1):
             raise p.refuse("it interpolates, or scales by no whole number", axis)
         if scale == int(scale) and len(axis) == 1:
-            found.append((axis[0] * Extent.of(int(scale)),))
+            resized.append((axis[0] * Extent.of(int(scale)),))
         else:
-            found.append(axis if scale == 1 else p.unknown(node.outputs[0], number))
-    p.set(node.outputs[0], found)
+            resized.append(axis if scale == 1 else p.unknown(node.outputs[0], number))
+    p.set(node.outputs[0], resized)
 
 
 _NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -205,10 +205,10 @@ def _reads_end(p: Padder, node: Node) -> bool:
     return any(name and (name in ends or p.function.users(name)) for name in node.outputs[1:])
 
 
-def _feed_length(p: Padder, given: str, time: Axis) -> str:
+def _feed_length(p: Padder, data: str, time: Axis) -> str:
     """The true sequence length, per batch element."""
-    one = p.constant(np.array([1], np.int64))
-    count = p.node("Reshape", p.length(given, 1), one)
+    shape = p.constant(np.array([1], np.int64))
+    count = p.node("Reshape", p.length(data, 1), shape)
     return p.node("Expand", p.node("Cast", p.value(p.only(time)), to=_INT32), count)
 
 
