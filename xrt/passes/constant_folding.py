@@ -50,17 +50,17 @@ def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | Non
         return _Folding(evaluate, BodyNames(function), is_kept).function(function, None)
 
 
-def _fill(node: Node, known: Knowledge) -> Constant | None:
+def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
     """Evaluate a ConstantOfShape; None if its shape is unknown or invalid or the result too large."""
-    given, value = known.find_constant(node.inputs[0]), node.attr("value")
-    if given is None or given.dtype is not DType.INT64 or len(given.shape) != 1:
+    shape_constant, value = knowledge.find_constant(node.inputs[0]), node.attr("value")
+    if shape_constant is None or shape_constant.dtype is not DType.INT64 or len(shape_constant.shape) != 1:
         return None
     element = np.zeros(1, np.float32) if value is None else value.array.reshape(-1)
-    shape: list[int] = given.array.tolist()
+    shape: list[int] = shape_constant.array.tolist()
     if element.size != 1 or min(shape, default=0) < 0 or math.prod(shape) * element.itemsize > LARGEST_BYTES:
         return None
     filled = Constant(np.full(shape, element[0], element.dtype))
-    return filled if _fits(filled, known.get_type(node.outputs[0])) else None
+    return filled if _fits(filled, knowledge.get_type(node.outputs[0])) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,53 +74,53 @@ class _Folding:
     def function(self, function: Function, outer: Knowledge | None) -> Function:
         """Fold a Function; `outer` has the values that a body can capture."""
         splice = Splice(function, self.names)
-        known = Knowledge(function, outer, splice.constants, splice.types)
+        knowledge = Knowledge(function, outer, splice.constants, splice.types)
         arrived = set[str]()
         for node in splice.iter_pending():
-            branch = find_taken_branch(node, known.find_constant) if node.bodies else None
+            branch = find_taken_branch(node, knowledge.find_constant) if node.bodies else None
             if branch is not None and splice.inline(node, branch):
                 arrived.update(inner.name for inner in splice.inlined)
                 continue
-            known.infer(node, again=node.name in arrived)  # the type of an If was only what its branches have in common
+            knowledge.infer(node, again=node.name in arrived)  # the type of an If was only what its branches have in common
             # A node with control edges orders effects, which a constant cannot.
-            results = None if node.control or splice.is_awaited(node) else self.node(node, known)
+            results = None if node.control or splice.is_awaited(node) else self.node(node, knowledge)
             if results is None:
-                splice.nodes.append(self.inside(node, known) if node.bodies else node)
+                splice.nodes.append(self.inside(node, knowledge) if node.bodies else node)
             else:
                 splice.constants.update(results)
-                known.add_news(results)
+                knowledge.add_news(results)
         return splice.result()
 
-    def inside(self, node: Node, known: Knowledge) -> Node:
+    def inside(self, node: Node, knowledge: Knowledge) -> Node:
         """Fold the bodies of a node."""
-        node = known.refine_bodies(node).map_bodies(lambda body: self.function(body, known))
-        known.infer_from_bodies(node)
+        node = knowledge.refine_bodies(node).map_bodies(lambda body: self.function(body, knowledge))
+        knowledge.infer_from_bodies(node)
         return node
 
-    def node(self, node: Node, known: Knowledge) -> dict[str, Constant] | None:
+    def node(self, node: Node, knowledge: Knowledge) -> dict[str, Constant] | None:
         """The node's outputs as constants, or None if it cannot be folded."""
-        if node.op == "Constant" and (value := find_constant(node, known.function)) is not None:
+        if node.op == "Constant" and (value := find_constant(node, knowledge.function)) is not None:
             return {node.outputs[0]: value}
-        if (integers := known.list_known_integers(node)) is not None:
+        if (integers := knowledge.list_known_integers(node)) is not None:
             return integers
-        if any(known.find_constant(name) is None for name in node.uses):
+        if any(knowledge.find_constant(name) is None for name in node.uses):
             return None
-        if node.op == "ConstantOfShape" and (filled := _fill(node, known)) is not None:
+        if node.op == "ConstantOfShape" and (filled := _fill(node, knowledge)) is not None:
             return {node.outputs[0]: filled}
         # A random operator must draw in each call; one without a schema may have side effects.
-        if not is_deterministic(node, known.function):
+        if not is_deterministic(node, knowledge.function):
             return None
         # Engines with integer kernels read the quantized weights.
-        if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, known.function):
+        if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, knowledge.function):
             return None
         if node.bodies:
-            alone = infer_shapes(known.alone(node))
+            alone = infer_shapes(knowledge.alone(node))
         else:
-            known.infer(node, again=True)
-            alone = known.alone(node)
-        return self.computed(alone) if _is_bounded(alone) else None
+            knowledge.infer(node, again=True)
+            alone = knowledge.alone(node)
+        return self.evaluate_alone(alone) if _is_bounded(alone) else None
 
-    def computed(self, alone: Function) -> dict[str, Constant] | None:
+    def evaluate_alone(self, alone: Function) -> dict[str, Constant] | None:
         """Evaluate a Function without inputs; None if that fails or the results do not match the inferred types."""
         try:
             results = self.evaluate(alone, [])
@@ -128,8 +128,8 @@ class _Folding:
             return None
         if len(results) != len(alone.outputs) or not all(isinstance(result, np.ndarray) for result in results):
             return None
-        found = {value.name: Constant(result) for value, result in zip(alone.outputs, results, strict=True)}
-        return found if all(_fits(found[value.name], value.type) for value in alone.outputs) else None
+        constants = {value.name: Constant(result) for value, result in zip(alone.outputs, results, strict=True)}
+        return constants if all(_fits(constants[value.name], value.type) for value in alone.outputs) else None
 
 
 def _is_bounded(alone: Function) -> bool:

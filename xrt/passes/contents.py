@@ -57,15 +57,15 @@ class PropagationCase:
     inputs: Sequence[Contents | None]
     types: Sequence[Type | None]
 
-    def known(self, index: int) -> Contents | None:
+    def contents(self, index: int) -> Contents | None:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
         """An integer input, or the attribute that it was in older opsets; None if unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
-        found = self.known(index)
-        return None if found is None else found.integers()
+        contents = self.contents(index)
+        return None if contents is None else contents.integers()
 
     def has(self, index: int) -> bool:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
@@ -75,9 +75,9 @@ class PropagationCase:
 
         Return None if the shape of an input is unknown, or if nothing is known about any input.
         """
-        parts = [one or _unknown(type_) for one, type_ in zip(self.inputs, self.types, strict=True)]
-        known = [one for one in parts if one is not None]
-        return known if len(known) == len(parts) and any(one is not None for one in self.inputs) else None
+        parts = [contents or _unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
+        present = [contents for contents in parts if contents is not None]
+        return present if len(present) == len(parts) and any(contents is not None for contents in self.inputs) else None
 
 
 def _unknown(type_: Type | None) -> Contents | None:
@@ -94,27 +94,27 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # ---------------------------------------------------------------------- computed
 
 
-def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, gives: DType | None = None) -> Rule:
+def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, gives: DType | None = None) -> Rule:
     """Make the rule of an elementwise operator.
 
     ``compute`` works on arrays of numbers; ``rule`` on two elements of which at least one is symbolic or unknown.
     """
 
     def apply(case: PropagationCase) -> Sequence[Contents | None]:
-        known = case.spread()
-        if known is None:
+        operands = case.spread()
+        if operands is None:
             return [None]
-        dtype = known[0].dtype
+        dtype = operands[0].dtype
         # All numbers: one NumPy call instead of a loop over elements.
-        if all(one.is_known for one in known):
-            found = _compute(compute, [one.elements.astype(one.dtype.numpy) for one in known])
-            return [None if found is None else Contents(gives or dtype, found.astype(object))]
-        result = np.empty(np.broadcast_shapes(*(one.elements.shape for one in known)), object)
+        if all(operand.is_known for operand in operands):
+            array = _compute(compute, [operand.elements.astype(operand.dtype.numpy) for operand in operands])
+            return [None if array is None else Contents(gives or dtype, array.astype(object))]
+        result = np.empty(np.broadcast_shapes(*(operand.elements.shape for operand in operands)), object)
         if result.size > MOST_ELEMENTS:
             return [None]
-        spread = [np.broadcast_to(one.elements, result.shape) for one in known]
+        spread = [np.broadcast_to(operand.elements, result.shape) for operand in operands]
         for index in np.ndindex(result.shape):
-            elements = [one[index] for one in spread]
+            elements = [operand[index] for operand in spread]
             result[index] = _element(elements, dtype, compute, rule)
         return [Contents(gives or dtype, result)]
 
@@ -123,14 +123,14 @@ def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = Non
 
 def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | None:
     with np.errstate(all="ignore"):
-        found = compute(*arrays)
-    return None if found is None else np.asarray(found)
+        array = compute(*arrays)
+    return None if array is None else np.asarray(array)
 
 
 def _element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
     if all(not isinstance(element, str) and element is not None for element in elements):
-        found = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
-        return None if found is None else found.item()
+        array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
+        return None if array is None else array.item()
     return None if rule is None or len(elements) != 2 else rule(*elements)
 
 
@@ -179,7 +179,7 @@ def _less_or_equal(a: Any, b: Any) -> Any:
     return True if isinstance(b, str) and _is_at_most(a, 0) else None
 
 
-def _swapped(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _swap_operands(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: rule(b, a)
 
 
@@ -189,18 +189,18 @@ def _mod(case: PropagationCase) -> Sequence[Contents | None]:
             return None
         return np.fmod(a, b) if case.node.attr("fmod", 0) else np.mod(a, b)
 
-    rule: Rule = _computed(compute)
+    rule: Rule = _elementwise(compute)
     return rule(case)
 
 
 def _cast(case: PropagationCase) -> Sequence[Contents | None]:
-    given, dtype = case.known(0), DType.from_onnx(case.node.attr("to"))
-    if given is None or dtype not in FOLLOWED:
+    contents, dtype = case.contents(0), DType.from_onnx(case.node.attr("to"))
+    if contents is None or dtype not in FOLLOWED:
         return [None]
-    if given.dtype is DType.INT64 and dtype is DType.INT64:
-        return [given]
+    if contents.dtype is DType.INT64 and dtype is DType.INT64:
+        return [contents]
     with np.errstate(all="ignore"):
-        return [Contents(dtype, _objects_like(given.elements, lambda e: _cast_element(e, given.dtype, dtype)))]
+        return [Contents(dtype, _objects_like(contents.elements, lambda e: _cast_element(e, contents.dtype, dtype)))]
 
 
 def _objects_like(elements: Elements, change: Callable[[Any], Any]) -> Elements:
@@ -210,43 +210,43 @@ def _objects_like(elements: Elements, change: Callable[[Any], Any]) -> Elements:
     return result
 
 
-def _cast_element(element: Any, given: DType, dtype: DType) -> Any:
+def _cast_element(element: Any, source: DType, dtype: DType) -> Any:
     if isinstance(element, str) or element is None:
         # A symbolic extent is assumed to fit 32 bits.
         return element if isinstance(element, str) and dtype in (DType.INT64, DType.INT32) else None
     # Casting a float out of range is undefined in C, and engines differ.
     if isinstance(element, float) and not (math.isfinite(element) and abs(element) < 2**31):
         return None
-    return np.array(element, given.numpy).astype(dtype.numpy).item()
+    return np.array(element, source.numpy).astype(dtype.numpy).item()
 
 
 def _where(case: PropagationCase) -> Sequence[Contents | None]:
-    given = case.spread()
-    if given is None:
+    operands = case.spread()
+    if operands is None:
         return [None]
-    condition, a, b = given
+    condition, a, b = operands
     shape = np.broadcast_shapes(condition.elements.shape, a.elements.shape, b.elements.shape)
     result = np.empty(shape, object)
-    spread = [np.broadcast_to(one.elements, shape) for one in (condition, a, b)]
+    spread = [np.broadcast_to(operand.elements, shape) for operand in (condition, a, b)]
     for index in np.ndindex(shape):
-        flag, x, y = (one[index] for one in spread)
+        flag, x, y = (operand[index] for operand in spread)
         # With an unknown condition the result is known if both branches agree.
         result[index] = (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
     return [Contents(a.dtype, result)]
 
 
-def _reduced(compute: Callable[..., Any]) -> Rule:
+def _reduction(compute: Callable[..., Any]) -> Rule:
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
-        given, constant = case.known(0), None
-        given_axes = case.has(1) or case.node.attr("axes") is not None
+        contents, constant = case.contents(0), None
+        has_axes = case.has(1) or case.node.attr("axes") is not None
         axes = case.integers(1, "axes")
-        if given is None or (constant := given.constant()) is None or (given_axes and axes is None):
+        if contents is None or (constant := contents.constant()) is None or (has_axes and axes is None):
             return [None]
         if not axes and case.node.attr("noop_with_empty_axes", 0):
-            return [given]
+            return [contents]
         keep = bool(case.node.attr("keepdims", 1))
-        found = compute(constant.array, axis=tuple(axes) if axes else None, keepdims=keep)
-        return [Contents.of(Constant(np.asarray(found, given.dtype.numpy)))]
+        reduced = compute(constant.array, axis=tuple(axes) if axes else None, keepdims=keep)
+        return [Contents.of(Constant(np.asarray(reduced, contents.dtype.numpy)))]
 
     return rule
 
@@ -254,29 +254,29 @@ def _reduced(compute: Callable[..., Any]) -> Rule:
 ARITHMETIC: Mapping[str, Rule] = {
     "Cast": _cast,
     "Where": _where,
-    "Add": _computed(np.add, lambda a, b: _neutral(a, b, 0) if a == 0 or b == 0 else None),
-    "Sub": _computed(np.subtract, lambda a, b: a if b == 0 else None),
-    "Mul": _computed(np.multiply, lambda a, b: _neutral(a, b, 1)),
-    "Div": _computed(_quotient, lambda a, b: a if b == 1 else None),
+    "Add": _elementwise(np.add, lambda a, b: _neutral(a, b, 0) if a == 0 or b == 0 else None),
+    "Sub": _elementwise(np.subtract, lambda a, b: a if b == 0 else None),
+    "Mul": _elementwise(np.multiply, lambda a, b: _neutral(a, b, 1)),
+    "Div": _elementwise(_quotient, lambda a, b: a if b == 1 else None),
     "Mod": _mod,
-    "Min": _computed(lambda *given: reduce(np.minimum, given), _smaller),
-    "Max": _computed(lambda *given: reduce(np.maximum, given), _larger),
-    "Neg": _computed(np.negative),
-    "Abs": _computed(np.abs),
-    "Not": _computed(np.logical_not),
-    "Floor": _computed(np.floor),
-    "Ceil": _computed(np.ceil),
-    "And": _computed(np.logical_and, lambda a, b: False if a is False or b is False else None),
-    "Or": _computed(np.logical_or, lambda a, b: True if a is True or b is True else None),
-    "Equal": _computed(np.equal, _equal, DType.BOOL),
-    "Less": _computed(np.less, _less, DType.BOOL),
-    "Greater": _computed(np.greater, _swapped(_less), DType.BOOL),
-    "LessOrEqual": _computed(np.less_equal, _less_or_equal, DType.BOOL),
-    "GreaterOrEqual": _computed(np.greater_equal, _swapped(_less_or_equal), DType.BOOL),
-    "ReduceProd": _reduced(np.prod),
-    "ReduceSum": _reduced(np.sum),
-    "ReduceMax": _reduced(np.max),
-    "ReduceMin": _reduced(np.min),
+    "Min": _elementwise(lambda *arrays: reduce(np.minimum, arrays), _smaller),
+    "Max": _elementwise(lambda *arrays: reduce(np.maximum, arrays), _larger),
+    "Neg": _elementwise(np.negative),
+    "Abs": _elementwise(np.abs),
+    "Not": _elementwise(np.logical_not),
+    "Floor": _elementwise(np.floor),
+    "Ceil": _elementwise(np.ceil),
+    "And": _elementwise(np.logical_and, lambda a, b: False if a is False or b is False else None),
+    "Or": _elementwise(np.logical_or, lambda a, b: True if a is True or b is True else None),
+    "Equal": _elementwise(np.equal, _equal, DType.BOOL),
+    "Less": _elementwise(np.less, _less, DType.BOOL),
+    "Greater": _elementwise(np.greater, _swap_operands(_less), DType.BOOL),
+    "LessOrEqual": _elementwise(np.less_equal, _less_or_equal, DType.BOOL),
+    "GreaterOrEqual": _elementwise(np.greater_equal, _swap_operands(_less_or_equal), DType.BOOL),
+    "ReduceProd": _reduction(np.prod),
+    "ReduceSum": _reduction(np.sum),
+    "ReduceMax": _reduction(np.max),
+    "ReduceMin": _reduction(np.min),
 }
 # ---------------------------------------------------------------------- from types
 
@@ -297,27 +297,27 @@ def _size(case: PropagationCase) -> Sequence[Contents | None]:
 
 
 def _objects(values: Any) -> Elements:
-    found = np.empty(len(values) if isinstance(values, tuple) else (), object)
-    found[...] = values
-    return found
+    elements = np.empty(len(values) if isinstance(values, tuple) else (), object)
+    elements[...] = values
+    return elements
 
 
 # ---------------------------------------------------------------------- moved
 
 
-def _moved(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
+def _move_elements(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
     """Make the rule of an operator that only moves elements of its first input."""
 
     def rule(case: PropagationCase) -> Sequence[Contents | None]:
-        given = case.known(0)
-        elements = None if given is None else change(case, given.elements)
-        return [None if given is None or elements is None else Contents(given.dtype, np.asarray(elements, object))]
+        contents = case.contents(0)
+        elements = None if contents is None else change(case, contents.elements)
+        return [None if contents is None or elements is None else Contents(contents.dtype, np.asarray(elements, object))]
 
     return rule
 
 
 def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
-    indices = case.known(1)
+    indices = case.contents(1)
     if indices is None or not indices.is_known:
         return None
     return np.asarray(np.take(elements, indices.elements.astype(np.int64), case.node.attr("axis", 0)), object)
@@ -329,18 +329,18 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
     steps = case.integers(4) if case.has(4) else None
     if starts is None or ends is None or (case.has(3) and axes is None) or (case.has(4) and steps is None):
         return None
-    found = elements
+    selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         # ONNX clamps the bounds as Python does.
         chosen = slice(starts[k], ends[k], 1 if steps is None else steps[k])
-        found = found[(slice(None),) * (axis % elements.ndim) + (chosen,)]
-    return found
+        selected = selected[(slice(None),) * (axis % elements.ndim) + (chosen,)]
+    return selected
 
 
 def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:
-    given = case.has(1) or case.node.attr("axes") is not None
+    has_axes = case.has(1) or case.node.attr("axes") is not None
     axes = case.integers(1, "axes")
-    if given and axes is None:
+    if has_axes and axes is None:
         return None
     return elements.squeeze(tuple(axes)) if axes is not None else elements.squeeze()
 
@@ -377,35 +377,35 @@ def _concat(case: PropagationCase) -> Sequence[Contents | None]:
     parts = case.spread()
     if parts is None:
         return [None]
-    return [Contents(parts[0].dtype, np.concatenate([one.elements for one in parts], case.node.attr("axis", 0)))]
+    return [Contents(parts[0].dtype, np.concatenate([part.elements for part in parts], case.node.attr("axis", 0)))]
 
 
 def _split(case: PropagationCase) -> Sequence[Contents | None]:
-    given, count = case.known(0), len(case.node.outputs)
+    contents, count = case.contents(0), len(case.node.outputs)
     sizes = case.integers(1, "split")
-    if given is None or (sizes is None and case.has(1)):
+    if contents is None or (sizes is None and case.has(1)):
         return [None] * count
     axis = case.node.attr("axis", 0)
     if sizes is None:
         # The last part is smaller if the extent does not divide evenly.
-        each = -(-given.elements.shape[axis] // count)
+        each = -(-contents.elements.shape[axis] // count)
         sizes = [each] * count
     ends = np.cumsum(sizes)[:-1].tolist()
-    return [Contents(given.dtype, part) for part in np.split(given.elements, ends, axis)]
+    return [Contents(contents.dtype, part) for part in np.split(contents.elements, ends, axis)]
 
 
 MOVES: Mapping[str, Rule] = {
     "Shape": _shape,
     "Size": _size,
-    "Identity": lambda case: [case.known(0)],
-    "Gather": _moved(_gather),
-    "Slice": _moved(_slice),
-    "Squeeze": _moved(_squeeze),
-    "Unsqueeze": _moved(_unsqueeze),
-    "Reshape": _moved(_reshape),
-    "Expand": _moved(_expand),
-    "Transpose": _moved(lambda case, elements: elements.transpose(case.node.attr("perm"))),
-    "Tile": _moved(_tile),
+    "Identity": lambda case: [case.contents(0)],
+    "Gather": _move_elements(_gather),
+    "Slice": _move_elements(_slice),
+    "Squeeze": _move_elements(_squeeze),
+    "Unsqueeze": _move_elements(_unsqueeze),
+    "Reshape": _move_elements(_reshape),
+    "Expand": _move_elements(_expand),
+    "Transpose": _move_elements(lambda case, elements: elements.transpose(case.node.attr("perm"))),
+    "Tile": _move_elements(_tile),
     "Concat": _concat,
     "Split": _split,
 }
@@ -418,7 +418,7 @@ def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Typ
     """Contents of the outputs of a node in `PROPAGATED`, from the contents and types of its inputs; None if nothing is known."""
     rule = _RULES[node.op_type]
     try:
-        found = rule(PropagationCase(node, inputs, types))
+        outputs = rule(PropagationCase(node, inputs, types))
     except (IndexError, ValueError, TypeError, OverflowError):
         return None  # invalid inputs are reported by the engine that runs the node
-    return [one if one is None or one.elements.size <= MOST_ELEMENTS else None for one in found]
+    return [contents if contents is None or contents.elements.size <= MOST_ELEMENTS else None for contents in outputs]

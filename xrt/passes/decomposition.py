@@ -36,7 +36,7 @@ def _decompose(alone: Function) -> Function | None:
 def _expand(alone: Function) -> Function | None:
     """Replace the operator by ONNX's body. Constants are inputs meanwhile: onnx wants the types of all values."""
     constants = alone.constants
-    opened = alone.replace(inputs=(*alone.inputs, *(Value(name, one.type) for name, one in constants.items())), constants={})
+    opened = alone.replace(inputs=(*alone.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
     body = expand(opened)
     if body is None:
         return None

@@ -21,10 +21,10 @@ def inline_constant_control_flow(function: Function) -> Function:
     Nested bodies are processed too. Outputs keep their names; inlined values and nodes are renamed only on a collision. An If
     with control edges stays. Return `function` itself if nothing is inlined. Linear time.
     """
-    return _inlined(function, {}, BodyNames(function))
+    return _inline_branches(function, {}, BodyNames(function))
 
 
-def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames) -> Function:
+def _inline_branches(function: Function, outer: Mapping[str, Constant], names: BodyNames) -> Function:
     # Most Functions have no bodies and need no tables.
     if not any(node.bodies for node in function.nodes):
         return function
@@ -34,7 +34,7 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames
     for node in splice.iter_pending():
         branch = find_taken_branch(node, scope.get)
         if branch is None or not splice.inline(node, branch):
-            splice.nodes.append(node.map_bodies(lambda inner: _inlined(inner, scope, names)))
+            splice.nodes.append(node.map_bodies(lambda inner: _inline_branches(inner, scope, names)))
             if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
                 values[node.outputs[0]] = value
     return splice.result()
@@ -190,27 +190,27 @@ def drop_dead_nodes(function: Function) -> Function:
     removed. Linear time.
     """
     trimmed = [node.map_bodies(drop_dead_nodes) for node in function.nodes]
-    nodes, needed = _needed(function, trimmed)
+    nodes, needed = _find_live(function, trimmed)
     constants = {name: constant for name, constant in function.constants.items() if name in needed}
-    known = {name for node in nodes for name in node.defines} | needed
-    types = {name: type_ for name, type_ in function.types.items() if name in known}
+    live = {name for node in nodes for name in node.defines} | needed
+    types = {name: type_ for name, type_ in function.types.items() if name in live}
     same_nodes = len(nodes) == len(trimmed) and all(new is old for new, old in zip(trimmed, function.nodes, strict=True))
     if same_nodes and len(constants) == len(function.constants) and len(types) == len(function.types):
         return function
     return function.replace(nodes=nodes, constants=constants, types=types)
 
 
-def _needed(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], set[str]]:
+def _find_live(function: Function, nodes: Iterable[Node]) -> tuple[tuple[Node, ...], set[str]]:
     """The live nodes in order, and the values that they and the outputs read."""
     values = {value.name for value in function.outputs}
     names: set[str] = set()
-    kept = []
+    live = []
     for node in reversed(list(nodes)):  # topological order: one backward sweep suffices
         if node.name in names or not values.isdisjoint(node.outputs) or _may_have_effect(node, function):
-            kept.append(node)
+            live.append(node)
             values.update(node.uses)
             names.update(node.control)
-    return tuple(reversed(kept)), values
+    return tuple(reversed(live)), values
 
 
 def _may_have_effect(node: Node, function: Function) -> bool:

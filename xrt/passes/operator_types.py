@@ -45,16 +45,16 @@ class Operands:
         shape = self.shape(index)
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
-    def like(self, op: str, inputs: Sequence[int], *attributes: str, **given: Any) -> Shape | None:
+    def like(self, op: str, inputs: Sequence[int], *attributes: str, **extra: Any) -> Shape | None:
         """The output shape of the ai.onnx operator `op` for these inputs, treated as float32, and the named attributes."""
         types = [self.tensor(index) for index in inputs]
         if None in types:
             return None
         names = [f"i{index}" for index in inputs]
-        kept = {name: value for name in attributes if (value := self.attr(name)) is not None} | given
+        values = {name: value for name in attributes if (value := self.attr(name)) is not None} | extra
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
         try:
-            (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(kept)), floats, {}, {"": self.opset})
+            (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(values)), floats, {}, {"": self.opset})
         except ModelError:
             return None  # contradictory inputs are reported by the engine that runs the node
         return type_.shape if isinstance(type_, TensorType) else None
@@ -79,9 +79,9 @@ def of_dtype(dtype: int | DType) -> Rule:
     return lambda o: [make_type(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
 
 
-def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **given: Any) -> Rule:
+def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **extra: Any) -> Rule:
     """Rule: the output shape is that of the ai.onnx operator `op`; element type of input `dtype`."""
-    return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **given))]
+    return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **extra))]
 
 
 _STRINGS = ("classlabels_strings", "classes_strings")
@@ -98,25 +98,25 @@ def _labels(o: Operands) -> tuple[DType | None, Dim]:
     """Type and number of the class labels."""
     for names, dtype in ((_STRINGS, DType.STRING), (_INTEGERS, DType.INT64)):
         for name in names:
-            if given := o.attr(name):
-                return dtype, len(given)
+            if labels := o.attr(name):
+                return dtype, len(labels)
     return None, None
 
 
-def _classified(o: Operands, scores: Dim) -> Sequence[Type | None]:
+def _classify_rows(o: Operands, scores: Dim) -> Sequence[Type | None]:
     dtype, _ = _labels(o)
     return [make_type(dtype or DType.INT64, (_rows(o),)), TensorType(DType.FLOAT32, (_rows(o), scores))]
 
 
 def _classifier(o: Operands) -> Sequence[Type | None]:
     _, count = _labels(o)
-    return _classified(o, count if isinstance(count, int) and count > 1 else None)
+    return _classify_rows(o, count if isinstance(count, int) and count > 1 else None)
 
 
 def _support_vectors(o: Operands) -> Sequence[Type | None]:
     _, count = _labels(o)
     # Without probabilities the scores are one-vs-one decisions, whose number differs.
-    return _classified(o, count if o.attr("prob_a") else None)
+    return _classify_rows(o, count if o.attr("prob_a") else None)
 
 
 def _regressor(o: Operands) -> Sequence[Type | None]:
@@ -128,7 +128,7 @@ def _floats(o: Operands) -> Sequence[Type | None]:
     return [TensorType(DType.FLOAT32, o.shape(0))]
 
 
-def _extracted(o: Operands) -> Sequence[Type | None]:
+def _extract_features(o: Operands) -> Sequence[Type | None]:
     shape, chosen = o.shape(0), o.shape(1)
     many = [extent for extent in chosen or () if extent != 1]
     count = _product(many) if chosen is not None and len(many) != 1 else many[0] if many else None
@@ -138,22 +138,22 @@ def _extracted(o: Operands) -> Sequence[Type | None]:
 
 
 def _product(extents: Sequence[Dim]) -> Dim:
-    known = [extent for extent in extents if isinstance(extent, int)]
-    return math.prod(known) if len(known) == len(extents) else None
+    sizes = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
-def _joined(o: Operands) -> Sequence[Type | None]:
+def _join_features(o: Operands) -> Sequence[Type | None]:
     sizes = o.attr("inputdimensions")
     return [TensorType(DType.FLOAT32, (_rows(o), sum(sizes) if sizes else None))]
 
 
-def _encoded(o: Operands) -> Sequence[Type | None]:
+def _encode_one_hot(o: Operands) -> Sequence[Type | None]:
     categories, shape = o.attr("cats_int64s") or o.attr("cats_strings"), o.shape(0)
-    known: Shape | None = None if shape is None or not categories else (*shape, len(categories))
-    return [TensorType(DType.FLOAT32, known)]
+    encoded: Shape | None = None if shape is None or not categories else (*shape, len(categories))
+    return [TensorType(DType.FLOAT32, encoded)]
 
 
-def _mapped(o: Operands) -> Sequence[Type | None]:
+def _map_categories(o: Operands) -> Sequence[Type | None]:
     dtype = {DType.STRING: DType.INT64, DType.INT64: DType.STRING}.get(o.dtype(0) or DType.FLOAT32)
     return [make_type(dtype, o.shape(0))]
 
@@ -165,7 +165,7 @@ _VALUES = {
 }
 
 
-def _relabeled(o: Operands) -> Sequence[Type | None]:
+def _relabel(o: Operands) -> Sequence[Type | None]:
     if (tensor := o.attr("values_tensor")) is not None:
         return [make_type(tensor.dtype, o.shape(0))]
     dtype = next((dtype for name, dtype in _VALUES.items() if o.attr(name)), None)
@@ -179,38 +179,38 @@ def _cast_map(o: Operands) -> Sequence[Type | None]:
     return [make_type(dtype, (1, None))]
 
 
-def _vectorized(o: Operands) -> Sequence[Type | None]:
+def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
     words = o.attr("string_vocabulary") or o.attr("int64_vocabulary")
     type_ = o.types[0] if o.types else None
     inner = type_.value if isinstance(type_, MapType) else None
     return [TensorType(inner.dtype, (1, len(words) if words else None)) if isinstance(inner, TensorType) else None]
 
 
-def _zipped(o: Operands) -> Sequence[Type | None]:
+def _zip_map(o: Operands) -> Sequence[Type | None]:
     dtype, _ = _labels(o)
     return [None if dtype is None else SequenceType(MapType(dtype, TensorType(DType.FLOAT32, ())))]
 
 
 ML: Mapping[str, Rule] = {
-    "ArrayFeatureExtractor": _extracted,
+    "ArrayFeatureExtractor": _extract_features,
     "Binarizer": as_first(),
     "CastMap": _cast_map,
-    "CategoryMapper": _mapped,
-    "DictVectorizer": _vectorized,
-    "FeatureVectorizer": _joined,
+    "CategoryMapper": _map_categories,
+    "DictVectorizer": _vectorize_dict,
+    "FeatureVectorizer": _join_features,
     "Imputer": as_first(),
-    "LabelEncoder": _relabeled,
+    "LabelEncoder": _relabel,
     "LinearClassifier": _classifier,
     "LinearRegressor": _regressor,
     "Normalizer": _floats,
-    "OneHotEncoder": _encoded,
+    "OneHotEncoder": _encode_one_hot,
     "SVMClassifier": _support_vectors,
     "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_rows(o), 1))],
     "Scaler": _floats,
     "TreeEnsemble": lambda o: [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))],
     "TreeEnsembleClassifier": _classifier,
     "TreeEnsembleRegressor": _regressor,
-    "ZipMap": _zipped,
+    "ZipMap": _zip_map,
 }
 """Rules of ai.onnx.ml, after the operator documentation."""
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -239,13 +239,13 @@ def _fused_product(o: Operands) -> Sequence[Type | None]:
     shape: Shape | None = None
     a, b = o.shape(0), o.shape(1)
     if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
-        a, b = _turned(a, o.attr("transA", 0)), _turned(b, o.attr("transB", 0))
+        a, b = _transpose(a, o.attr("transA", 0)), _transpose(b, o.attr("transB", 0))
         types = [make_type(o.dtype(0), a), make_type(o.dtype(1), b)]
         shape = Operands(o.node, types, {}, o.opset).like("MatMul", (0, 1))
     return [make_type(o.dtype(0), shape)]
 
 
-def _turned(shape: Shape, turns: int) -> Shape:
+def _transpose(shape: Shape, turns: int) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if turns and len(shape) > 1 else shape
 
 
@@ -326,7 +326,7 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
 
-def _grouped(o: Operands) -> Sequence[Type | None]:
+def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
     width = o.dim(0, 2)
     size = _over(width, heads if o.has(1) else heads + 2 * shared)
@@ -414,7 +414,7 @@ MICROSOFT: Mapping[str, Rule] = {
     "Attention": _attention,
     "QAttention": lambda o: _attention(o, dtype=3, past=8),
     "MultiHeadAttention": _multi_head,
-    "GroupQueryAttention": _grouped,
+    "GroupQueryAttention": _grouped_attention,
     "LongformerAttention": as_first(),
     "GatedRelativePositionBias": of_dtype(0),
     "RelativePositionBias": of_dtype(0),

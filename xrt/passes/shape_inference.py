@@ -32,13 +32,13 @@ from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 
 _ALL = 2**31 - 1
 """Exporters write this (or more) as the end of a Slice to mean "to the end of the axis"."""
-Known: TypeAlias = Sequence[Contents | None]
+InputContents: TypeAlias = Sequence[Contents | None]
 
 
-def shape_from_contents(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+def shape_from_contents(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
     """Output 0's shape of a node in `SHAPED`, from the contents of its inputs; None if unknown."""
     try:
-        return SHAPED[node.op_type](node, types, known)
+        return SHAPED[node.op_type](node, types, contents)
     except (IndexError, ValueError, TypeError):
         return None  # invalid inputs are reported by the engine that runs the node
 
@@ -48,23 +48,23 @@ def _shape(types: Sequence[Type | None], index: int) -> Shape | None:
     return type_.shape if isinstance(type_, TensorType) else None
 
 
-def _at(known: Known, index: int) -> Contents | None:
-    return known[index] if index < len(known) else None
+def _at(contents: InputContents, index: int) -> Contents | None:
+    return contents[index] if index < len(contents) else None
 
 
-def _extents(known: Known, index: int) -> list[Dim] | None:
+def _extents(contents: InputContents, index: int) -> list[Dim] | None:
     """A 1-D input of extents as a list of numbers, names and None; None if it is unknown."""
-    found = _at(known, index)
-    return None if found is None or found.elements.ndim != 1 else list(found.elements)
+    extents = _at(contents, index)
+    return None if extents is None or extents.elements.ndim != 1 else list(extents.elements)
 
 
-def _integers(known: Known, index: int) -> list[int] | None:
-    found = _at(known, index)
-    return None if found is None else found.integers()
+def _integers(contents: InputContents, index: int) -> list[int] | None:
+    numbers = _at(contents, index)
+    return None if numbers is None else numbers.integers()
 
 
-def _reshape(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    data, target = _shape(types, 0), _extents(known, 1)
+def _reshape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    data, target = _shape(types, 0), _extents(contents, 1)
     if target is None:
         return None
     copies = not node.attr("allowzero", 0)
@@ -83,23 +83,23 @@ def _is_negative(extent: Dim) -> bool:
 
 def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
     """The extent that -1 stands for in a Reshape: divide the other extents out of the shape, symbols by name."""
-    left, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
+    symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
     for extent in others:
         if not isinstance(extent, int):
-            if extent is None or extent not in left:
+            if extent is None or extent not in symbols:
                 return None
-            left.remove(extent)
+            symbols.remove(extent)
     divisor = math.prod(d for d in others if isinstance(d, int))
     if not divisor or numbers % divisor:
         return None
     factor = numbers // divisor
-    if not left:
+    if not symbols:
         return factor
-    return left[0] if len(left) == 1 and factor == 1 else None
+    return symbols[0] if len(symbols) == 1 and factor == 1 else None
 
 
-def _expand(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    data, target = _shape(types, 0), _extents(known, 1)
+def _expand(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    data, target = _shape(types, 0), _extents(contents, 1)
     if data is None or target is None:
         return None
     rank = max(len(data), len(target))
@@ -117,13 +117,13 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     return a if a == b else None
 
 
-def _constant_of_shape(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    target = _extents(known, 0)
+def _constant_of_shape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    target = _extents(contents, 0)
     return None if target is None else tuple(None if _is_negative(extent) else extent for extent in target)
 
 
-def _tile(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    data, repeats = _shape(types, 0), _extents(known, 1)
+def _tile(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    data, repeats = _shape(types, 0), _extents(contents, 1)
     if data is None or repeats is None or len(data) != len(repeats):
         return None
     return tuple(_times(extent, count) for extent, count in zip(data, repeats, strict=True))
@@ -135,19 +135,19 @@ def _times(a: Dim, b: Dim) -> Dim:
     return a if b == 1 else b if a == 1 else None
 
 
-def _slice(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+def _slice(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
     data = _shape(types, 0)
     if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
         return None
-    starts, ends = (_extents(known, index) for index in (1, 2))
+    starts, ends = (_extents(contents, index) for index in (1, 2))
     optional = [len(node.inputs) > index and bool(node.inputs[index]) for index in (3, 4)]
-    axes = _integers(known, 3) if optional[0] else list(range(len(starts or ends or data)))
+    axes = _integers(contents, 3) if optional[0] else list(range(len(starts or ends or data)))
     if axes is None:
         return (None,) * len(data)
-    steps = (_extents(known, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
+    steps = (_extents(contents, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
     shape = list(data)
     for k, axis in enumerate(axes):
-        bounds = [None if one is None else one[k] for one in (starts, ends)]
+        bounds = [None if extents is None else extents[k] for extents in (starts, ends)]
         shape[axis] = _span(data[axis], bounds[0], bounds[1], steps[k])
     return tuple(shape)
 
@@ -161,12 +161,12 @@ def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     return len(range(*slice(start, end, step).indices(extent)))  # ONNX clamps the bounds as Python does
 
 
-def _pad(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    data, pads = _shape(types, 0), _extents(known, 1)
+def _pad(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    data, pads = _shape(types, 0), _extents(contents, 1)
     has_axes = len(node.inputs) > 3 and bool(node.inputs[3])
     if data is None or len(node.inputs) < 2:
         return None
-    axes = _integers(known, 3) if has_axes else list(range(len(data)))
+    axes = _integers(contents, 3) if has_axes else list(range(len(data)))
     if axes is None or pads is None or len(pads) != 2 * len(axes):
         return (None,) * len(data)
     shape = list(data)
@@ -181,9 +181,9 @@ def _plus(a: Dim, b: Dim) -> Dim:
     return a if b == 0 else b if a == 0 else None
 
 
-def _range(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
+def _range(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
     """ONNX infers only scalar operands; models, and ONNX's own definition of AffineGrid, pass tensors of one element."""
-    start, limit, step = (None if one is None else one.elements.item() for one in known)
+    start, limit, step = (None if operand is None else operand.elements.item() for operand in contents)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
     if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
@@ -191,11 +191,11 @@ def _range(node: Node, types: Sequence[Type | None], known: Known) -> Shape | No
     return None
 
 
-def _resize(node: Node, types: Sequence[Type | None], known: Known) -> Shape | None:
-    data, sizes = _shape(types, 0), _extents(known, 3)
+def _resize(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
+    data, sizes = _shape(types, 0), _extents(contents, 3)
     if data is None or node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
-    shape, scales = list(data), _at(known, 2)
+    shape, scales = list(data), _at(contents, 2)
     if sizes is None and scales is not None and scales.elements.size:
         for axis, scale in zip(node.attr("axes") or range(len(data)), scales.elements, strict=True):
             shape[axis] = shape[axis] if scale == 1 else None  # onnx rounds numeric extents
@@ -207,7 +207,7 @@ def _resize(node: Node, types: Sequence[Type | None], known: Known) -> Shape | N
     return tuple(shape)
 
 
-SHAPED: Mapping[str, Callable[[Node, Sequence[Type | None], Known], Shape | None]] = {
+SHAPED: Mapping[str, Callable[[Node, Sequence[Type | None], InputContents], Shape | None]] = {
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
     "Pad": _pad,
@@ -235,12 +235,12 @@ def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
 def map_types(function: Function, change: Callable[[Type], Type]) -> Function:
     """Apply `change` to the type of each value, in nested bodies too; constants keep their types."""
 
-    def changed(value: Value) -> Value:
+    def change_value(value: Value) -> Value:
         return value if value.type is None else Value(value.name, change(value.type))
 
     return function.replace(
-        inputs=tuple(map(changed, function.inputs)),
-        outputs=tuple(map(changed, function.outputs)),
+        inputs=tuple(map(change_value, function.inputs)),
+        outputs=tuple(map(change_value, function.outputs)),
         nodes=tuple(node.map_bodies(lambda body: map_types(body, change)) for node in function.nodes),
         types={name: change(type_) for name, type_ in function.types.items()},
     )
@@ -270,55 +270,55 @@ def infer_by_onnx(function: Function) -> Function:
     """Add the types that onnx infers; `infer_shapes` documents the precedence of declarations. Linear time."""
     # Symbols outside this set were invented by onnx.
     symbols = frozenset(list_symbols(function))
-    inferred = infer_types(_without_claims(function), symbols)
+    inferred = infer_types(_drop_claims(function), symbols)
     if inferred is None:
         return function
-    merged = _merged(function, inferred)
+    merged = _merge_types(function, inferred)
     if _declares_more(function, inferred):
         # A declaration added types that the operators do not imply: infer again from these.
         again = infer_types(merged, symbols)
-        merged = merged if again is None else _merged(merged, again)
+        merged = merged if again is None else _merge_types(merged, again)
     return function if merged == function else merged
 
 
-def _without_claims(function: Function) -> Function:
+def _drop_claims(function: Function) -> Function:
     """Drop the declared types of values that onnx can infer, so that a wrong declaration does not win."""
-    types = {name: type_ for name, type_ in function.types.items() if not _is_judged(name, function)}
-    outputs = [Value(v.name) if _is_judged(v.name, function) else _as_defined(v, function) for v in function.outputs]
-    return function.with_types(types, outputs, _changed(function, [node.map_bodies(_without_claims) for node in function.nodes]))
+    types = {name: type_ for name, type_ in function.types.items() if not _has_schema(name, function)}
+    outputs = [Value(v.name) if _has_schema(v.name, function) else _as_defined(v, function) for v in function.outputs]
+    return function.with_types(types, outputs, _if_changed(function, [node.map_bodies(_drop_claims) for node in function.nodes]))
 
 
 def _as_defined(value: Value, function: Function) -> Value:
     """Type an output that is an input or a constant: of two declarations onnx uses the last one."""
     if value.name in function.constants:
         return Value(value.name, function.constants[value.name].type)
-    return next((given for given in function.inputs if given.name == value.name), value)
+    return next((input_ for input_ in function.inputs if input_.name == value.name), value)
 
 
-def _is_judged(name: str, function: Function) -> bool:
+def _has_schema(name: str, function: Function) -> bool:
     """Whether the value is produced by an operator with an ONNX schema."""
     node = function.producer(name)
     return node is not None and since_version(node, function) is not None
 
 
-def _changed(function: Function, nodes: list[Node]) -> list[Node] | None:
+def _if_changed(function: Function, nodes: list[Node]) -> list[Node] | None:
     """The nodes, or None if they are identical to those of the Function."""
     return None if all(new is old for new, old in zip(nodes, function.nodes, strict=True)) else nodes
 
 
-def _merged(function: Function, inferred: InferredTypes) -> Function:
+def _merge_types(function: Function, inferred: InferredTypes) -> Function:
     """Merge the inferred types into the outputs and inner values."""
     types = dict(function.types)
     for name in _inner_values(function):
         type_ = combine(inferred.types.get(name), types.get(name))
         if type_ is not None:
             types[name] = type_
-    outputs = [_merged_value(value, inferred) for value in function.outputs]
-    nodes = [_with_merged_bodies(node, inferred) for node in function.nodes]
-    return function.with_types(types, outputs, _changed(function, nodes))
+    outputs = [_merge_value(value, inferred) for value in function.outputs]
+    nodes = [_merge_bodies(node, inferred) for node in function.nodes]
+    return function.with_types(types, outputs, _if_changed(function, nodes))
 
 
-def _merged_value(value: Value, inferred: InferredTypes) -> Value:
+def _merge_value(value: Value, inferred: InferredTypes) -> Value:
     return Value(value.name, combine(inferred.types.get(value.name), value.type))
 
 
@@ -327,25 +327,25 @@ def _inner_values(function: Function) -> Iterator[str]:
     return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
 
 
-def _with_merged_bodies(node: Node, inferred: InferredTypes) -> Node:
+def _merge_bodies(node: Node, inferred: InferredTypes) -> Node:
     if not node.attributes:
         return node
     bodies = iter(inferred.bodies.get(node.name, ()))
-    return node.map_bodies(lambda body: _merged_body(body, next(bodies)))
+    return node.map_bodies(lambda body: _merge_body(body, next(bodies)))
 
 
-def _merged_body(body: Function, inferred: InferredTypes) -> Function:
+def _merge_body(body: Function, inferred: InferredTypes) -> Function:
     """Merge a body, inputs included: the enclosing node determines their types."""
-    inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
-    merged = _merged(body, inferred)
+    inputs = tuple(_merge_value(value, inferred) for value in body.inputs)
+    merged = _merge_types(body, inferred)
     return merged if inputs == body.inputs else merged.replace(inputs=inputs)
 
 
 def _declares_more(function: Function, inferred: InferredTypes) -> bool:
     """Whether a declared type of an inner value, in bodies too, is more precise than the inferred one."""
     for name, declared in function.types.items():
-        found = inferred.types.get(name)
-        if _is_judged(name, function) and combine(found, declared) != found:
+        type_ = inferred.types.get(name)
+        if _has_schema(name, function) and combine(type_, declared) != type_:
             return True
     return any(
         _declares_more(body, inner)
@@ -390,18 +390,18 @@ _EXACT = frozenset({DType.INT64, DType.INT32, DType.BOOL})
 _FROM_TYPES = frozenset({"Shape", "Size"})
 
 
-def propagate_types(function: Function, known: Knowledge) -> Function:
+def propagate_types(function: Function, knowledge: Knowledge) -> Function:
     """Add types that follow from known contents, in bodies too; return `function` itself if none is new. Linear time."""
     nodes = []
     for node in function.nodes:
-        known.infer(node)
+        knowledge.infer(node)
         if node.bodies:
-            node = known.refine_bodies(node)  # noqa: PLW2901  # the same node with more precise types
-            node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, known)))  # noqa: PLW2901
-            known.infer_from_bodies(node)
+            node = knowledge.refine_bodies(node)  # noqa: PLW2901  # the same node with more precise types
+            node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, knowledge)))  # noqa: PLW2901
+            knowledge.infer_from_bodies(node)
         nodes.append(node)
     same = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return known.add_types(function, None if same else nodes)
+    return knowledge.add_types(function, None if same else nodes)
 
 
 def symbols_given(function: Function) -> frozenset[str]:
@@ -499,7 +499,7 @@ class Knowledge:
         elif not (again or node.domain or self.has_news or node.op_type in SHAPED):
             return
         if not self._is_settled(node):
-            for name, type_ in zip(node.outputs, self._inferred(node, again), strict=False):
+            for name, type_ in zip(node.outputs, self._infer_outputs(node, again), strict=False):
                 self._learn(name, type_)
 
     def _is_settled(self, node: Node) -> bool:
@@ -521,32 +521,32 @@ class Knowledge:
             self.types[name] = new
             self._news.add(name)
 
-    def _inferred(self, node: Node, again: bool) -> Sequence[Type | None]:
+    def _infer_outputs(self, node: Node, again: bool) -> Sequence[Type | None]:
         rule = OPERATOR_TYPES.get(node.domain, {}).get(node.op_type) if node.domain else None
         if rule is not None:
-            return rule(Operands(node, [self._input_type(name) for name in node.inputs], self._small(node), self._opset))
+            return rule(Operands(node, [self._input_type(name) for name in node.inputs], self._find_constants(node), self._opset))
         shape = self._shape(node)
         if not again and not any(map(self.is_news, node.uses)):
-            found: Sequence[Type | None] = ()
+            types: Sequence[Type | None] = ()
         elif node.bodies:
             return ()
         else:
             # Bodies are left to `refine_bodies` and `infer_from_bodies`.
-            found = self._asked(node)
-        return found if shape is None else self._with_shape(node, found, shape)
+            types = self._infer_by_onnx(node)
+        return types if shape is None else self._with_shape(node, types, shape)
 
     def _input_type(self, name: str) -> Type | None:
         return self.get_type(name) if name else None
 
-    def _small(self, node: Node) -> dict[str, Constant]:
-        found = ((name, self.find_constant(name)) for name in node.inputs if name)
-        return {name: constant for name, constant in found if constant is not None}
+    def _find_constants(self, node: Node) -> dict[str, Constant]:
+        pairs = ((name, self.find_constant(name)) for name in node.inputs if name)
+        return {name: constant for name, constant in pairs if constant is not None}
 
-    def _asked(self, node: Node) -> Sequence[Type | None]:
+    def _infer_by_onnx(self, node: Node) -> Sequence[Type | None]:
         """Run ONNX's inference for this node alone."""
         types = {name: type_ for name in node.inputs if name and (type_ := self.get_type(name)) is not None}
         try:
-            return node_types(node, types, self._small(node), self.function.opsets)
+            return node_types(node, types, self._find_constants(node), self.function.opsets)
         except ModelError:
             return ()  # the inputs contradict each other: `verify_types` and the engine that runs the node will say so
 
@@ -554,28 +554,28 @@ class Knowledge:
         """The output shape implied by the partly known contents of inputs."""
         if node.domain or node.op_type not in SHAPED:
             return None
-        known = [self.find_contents(name) for name in node.inputs]
-        if all(one is None for one in known):
+        contents = [self.find_contents(name) for name in node.inputs]
+        if all(operand is None for operand in contents):
             return None
-        return shape_from_contents(node, [self._input_type(name) for name in node.inputs], known)
+        return shape_from_contents(node, [self._input_type(name) for name in node.inputs], contents)
 
-    def _with_shape(self, node: Node, found: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
-        type_ = (found[0] if found else None) or self.get_type(node.outputs[0])
+    def _with_shape(self, node: Node, types: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
+        type_ = (types[0] if types else None) or self.get_type(node.outputs[0])
         if type_ is None and node.op_type != "ConstantOfShape":
             type_ = self.get_type(node.inputs[0])  # the other operators keep the input's element type
         if not isinstance(type_, TensorType):
-            return found
-        if not found and self.get_type(node.outputs[0]) is None:
+            return types
+        if not types and self.get_type(node.outputs[0]) is None:
             return [TensorType(type_.dtype, shape)]
-        return [combine(type_, TensorType(type_.dtype, shape)), *found[1:]]
+        return [combine(type_, TensorType(type_.dtype, shape)), *types[1:]]
 
     def _follow(self, node: Node) -> None:
         """Propagate the contents of the inputs to the outputs."""
-        known = [self.find_contents(name) for name in node.inputs]
-        if node.op_type not in _FROM_TYPES and not any(one is not None for one in known):
+        inputs = [self.find_contents(name) for name in node.inputs]
+        if node.op_type not in _FROM_TYPES and not any(operand is not None for operand in inputs):
             return
-        found = propagate(node, known, [self._input_type(name) for name in node.inputs]) or ()
-        for name, contents in zip(node.outputs, found, strict=False):
+        outputs = propagate(node, inputs, [self._input_type(name) for name in node.inputs]) or ()
+        for name, contents in zip(node.outputs, outputs, strict=False):
             if name and contents is not None:
                 self._contents[name] = contents
                 if not self._is_static(name):
@@ -597,9 +597,9 @@ class Knowledge:
         if node.op != "If" or self._is_settled(node):
             return
         branches = [(body, Knowledge(body, self)) for body in node.bodies]
-        types = [[known.get_type(value.name) for value in body.outputs] for body, known in branches]
-        for name, found in zip(node.outputs, zip(*types, strict=False), strict=False):
-            self._learn(name, join_types(*found) if None not in found and len(found) == 2 else None)
+        types = [[knowledge.get_type(value.name) for value in body.outputs] for body, knowledge in branches]
+        for name, branch_types in zip(node.outputs, zip(*types, strict=False), strict=False):
+            self._learn(name, join_types(*branch_types) if None not in branch_types and len(branch_types) == 2 else None)
 
     def alone(self, node: Node) -> Function:
         """The node as a Function whose inputs are the non-constant values that it reads."""
@@ -620,22 +620,22 @@ class Knowledge:
         """The node's outputs as constants if they are integers or booleans and fully known; else None."""
         if node.outputs[0] not in self._contents:
             return None
-        found = {}
+        integers = {}
         for name in node.defines:
             contents = self._contents.get(name)
             constant = contents.constant() if contents is not None and contents.dtype in _EXACT else None
             if constant is None:
                 return None
-            found[name] = constant
-        return found
+            integers[name] = constant
+        return integers
 
     def add_types(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
         """The Function with the known types and the given nodes; `function` itself if nothing changes."""
         if not self.types and nodes is None:
             return function
         outputs = [Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs]
-        own = {value.name for value in function.outputs}
-        inner = {name: type_ for name, type_ in self.types.items() if name not in own}
+        output_names = {value.name for value in function.outputs}
+        inner = {name: type_ for name, type_ in self.types.items() if name not in output_names}
         return function.with_types({**function.types, **inner}, outputs, nodes)
 
 
@@ -685,7 +685,7 @@ def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Fun
             raise InputError(f"function {function.name!r} has no input {name!r}.{did_you_mean(name, inputs)}")
         _bind(inputs[name], shape, bound)
         inputs[name] = _with_shape(inputs[name], shape)
-    return infer_shapes(_substituted(function.replace(inputs=tuple(inputs.values())), bound))
+    return infer_shapes(_substitute(function.replace(inputs=tuple(inputs.values())), bound))
 
 
 def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
@@ -696,7 +696,7 @@ def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
     for name, size in sizes.items():
         if not 0 <= size <= LARGEST_EXTENT:
             raise InputError(f"dimension {name!r} cannot be {size}: an extent is at least 0 and at most {LARGEST_EXTENT}")
-    return infer_shapes(_substituted(function, sizes))
+    return infer_shapes(_substitute(function, sizes))
 
 
 def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
@@ -712,11 +712,11 @@ def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
         fixed = bound.setdefault(dim, size) if isinstance(dim, str) else dim
         if fixed is not None and fixed != size:
             raise InputError(
-                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {_wanted(dim, fixed)}"
+                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {_describe_size(dim, fixed)}"
             )
 
 
-def _wanted(dim: Dim, fixed: int) -> str:
+def _describe_size(dim: Dim, fixed: int) -> str:
     return f"{fixed}, as {dim!r} is elsewhere" if isinstance(dim, str) else str(fixed)
 
 
@@ -724,7 +724,7 @@ def _with_shape(value: Value, shape: tuple[int, ...]) -> Value:
     return Value(value.name, value.type.with_shape(shape)) if isinstance(value.type, TensorType) else value
 
 
-def _substituted(function: Function, bound: Mapping[str, int]) -> Function:
+def _substitute(function: Function, bound: Mapping[str, int]) -> Function:
     if not bound:
         return function
     return map_types(function, lambda type_: map_dims(type_, lambda dim: bound.get(dim, dim) if isinstance(dim, str) else dim))

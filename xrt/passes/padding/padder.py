@@ -389,10 +389,7 @@ class Padder:
         return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
 
     def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
-        """Integers of an attribute, or else of an input; None if both are absent.
-
-        Raises Refused if the input is not constant.
-        """
+        """Integers of an attribute, or else of a constant input; None if both are absent. Raises Refused for other inputs."""
         value = node.attr(attribute) if attribute else None
         if value is not None:
             return list(value) if isinstance(value, list | tuple) else [value]
