@@ -45,24 +45,24 @@ def gradient(
     """
     targets = _names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
-        known, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
-        raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({known}); name one: of={first!r}")
+        outputs, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
+        raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({outputs}); name one: of={first!r}")
     wanted = _names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )
     with pause_gc(function.size):
-        return _differentiated(prepare(function, targets, wanted), targets, wanted, seeds)
+        return _append_gradients(prepare(function, targets, wanted), targets, wanted, seeds)
 
 
 def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence[str], seeds: bool) -> Function:
+def _append_gradients(function: Function, targets: Sequence[str], wanted: Sequence[str], seeds: bool) -> Function:
     builder, tensors = continue_function(function)
-    for what, names in (("of", targets), ("with_respect_to", wanted)):
+    for option, names in (("of", targets), ("with_respect_to", wanted)):
         for name in names:
-            _check_differentiable(what, name, tensors.get(name), function)
+            _check_differentiable(option, name, tensors.get(name), function)
     sweep = Sweep(builder, tensors, find_active(function.nodes, wanted, tensors))
     with builder:
         for name in targets:
@@ -71,20 +71,20 @@ def _differentiated(function: Function, targets: Sequence[str], wanted: Sequence
         for value in function.outputs:
             builder.output(tensors[value.name])
         for name in wanted:
-            found = sweep.sum(name)
+            accumulated = sweep.sum(name)
             with builder.scope(f"{name}/gradient"):
-                total = zeros_like(tensors[name]) if found is None else found
+                total = zeros_like(tensors[name]) if accumulated is None else accumulated
             builder.output(total, _free_name(builder, f"{name}_gradient"))
     return drop_dead_nodes(builder.function().replace(aliases=function.aliases, doc=function.doc, metadata=function.metadata))
 
 
-def _check_differentiable(what: str, name: str, tensor: Tensor | None, function: Function) -> None:
+def _check_differentiable(option: str, name: str, tensor: Tensor | None, function: Function) -> None:
     if tensor is None:
-        known = list(function.value_names())
-        raise ModelError(f"{what} names {name!r}, which is no value of function {function.name!r}.{did_you_mean(name, known)}")
+        names = list(function.value_names())
+        raise ModelError(f"{option} names {name!r}, which is no value of function {function.name!r}.{did_you_mean(name, names)}")
     if tensor.type is None or not may_have_gradient(tensor.type):
         shown = "a value of unknown type" if tensor.type is None else str(tensor.type)
-        raise ModelError(f"{what} names {name!r}, which is {shown}; only values of floating point have a gradient")
+        raise ModelError(f"{option} names {name!r}, which is {shown}; only values of floating point have a gradient")
 
 
 def _seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
@@ -116,22 +116,22 @@ def expand_gradient_nodes(function: Function) -> Function:
     does.
     """
     while (node := next((node for node in function.nodes if node.op == GRADIENT), None)) is not None:
-        function = _expanded(function, node)
+        function = _expand_node(function, node)
     return function
 
 
-def _expanded(function: Function, node: Node) -> Function:
+def _expand_node(function: Function, node: Node) -> Function:
     wanted, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
     # Recompute the subgraph from the inputs of the node.
     part = _cut(function, (*wanted, *fixed), target)
-    found = gradient(part, of=target, with_respect_to=wanted)
-    bare = drop_dead_nodes(found.replace(outputs=found.outputs[1:]))
+    differentiated = gradient(part, of=target, with_respect_to=wanted)
+    bare = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
     opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or _has_others(function, node)}
     rest = function.replace(nodes=tuple(other for other in function.nodes if other is not node), opsets=opsets)
     builder, tensors = continue_function(rest)
-    given = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
+    operands = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
     with builder, builder.scope(node.name), builder.device(node.device):
-        values = record_function(builder, bare, given, tensors)
+        values = record_function(builder, bare, operands, tensors)
     for value, name in zip(bare.outputs, node.outputs, strict=True):
         if name:
             # Keep the output names of the replaced node.
@@ -153,13 +153,13 @@ def _cut(function: Function, starts: Collection[str], target: str) -> Function:
             nodes.append(replace(node, outputs=tuple(f"{name}/computed" if name in starts else name for name in node.outputs)))
             needed.update(name for name in node.uses if name not in starts)
     more = [value.name for value in function.inputs if value.name in needed]
-    made = {name for node in nodes for name in node.defines}
+    defined = {name for node in nodes for name in node.defines}
     return Function(
         inputs=tuple(function.value(name) for name in (*starts, *more)),
         outputs=(function.value(target),),
         nodes=tuple(reversed(nodes)),
         constants={name: constant for name, constant in function.constants.items() if name in needed},
         opsets=function.opsets,
-        types={name: type_ for name, type_ in function.types.items() if name in made and name != target},
+        types={name: type_ for name, type_ in function.types.items() if name in defined and name != target},
         name=f"gradient of {target}",
     )

@@ -224,13 +224,13 @@ class Sweep:
     def _visit(self, node: Node) -> None:
         if node.op in WITHOUT_GRADIENT:
             return
-        found = find_rule(node)
-        if found is None:
+        rule = find_rule(node)
+        if rule is None:
             refuse(node, describe_missing(node))
         gradients = [self.sum(name) if name else None for name in node.outputs]
         at = RuleContext(node, self.tensors, gradients, self.active, self.builder)
         with self.builder.scope(f"{node.name}/gradient"), self.builder.device(node.device):
-            results = found(at)
+            results = rule(at)
         for name, result in [*zip(node.inputs, results, strict=False), *at.captured.items()]:
             if result is not None and name in self.active:
                 self.add(name, result)

@@ -45,9 +45,9 @@ def get_shape(x: Tensor) -> Any:
 def extent(x: Tensor, axis: int) -> Any:
     """One extent as a vector of one element: an array if static, else a tensor."""
     shape = x.tensor_type.shape
-    known = None if shape is None else shape[axis]
-    if isinstance(known, int):
-        return integers(known)
+    size = None if shape is None else shape[axis]
+    if isinstance(size, int):
+        return integers(size)
     end = {} if axis == -1 else {"end": axis + 1}
     return emit("Shape", x, start=axis, **end)
 
@@ -64,7 +64,7 @@ _ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.
 
 def join(*extents: Any) -> Any:
     """Concatenate extents: an array if all are static, else a tensor."""
-    if all(isinstance(one, np.ndarray) for one in extents):
+    if all(isinstance(size, np.ndarray) for size in extents):
         return np.concatenate(extents)
     return emit("Concat", *extents, axis=0)
 
@@ -105,8 +105,8 @@ def add_axes(x: Tensor, *axes: int) -> Tensor:
 
 def split(x: Tensor, sizes: Any, axis: int, parts: int) -> Sequence[Tensor]:
     """Split into `parts` tensors of these sizes along an axis."""
-    found: Any = (x,) if parts == 1 else apply("Split", (x, sizes), {"axis": axis}, outputs=parts)
-    return tuple(found)
+    pieces: Any = (x,) if parts == 1 else apply("Split", (x, sizes), {"axis": axis}, outputs=parts)
+    return tuple(pieces)
 
 
 # ---------------------------------------------------------------------- numbers
@@ -275,8 +275,8 @@ class RuleContext:
 
     def gradient(self, index: int) -> Tensor:
         """The gradient of an output, zeros if none arrives."""
-        found = self.gradients[index]
-        return zeros_like(self.tensors[self.node.outputs[index]]) if found is None else found
+        arriving = self.gradients[index]
+        return zeros_like(self.tensors[self.node.outputs[index]]) if arriving is None else arriving
 
     def wants(self, index: int) -> bool:
         """Whether the gradient of this input is needed."""
@@ -288,8 +288,8 @@ class RuleContext:
     def constant(self, index: int) -> np.ndarray[Any, Any] | None:
         """The value of a constant input; None if it is omitted or computed."""
         symbol = self.optional(index)
-        found = None if symbol is None else symbol.builder.find_constant(symbol)
-        return None if found is None else found.array
+        constant = None if symbol is None else symbol.builder.find_constant(symbol)
+        return None if constant is None else constant.array
 
     def rank(self, tensor: Tensor) -> int:
         """The rank of a tensor; refuses the node if it is unknown."""
@@ -313,7 +313,7 @@ class RuleContext:
     def replace_node(self, node: Node, types: Mapping[str, Type | None]) -> None:
         """Replace the forward node by one with more outputs; ``types`` has the types of the new ones."""
         # The node is in the graph already, so it is replaced in its position.
-        place = next(index for index, known in enumerate(self.builder.nodes) if known.name == self.node.name)
+        place = next(index for index, other in enumerate(self.builder.nodes) if other.name == self.node.name)
         self.builder.nodes[place] = self.node = node
         self.builder.types.update((name, type_) for name, type_ in types.items() if type_ is not None)
         self.tensors.update((name, self.builder.tensor(name, type_)) for name, type_ in types.items())

@@ -126,9 +126,9 @@ def power(at: RuleContext) -> Gradients:
     """d(x^p) = p x^(p-1) dx + x^p log x dp; the first term is 0 at p = 0, the second at x = 0 with p >= 0."""
     x, p = at.input(0), at.input(1)
     base = exponent = None
-    known = at.constant(1)
-    if at.wants(0) and known is not None and known.size == 1:
-        value = float(known.reshape(()))
+    exponents = at.constant(1)
+    if at.wants(0) and exponents is not None and exponents.size == 1:
+        value = float(exponents.reshape(()))
         # x^(p-1) at p - 1 = 1 is x: exact, and cheaper than Pow.
         slope = x if value == 2 else emit("Pow", x, number(value - 1, x))
         base = zeros_like(x) if value == 0 else sum_to(at.g if value == 1 else at.g * (slope * value), x)
@@ -338,40 +338,40 @@ def contract(at: RuleContext) -> Gradients:
     Along an index that occurs in this factor only, the gradient is broadcast.
     """
     operands = [at.input(i) for i in range(len(at.node.inputs))]
-    terms, result = _read_equation(at, [at.rank(operand) for operand in operands])
-    for term in (*terms, result):
+    subscripts, result = _read_equation(at, [at.rank(operand) for operand in operands])
+    for term in (*subscripts, result):
         if len(set(term)) < len(term):
             at.refuse(f"the indices {term!r} of its equation repeat one, and the rule is for equations without diagonals")
     return tuple(
-        _contract_others(at, terms, result, operands, index) if at.wants(index) else None for index in range(len(operands))
+        _contract_others(at, subscripts, result, operands, index) if at.wants(index) else None for index in range(len(operands))
     )
 
 
-def _contract_others(at: RuleContext, terms: list[str], result: str, operands: list[Tensor], index: int) -> Tensor:
+def _contract_others(at: RuleContext, subscripts: list[str], result: str, operands: list[Tensor], index: int) -> Tensor:
     others = [k for k in range(len(operands)) if k != index]
-    known = set(result).union(*(terms[k] for k in others))
-    kept = "".join(letter for letter in terms[index] if letter in known)
-    equation = ",".join([result, *(terms[k] for k in others)]) + "->" + kept
-    found = emit("Einsum", at.g, *(operands[k] for k in others), equation=equation)
-    missing = [place for place, letter in enumerate(terms[index]) if letter not in known]
+    letters = set(result).union(*(subscripts[k] for k in others))
+    target = "".join(letter for letter in subscripts[index] if letter in letters)
+    equation = ",".join([result, *(subscripts[k] for k in others)]) + "->" + target
+    gradient = emit("Einsum", at.g, *(operands[k] for k in others), equation=equation)
+    missing = [place for place, letter in enumerate(subscripts[index]) if letter not in letters]
     if missing:
-        return expand_to(add_axes(found, *missing), operands[index])
-    return sum_to(found, operands[index])
+        return expand_to(add_axes(gradient, *missing), operands[index])
+    return sum_to(gradient, operands[index])
 
 
 def _read_equation(at: RuleContext, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Index strings of the operands and the result, with ellipses replaced by letters."""
     equation = at.attr("equation").replace(" ", "")
     left, arrow, right = equation.partition("->")
-    terms = left.split(",")
+    subscripts = left.split(",")
     free = [letter for letter in ascii_letters if letter not in equation]
-    counts = [rank - len(term.replace("...", "")) if "..." in term else 0 for rank, term in zip(ranks, terms, strict=True)]
+    counts = [rank - len(term.replace("...", "")) if "..." in term else 0 for rank, term in zip(ranks, subscripts, strict=True)]
     if max(counts) > len(free):
         at.refuse("its equation has more axes than there are letters")
     letters = "".join(free[: max(counts)])
     if not arrow:
-        named = left.replace(",", "").replace(".", "")
-        right = ("..." if "..." in left else "") + "".join(sorted(letter for letter in set(named) if named.count(letter) == 1))
+        chars = left.replace(",", "").replace(".", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(letter for letter in set(chars) if chars.count(letter) == 1))
     # Ellipses align at the last axes, as in broadcasting.
-    expanded = [term.replace("...", letters[len(letters) - count :]) for term, count in zip(terms, counts, strict=True)]
+    expanded = [term.replace("...", letters[len(letters) - count :]) for term, count in zip(subscripts, counts, strict=True)]
     return expanded, right.replace("...", letters)

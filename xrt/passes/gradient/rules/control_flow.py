@@ -36,17 +36,17 @@ def _repeat_backward(
     """
     builder = current("the gradient of a body")
     start = len(builder.nodes)
-    found = record_function(builder, body, inputs, at.tensors)
+    values = record_function(builder, body, inputs, at.tensors)
     nodes = builder.nodes[start:]
-    tensors = ChainMap({tensor.name: tensor for tensor in found.values()}, at.tensors)
-    active = find_active(nodes, {found[name].name for name in wanted}, tensors)
+    tensors = ChainMap({tensor.name: tensor for tensor in values.values()}, at.tensors)
+    active = find_active(nodes, {values[name].name for name in wanted}, tensors)
     sweep = Sweep(builder, tensors, active)
     for value, gradient in zip(body.outputs, arriving, strict=True):
-        if gradient is not None and found[value.name].name in active:
-            sweep.add(found[value.name].name, gradient)
+        if gradient is not None and values[value.name].name in active:
+            sweep.add(values[value.name].name, gradient)
     sweep.run(nodes)
-    sums = {name: sweep.sum(found[name].name) for name in wanted}
-    return [zeros_like(found[name]) if (total := sums[name]) is None else total for name in wanted]
+    sums = {name: sweep.sum(values[name].name) for name in wanted}
+    return [zeros_like(values[name]) if (total := sums[name]) is None else total for name in wanted]
 
 
 @rule("If")
@@ -72,8 +72,8 @@ def branch(at: RuleContext) -> Gradients:
 
 def _branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], captured: Sequence[str]) -> list[Tensor]:
     read = [name for name in captured if name in body.captures]
-    found = dict(zip(read, _repeat_backward(at, body, (), arriving, read), strict=True))
-    return [found[name] if name in found else zeros_like(at.tensors[name]) for name in captured]
+    gradients = dict(zip(read, _repeat_backward(at, body, (), arriving, read), strict=True))
+    return [gradients[name] if name in gradients else zeros_like(at.tensors[name]) for name in captured]
 
 
 # ---------------------------------------------------------------------- what goes around
@@ -96,10 +96,10 @@ def _find_carried(
             if not active.isdisjoint(node.uses):
                 active.update(name for name in node.defines if may_have_gradient(body.get_type(name)))
         # Iterate to a fixed point, because carried values feed each other.
-        found = chosen | {index for index, value in enumerate(outputs) if value.name in active}
-        if found == chosen:
+        reached = chosen | {index for index, value in enumerate(outputs) if value.name in active}
+        if reached == chosen:
             return sorted(chosen)
-        chosen = found
+        chosen = reached
 
 
 def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
@@ -125,8 +125,8 @@ def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
 
 def _first(at: RuleContext, index: int, initial: str) -> Tensor:
     """Gradient of a carried value's final value; zeros if none arrives."""
-    found = at.gradients[index]
-    return zeros_like(at.tensors[at.node.outputs[index] or initial]) if found is None else found
+    gradient = at.gradients[index]
+    return zeros_like(at.tensors[at.node.outputs[index] or initial]) if gradient is None else gradient
 
 
 def _stack(type_: Type | None) -> Type | None:
@@ -158,35 +158,35 @@ def loop(at: RuleContext) -> Gradients:
 
     def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
         place, yes = last - turn, current("a condition").symbol(np.asarray(True))
-        given = [_in_shape_of(body.inputs[0], place), _in_shape_of(body.inputs[1], yes)]
-        given += [emit("Gather", stack, place) for stack in stacks[1:]]
+        operands = [_in_shape_of(body.inputs[0], place), _in_shape_of(body.inputs[1], yes)]
+        operands += [emit("Gather", stack, place) for stack in stacks[1:]]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(chosen, gradients, strict=False):
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
             arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
-        return [go, *_step(at, body, given, arriving, wanted, gradients[len(chosen) :])]
+        return [go, *_step(at, body, operands, arriving, wanted, gradients[len(chosen) :])]
 
     results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))
     at.captured.update(zip(captured, results[len(chosen) :], strict=True))
-    found: list[Tensor | None] = [None] * len(at.node.inputs)
+    input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
     for index, result in zip(chosen, results, strict=False):
-        found[2 + index] = result
-    return found
+        input_gradients[2 + index] = result
+    return input_gradients
 
 
 def _step(
     at: RuleContext,
     body: Function,
-    given: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     arriving: Sequence[Tensor | None],
     wanted: Sequence[str],
     sums: Sequence[Tensor],
 ) -> list[Tensor]:
     """Gradients of one iteration; gradients of captures are added to the running `sums`."""
-    found = _repeat_backward(at, body, given, arriving, wanted)
-    own = len(wanted) - len(sums)
-    return [*found[:own], *(add_up(pair) for pair in zip(sums, found[own:], strict=True))]
+    gradients = _repeat_backward(at, body, inputs, arriving, wanted)
+    count = len(wanted) - len(sums)
+    return [*gradients[:count], *(add_up(pair) for pair in zip(sums, gradients[count:], strict=True))]
 
 
 @rule("Scan")
@@ -203,44 +203,44 @@ def scan(at: RuleContext) -> Gradients:
     captured = [name for name in at.node.captures if name in at.active]
     starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
-    axes, ways = _layout(at, "input", count), _layout(at, "output", len(at.node.outputs) - states)
+    input_layout, output_layout = _layout(at, "input", count), _layout(at, "output", len(at.node.outputs) - states)
     stacks = _keep_turns(at, original.inputs[:states])
     wanted = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
 
     def backward(*values: Tensor) -> list[Tensor]:
-        gradients, sums, given = values[: len(chosen)], values[len(chosen) : len(starts)], values[len(starts) :]
+        gradients, sums, elements = values[: len(chosen)], values[len(chosen) : len(starts)], values[len(starts) :]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(chosen, gradients, strict=True):
             arriving[index] = gradient
-        for (index, _), gradient in zip(arriving_scans, given[states + count :], strict=True):
+        for (index, _), gradient in zip(arriving_scans, elements[states + count :], strict=True):
             arriving[states + index] = gradient
-        found = _step(at, body, given[: states + count], arriving, wanted, sums)
-        own, taken = found[: len(chosen)], found[len(chosen) : len(chosen) + len(rows)]
-        return [*own, *found[len(chosen) + len(rows) :], *taken]
+        computed = _step(at, body, elements[: states + count], arriving, wanted, sums)
+        of_states, of_rows = computed[: len(chosen)], computed[len(chosen) : len(chosen) + len(rows)]
+        return [*of_states, *computed[len(chosen) + len(rows) :], *of_rows]
 
     inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
-    layout = [*[(0, 0)] * states, *axes, *(ways[index] for index, _ in arriving_scans)]
-    attributes = {"body": backward, **_reverse(layout, [axes[index] for index in rows])}
+    layout = [*[(0, 0)] * states, *input_layout, *(output_layout[index] for index, _ in arriving_scans)]
+    attributes = {"body": backward, **_reverse(layout, [input_layout[index] for index in rows])}
     results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
     at.captured.update(zip(captured, results[len(chosen) : len(starts)], strict=True))
-    found: list[Tensor | None] = [None] * len(at.node.inputs)
+    input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
     places = [*chosen, *(states + index for index in rows)]
     for place, result in zip(places, [*results[: len(chosen)], *results[len(starts) :]], strict=True):
-        found[place] = result
-    return found
+        input_gradients[place] = result
+    return input_gradients
 
 
 def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Attributes of a Scan with all directions reversed."""
-    found: dict[str, Any] = {"num_scan_inputs": len(inputs)}
-    for what, layout in (("input", inputs), ("output", outputs)):
+    attributes: dict[str, Any] = {"num_scan_inputs": len(inputs)}
+    for kind, layout in (("input", inputs), ("output", outputs)):
         if layout:
-            found[f"scan_{what}_axes"] = [axis for axis, _ in layout]
-            found[f"scan_{what}_directions"] = [1 - way for _, way in layout]
-    return found
+            attributes[f"scan_{kind}_axes"] = [axis for axis, _ in layout]
+            attributes[f"scan_{kind}_directions"] = [1 - direction for _, direction in layout]
+    return attributes
 
 
-def _layout(at: RuleContext, what: str, count: int) -> list[tuple[int, int]]:
+def _layout(at: RuleContext, kind: str, count: int) -> list[tuple[int, int]]:
     """Axis and direction (0 forward, 1 backward) of each scanned value."""
-    axes, ways = (at.attr(f"scan_{what}_{name}") or [0] * count for name in ("axes", "directions"))
-    return list(zip(axes, ways, strict=True))
+    axes, directions = (at.attr(f"scan_{kind}_{name}") or [0] * count for name in ("axes", "directions"))
+    return list(zip(axes, directions, strict=True))

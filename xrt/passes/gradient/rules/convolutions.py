@@ -48,7 +48,7 @@ def read_window(at: RuleContext, kernel: Sequence[int], inputs: Tensor) -> Windo
     return window
 
 
-def _unpadded(window: Window) -> Window:
+def _drop_padding(window: Window) -> Window:
     nothing = (0,) * len(window.kernel)
     return replace(window, begins=nothing, ends=nothing)
 
@@ -118,7 +118,7 @@ def _exchange(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     rests = _find_rests(x, g, window)
     is_read = rests is not None and all(rest <= end for rest, end in zip(rests, window.ends, strict=True))
     ends = [end - rest for rest, end in zip(rests, window.ends, strict=True)] if rests and is_read else window.ends
-    found = emit(
+    gradient = emit(
         "Conv",
         rows,
         transpose(g, exchanged),
@@ -129,8 +129,8 @@ def _exchange(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     )
     if not is_read:
         kernel = integers(*window.kernel)
-        found = emit("Slice", found, np.zeros_like(kernel), kernel, integers(*spatial))
-    return transpose(found, exchanged)
+        gradient = emit("Slice", gradient, np.zeros_like(kernel), kernel, integers(*spatial))
+    return transpose(gradient, exchanged)
 
 
 def _find_rests(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
@@ -178,7 +178,7 @@ def convolve(at: RuleContext) -> Gradients:
     """Rule: dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
     window = read_window(at, _kernel(at, w), x)
-    first = _transposed(at.g, w, x, window, group) if at.wants(0) else None
+    first = _apply_transpose(at.g, w, x, window, group) if at.wants(0) else None
     second = differentiate_weights(x, at.g, window, group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
@@ -194,21 +194,21 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     whole = _uncut(at.g, x, window)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
     # `whole` is not cropped, so no padding is left.
-    second = differentiate_weights(whole, x, _unpadded(window), group) if at.wants(1) else None
+    second = differentiate_weights(whole, x, _drop_padding(window), group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
 
 
 def _kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
     """Spatial extents of the kernel."""
-    asked = at.attr("kernel_shape")
-    found = tuple(asked) if asked else weights.tensor_type.shape and weights.shape[2:]
-    if not found or not all(isinstance(size, int) for size in found):
+    attribute = at.attr("kernel_shape")
+    extents = tuple(attribute) if attribute else weights.tensor_type.shape and weights.shape[2:]
+    if not extents or not all(isinstance(size, int) for size in extents):
         at.refuse("the extents of its kernel are not known; bind the symbolic ones first")
-    return tuple(int(size) for size in found if isinstance(size, int))
+    return tuple(int(size) for size in extents if isinstance(size, int))
 
 
-def _transposed(g: Tensor, weights: Tensor, like: Tensor, window: Window, group: int) -> Tensor:
+def _apply_transpose(g: Tensor, weights: Tensor, like: Tensor, window: Window, group: int) -> Tensor:
     """Transposed convolution in the shape of the convolution's input."""
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations, "group": group}
     results, sizes = g.tensor_type.shape, like.tensor_type.shape
@@ -241,7 +241,7 @@ def _read_transposed_window(at: RuleContext, kernel: Sequence[int]) -> Window:
     """Window of a ConvTranspose; an explicit output shape determines the padding."""
     window = make_window(at.node, kernel)
     if window.auto_pad == "VALID":
-        window = _unpadded(window)
+        window = _drop_padding(window)
     is_same = window.auto_pad.startswith("SAME")
     if at.attr("output_shape") is None and not is_same:
         return window
@@ -284,8 +284,8 @@ def read_places(at: RuleContext) -> Gradients:
     """Each element gets the gradient at the index that it was written to."""
     if at.optional(2) is not None:
         at.refuse("it is given a shape for its result, in which its places do not count")
-    found = emit("GatherElements", flatten(at.g), flatten(at.input(1)), axis=0)
-    return (reshape_to(found, at.x),)
+    gathered = emit("GatherElements", flatten(at.g), flatten(at.input(1)), axis=0)
+    return (reshape_to(gathered, at.x),)
 
 
 @rule("AveragePool")
@@ -302,8 +302,8 @@ def average(at: RuleContext) -> Gradients:
 def _count_elements(at: RuleContext, window: Window, axis: int, is_padding_counted: bool) -> Tensor:
     """Number of elements per window along an axis, in a shape that broadcasts to the output."""
     size, results = extent(at.x, 2 + axis), extent(at.y, 2 + axis)
-    zero, one = np.asarray(0, np.int64), np.asarray(1, np.int64)
-    starts = emit("Range", zero, emit("Reshape", results, integers()), one) * window.strides[axis] - window.begins[axis]
+    zero, step = np.asarray(0, np.int64), np.asarray(1, np.int64)
+    starts = emit("Range", zero, emit("Reshape", results, integers()), step) * window.strides[axis] - window.begins[axis]
     offsets = np.arange(window.kernel[axis], dtype=np.int64) * window.dilations[axis]
     places = emit("Unsqueeze", starts, integers(1)) + offsets
     low, high = (-window.begins[axis], window.ends[axis]) if is_padding_counted else (0, 0)

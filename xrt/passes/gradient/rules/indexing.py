@@ -199,16 +199,16 @@ def gather(at: RuleContext) -> Gradients:
     """
     rank, axes = at.rank(at.x), at.rank(at.input(1))
     axis = at.attr("axis", 0) % rank
-    known = _put_back(at, axis)
-    if known is not None:
-        return (known,)
+    gradient = _put_back(at, axis)
+    if gradient is not None:
+        return (gradient,)
     rows = transpose(at.g, [*range(axis, axis + axes), *range(axis), *range(axis + axes, axes + rank - 1)])
     order = [axis, *(other for other in range(rank) if other != axis)]
     shape = get_shape(at.x)
     moved = shape[order] if isinstance(shape, np.ndarray) else emit("Gather", shape, np.asarray(order, np.int64))
     base = zeros(moved, at.x.dtype)
-    found = emit("ScatterND", base, add_axes(at.input(1).astype("int64"), axes), rows, reduction="add")
-    return (transpose(found, np.argsort(order).tolist()),)
+    scattered = emit("ScatterND", base, add_axes(at.input(1).astype("int64"), axes), rows, reduction="add")
+    return (transpose(scattered, np.argsort(order).tolist()),)
 
 
 def _put_back(at: RuleContext, axis: int) -> Tensor | None:
@@ -314,7 +314,7 @@ def resize(at: RuleContext) -> Gradients:
     rank, (shape, wanted) = at.rank(at.x), (at.x.tensor_type.shape, at.y.tensor_type.shape)
     axes = [axis % rank for axis in at.attr("axes") or range(rank)]
     scales, sizes = at.constant(2), at.constant(3)
-    found = at.g
+    gradient = at.g
     for place, axis in enumerate(axes):
         size, result = (None if dims is None else dims[axis] for dims in (shape, wanted))
         if not isinstance(size, int) or not isinstance(result, int) or (scales is None and sizes is None):
@@ -322,8 +322,8 @@ def resize(at: RuleContext) -> Gradients:
         scale = None if scales is None or scales.size == 0 else scales.tolist()[place]
         if size == result and scale in (None, 1):
             continue
-        found = _apply_transposed(found, _weights(at, size, result, scale), axis)
-    return (found,)
+        gradient = _apply_transposed(gradient, _weights(at, size, result, scale), axis)
+    return (gradient,)
 
 
 def _weights(at: RuleContext, size: int, result: int, scale: float | None) -> Tensor:

@@ -41,34 +41,34 @@ def normalize_batch(at: RuleContext) -> Gradients:
         variance = _per_channel(at.input(4), x, dtype)
     inverse = emit("Reciprocal", emit("Sqrt", variance + epsilon))
     normal = centered * inverse
-    found: list[Tensor | None] = [None] * 5
-    found[1] = cast(reduce_sum(at.g * normal, axes), at.input(1).dtype) if at.wants(1) else None
-    found[2] = cast(reduce_sum(at.g, axes), at.input(2).dtype) if at.wants(2) else None
+    gradients: list[Tensor | None] = [None] * 5
+    gradients[1] = cast(reduce_sum(at.g * normal, axes), at.input(1).dtype) if at.wants(1) else None
+    gradients[2] = cast(reduce_sum(at.g, axes), at.input(2).dtype) if at.wants(2) else None
     if in_training:
-        found[0] = _batch_input(at, normal, centered, scale * inverse, axes) if at.wants(0) else None
+        gradients[0] = _batch_input(at, normal, centered, scale * inverse, axes) if at.wants(0) else None
         for place in (3, 4):
             running = at.gradients[place - 2] if place - 2 < len(at.gradients) else None
             # The updated statistic is momentum * old + (1 - momentum) * batch.
-            found[place] = None if running is None else running * at.attr("momentum", 0.9)
-        return found
+            gradients[place] = None if running is None else running * at.attr("momentum", 0.9)
+        return gradients
     scaled = at.g * (scale * inverse)
-    found[0] = scaled
-    found[3] = cast(-reduce_sum(scaled, axes), at.input(3).dtype) if at.wants(3) else None
+    gradients[0] = scaled
+    gradients[3] = cast(-reduce_sum(scaled, axes), at.input(3).dtype) if at.wants(3) else None
     if at.wants(4):
-        found[4] = cast(reduce_sum(scaled * normal * inverse, axes) * -0.5, at.input(4).dtype)
-    return found
+        gradients[4] = cast(reduce_sum(scaled * normal * inverse, axes) * -0.5, at.input(4).dtype)
+    return gradients
 
 
 def _batch_input(at: RuleContext, normal: Tensor, centered: Tensor, factor: Tensor, axes: list[int]) -> Tensor:
     g = at.g
-    found = (g - emit("ReduceMean", g, axes, keepdims=1) - normal * emit("ReduceMean", g * normal, axes, keepdims=1)) * factor
+    gradient = (g - emit("ReduceMean", g, axes, keepdims=1) - normal * emit("ReduceMean", g * normal, axes, keepdims=1)) * factor
     share = 1 - at.attr("momentum", 0.9)
     for place, slope in ((1, None), (2, centered)):
         running = at.gradients[place] if place < len(at.gradients) else None
         if running is not None:  # the running statistics also depend on the batch
             spread = _per_channel(running, at.x, at.x.dtype) / count(at.x, running)
-            found = found + (spread * share if slope is None else spread * slope * (2 * share))
-    return found
+            gradient = gradient + (spread * share if slope is None else spread * slope * (2 * share))
+    return gradient
 
 
 @rule("LayerNormalization")
@@ -101,10 +101,10 @@ def drop_out(at: RuleContext) -> Gradients:
         return (at.g,)
     mask = at.output(1, TensorType(DType.BOOL, at.y.tensor_type.shape))
     ratio = at.optional(1)
-    kept = number(0.5, at.x) if ratio is None else 1 - cast(ratio, at.x.dtype)
+    keep = number(0.5, at.x) if ratio is None else 1 - cast(ratio, at.x.dtype)
     if flag is None:  # known only at run time
-        kept = emit("Where", at.input(2), kept, number(1, at.x))
-    return (emit("Where", mask, at.g / kept, number(0, at.g)),)
+        keep = emit("Where", at.input(2), keep, number(1, at.x))
+    return (emit("Where", mask, at.g / keep, number(0, at.g)),)
 
 
 def _is_copy(at: RuleContext) -> bool:
@@ -118,8 +118,8 @@ def _with_axes(at: RuleContext, reduced: Tensor) -> Tensor:
     axes = at.optional(1)
     if at.attr("keepdims", 1) or axes is None or _is_copy(at):
         return reduced
-    known = at.constant(1)
-    return reduced if known is not None and known.size == 0 else emit("Unsqueeze", reduced, axes)
+    constant = at.constant(1)
+    return reduced if constant is not None and constant.size == 0 else emit("Unsqueeze", reduced, axes)
 
 
 def _sum(at: RuleContext, x: Tensor) -> Tensor:

@@ -65,24 +65,24 @@ def _has_one_direction(node: Node) -> bool:
 
 def _split_directions(at: RuleContext) -> Gradients:
     op, by_batch, count = at.node.op, at.attr("layout", 0) == 1, len(at.node.inputs)
-    ways = ("forward", "reverse") if at.attr("direction", "forward") == "bidirectional" else (at.attr("direction", "forward"),)
+    passes = ("forward", "reverse") if at.attr("direction", "forward") == "bidirectional" else (at.attr("direction", "forward"),)
 
     def turn(x: Tensor) -> Tensor:
         return transpose(x, [1, 0, 2]) if by_batch else x
 
-    inputs: list[Sequence[Tensor | None]] = [[turn(at.x)] * len(ways)]
+    inputs: list[Sequence[Tensor | None]] = [[turn(at.x)] * len(passes)]
     for place in range(1, count):
         x = at.optional(place)
         if x is None or place == _LENGTHS:
-            inputs.append([x] * len(ways))
+            inputs.append([x] * len(passes))
         else:
             x = turn(x) if _STATES <= place < _PEEPHOLES else x
-            inputs.append(split(x, integers(*[1] * len(ways)), 0, len(ways)))
+            inputs.append(split(x, integers(*[1] * len(passes)), 0, len(passes)))
     size, names = len(_ACTIVATIONS[op]), at.attr("activations")
-    attributes = {one.name: one.value for one in at.node.attributes if one.name not in ("layout", "direction", "activations")}
+    attributes = {a.name: a.value for a in at.node.attributes if a.name not in ("layout", "direction", "activations")}
     layers: list[Any] = []
-    for place, (way, operands) in enumerate(zip(ways, zip(*inputs, strict=True), strict=True)):
-        chosen = {"direction": way, "activations": names[place * size : (place + 1) * size] if names else None}
+    for place, (direction, operands) in enumerate(zip(passes, zip(*inputs, strict=True), strict=True)):
+        chosen = {"direction": direction, "activations": names[place * size : (place + 1) * size] if names else None}
         layers.append(apply(op, operands, {**attributes, **chosen}, outputs=1 + _count_states(at.node)))
     whole, *ends = (
         parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=0 if index else 1)
@@ -106,8 +106,8 @@ class _Cell:
 
 
 def _split(x: Tensor, parts: int) -> Sequence[Tensor]:
-    found: Any = apply("Split", (x,), {"axis": -1, "num_outputs": parts}, outputs=parts)
-    return tuple(found)
+    pieces: Any = apply("Split", (x,), {"axis": -1, "num_outputs": parts}, outputs=parts)
+    return tuple(pieces)
 
 
 def _advance_lstm(cell: _Cell, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -168,17 +168,17 @@ def _define_direction(at: RuleContext) -> Gradients:
             return [*new, emit("Identity", new[0])]
         alive = emit("Unsqueeze", emit("Less", values[count + 1], lengths.astype("int64")), integers(1))
         # Behind its length a sequence keeps its state and outputs zeros.
-        kept = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
-        return [*kept, emit("Where", alive, new[0], number(0, x))]
+        next_states = [emit("Where", alive, after, before) for after, before in zip(new, old, strict=True)]
+        return [*next_states, emit("Where", alive, new[0], number(0, x))]
 
-    *ends, sequence = _scan(body, states, rows, _read_way(at))
+    *ends, sequence = _scan(body, states, rows, _read_direction(at))
     return add_axes(sequence, 1), *(add_axes(end, 0) for end in ends)
 
 
-def _scan(body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Sequence[Tensor], way: int) -> Any:
+def _scan(body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Sequence[Tensor], direction: int) -> Any:
     """Scan over the sequence, forward (0) or backward (1); return the last states and the outputs per step in sequence order."""
     attributes = {"body": body, "num_scan_inputs": len(rows)}
-    attributes |= {"scan_input_directions": [way] * len(rows), "scan_output_directions": [way]}
+    attributes |= {"scan_input_directions": [direction] * len(rows), "scan_output_directions": [direction]}
     return apply("Scan", (*states, *rows), attributes, outputs=len(states) + 1)
 
 
@@ -187,11 +187,11 @@ def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     weights, recurrent = (transpose(_squeeze(at.input(k)), [1, 0]) for k in (1, 2))
     inputs, bias, peepholes, rest = emit("MatMul", at.x, weights), at.optional(3), at.optional(_PEEPHOLES), None
     if bias is not None:
-        own, other = _split(_squeeze(bias), 2)
+        input_bias, state_bias = _split(_squeeze(bias), 2)
         if at.attr("linear_before_reset"):
-            *early, rest = _split(other, _GATES[at.node.op])
-            other = emit("Concat", *early, zeros(integers(hidden), at.x.dtype), axis=0)
-        inputs = inputs + (own + other)
+            *early, rest = _split(state_bias, _GATES[at.node.op])
+            state_bias = emit("Concat", *early, zeros(integers(hidden), at.x.dtype), axis=0)
+        inputs = inputs + (input_bias + state_bias)
     # Outside of the Scan, so that no step copies the weights.
     sizes = (2 * hidden, hidden) if at.node.op == "GRU" else (_GATES[at.node.op] * hidden,)
     products = split(recurrent, integers(*sizes), -1, len(sizes))
@@ -202,14 +202,14 @@ def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
 
 
 def _activation(at: RuleContext, name: str) -> Callable[[Tensor], Tensor]:
-    known = {simple.lower(): simple for simple in _SIMPLE}
-    if name.lower() not in known or at.attr("activation_alpha") or at.attr("activation_beta"):
+    supported = {simple.lower(): simple for simple in _SIMPLE}
+    if name.lower() not in supported or at.attr("activation_alpha") or at.attr("activation_beta"):
         at.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SIMPLE)}")
     limit = at.attr("clip")
 
     def activate(x: Tensor) -> Tensor:
         clipped = x if not limit else emit("Clip", x, number(-limit, x), number(limit, x))
-        return emit(known[name.lower()], clipped)
+        return emit(supported[name.lower()], clipped)
 
     return activate
 
@@ -249,7 +249,7 @@ class _Layer:
     """Input bias and recurrent bias, (G * H) each; empty if the layer has none."""
     size: int
     """H."""
-    way: int
+    direction: int
     """0 forward, 1 backward."""
     arriving: Tensor | None
     """Gradient of the hidden states, (T, B, H)."""
@@ -273,10 +273,10 @@ class _Layer:
                 after[0] = after[0] + steps[0]
             return advance(after, *steps[len(arriving) :])
 
-        return _scan(body, self.ends, (*arriving, *rows), 1 - self.way)
+        return _scan(body, self.ends, (*arriving, *rows), 1 - self.direction)
 
 
-Found = tuple["Tensor", "Tensor", Sequence["Tensor"]]
+ProductGradients = tuple["Tensor", "Tensor", Sequence["Tensor"]]
 """Gradients of the input products and recurrent products, (T, B, G * H), and of the initial states, (B, H)."""
 
 
@@ -286,7 +286,7 @@ def differentiate_lstm(at: RuleContext) -> Gradients:
     return _differentiate(at, _go_back_lstm)
 
 
-def _go_back_lstm(layer: _Layer) -> Found:
+def _go_back_lstm(layer: _Layer) -> ProductGradients:
     gates, size = add_up(layer.multiply()), layer.size
     gates = gates + (layer.biases[0] + layer.biases[1]) if layer.biases else gates
     inner, outer = split(gates, integers(3 * size, size), -1, 2)
@@ -298,18 +298,18 @@ def _go_back_lstm(layer: _Layer) -> Found:
     def advance(c: Tensor, kept: Tensor, new: Tensor) -> list[Tensor]:
         return [kept * c + new, emit("Identity", c)]
 
-    _, before = _scan(advance, layer.starts[1:], (f, added), layer.way)
+    _, before = _scan(advance, layer.starts[1:], (f, added), layer.direction)
     ended = emit("Tanh", f * before + added)
     to_cell = o * (1 - ended * ended)
     factors = emit("Concat", g * slopes[0], ended * slopes[1], before * slopes[2], i * (1 - g * g), axis=-1)
 
-    def back(states: Sequence[Tensor], kept: Tensor, cell: Tensor, each: Tensor) -> list[Tensor]:
+    def back(states: Sequence[Tensor], forget: Tensor, cell: Tensor, each: Tensor) -> list[Tensor]:
         dh, dc = states[0], states[1] + states[0] * cell
         gates = emit("Concat", dc, dh, dc, dc, axis=-1) * each
-        return [emit("MatMul", gates, layer.r), dc * kept, gates]
+        return [emit("MatMul", gates, layer.r), dc * forget, gates]
 
-    *starts, found = layer.go_back(back, (f, to_cell, factors))
-    return found, found, starts
+    *starts, gate_gradients = layer.go_back(back, (f, to_cell, factors))
+    return gate_gradients, gate_gradients, starts
 
 
 @rule("GRU", when=is_usual)
@@ -318,7 +318,7 @@ def differentiate_gru(at: RuleContext) -> Gradients:
     return _differentiate(at, _go_back_gru)
 
 
-def _go_back_gru(layer: _Layer) -> Found:
+def _go_back_gru(layer: _Layer) -> ProductGradients:
     products, size = layer.multiply(), layer.size
     of_inputs, of_states = (x + bias for x, bias in zip(products, layer.biases, strict=True)) if layer.biases else products
     sizes = integers(2 * size, size)
@@ -329,18 +329,18 @@ def _go_back_gru(layer: _Layer) -> Found:
     by_z, by_r = (layer.before - n) * (z * (1 - z)), by_n * reset * (r * (1 - r))
     factors = emit("Concat", by_z, by_r, by_n * r, axis=-1)
 
-    def back(states: Sequence[Tensor], kept: Tensor, each: Tensor) -> list[Tensor]:
+    def back(states: Sequence[Tensor], update: Tensor, each: Tensor) -> list[Tensor]:
         (dh,) = states
         gates = emit("Concat", dh, dh, dh, axis=-1) * each
-        return [emit("MatMul", gates, layer.r) + dh * kept, emit("Identity", dh)]
+        return [emit("MatMul", gates, layer.r) + dh * update, emit("Identity", dh)]
 
     start, dh = layer.go_back(back, (z, factors))
     repeated = emit("Concat", dh, dh, dh, axis=-1)
     return repeated * emit("Concat", by_z, by_r, by_n, axis=-1), repeated * factors, [start]
 
 
-def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found]) -> Gradients:
-    x, hidden, way, bias = at.x, _read_hidden_size(at), _read_way(at), at.optional(3)
+def _differentiate(at: RuleContext, go_back: Callable[[_Layer], ProductGradients]) -> Gradients:
+    x, hidden, direction, bias = at.x, _read_hidden_size(at), _read_direction(at), at.optional(3)
     # The rule needs all hidden states, so the forward layer must return them.
     steps, batch = (x.tensor_type.shape or (None, None))[:2]
     y = _squeeze(at.output(0, TensorType(x.dtype, (steps, 1, batch, hidden))), 1)
@@ -349,26 +349,26 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], Found]) -> Gradi
     starts = [_read_state(at.optional(_STATES + place), x, hidden) for place in places]
     layer = _Layer(
         x=x,
-        before=_shift(y, starts[0], way),
+        before=_shift(y, starts[0], direction),
         starts=starts,
         w=_squeeze(at.input(1)),
         r=_squeeze(at.input(2)),
         biases=() if bias is None else split(_squeeze(bias), integers(*[_GATES[at.node.op] * hidden] * 2), 0, 2),
         size=hidden,
-        way=way,
+        direction=direction,
         arriving=None if gradients[0] is None else _squeeze(gradients[0], 1),
         ends=[_read_state(gradients[1 + place], x, hidden) for place in places],
     )
     of_inputs, of_states, before = go_back(layer)
-    rows = [_as_rows(one) for one in (of_inputs, of_states)]
-    found: list[Tensor | None] = [emit("MatMul", of_inputs, layer.w) if at.wants(0) else None]
+    rows = [_as_rows(g) for g in (of_inputs, of_states)]
+    input_gradients: list[Tensor | None] = [emit("MatMul", of_inputs, layer.w) if at.wants(0) else None]
     for place, left, right in ((1, rows[0], x), (2, rows[1], layer.before)):
-        found.append(add_axes(emit("Gemm", left, _as_rows(right), transA=1), 0) if at.wants(place) else None)
+        input_gradients.append(add_axes(emit("Gemm", left, _as_rows(right), transA=1), 0) if at.wants(place) else None)
     # LSTM adds both biases, so their gradients are equal.
     sums = [reduce_sum(rows[0], [0])] if at.wants(3) else []
     sums += sums if of_inputs is of_states else [reduce_sum(rows[1], [0])] if sums else []
-    found += [add_axes(emit("Concat", *sums, axis=0), 0) if sums else None, None]
-    return *found, *(add_axes(one, 0) if at.wants(_STATES + place) else None for place, one in enumerate(before))
+    input_gradients += [add_axes(emit("Concat", *sums, axis=0), 0) if sums else None, None]
+    return *input_gradients, *(add_axes(g, 0) if at.wants(_STATES + place) else None for place, g in enumerate(before))
 
 
 def _read_hidden_size(at: RuleContext) -> int:
@@ -379,7 +379,7 @@ def _read_hidden_size(at: RuleContext) -> int:
     return hidden
 
 
-def _read_way(at: RuleContext) -> int:
+def _read_direction(at: RuleContext) -> int:
     return int(at.attr("direction", "forward") == "reverse")
 
 
@@ -388,18 +388,18 @@ def _squeeze(x: Tensor, axis: int = 0) -> Tensor:
     return emit("Squeeze", x, integers(axis))
 
 
-def _read_state(given: Tensor | None, x: Tensor, hidden: int) -> Tensor:
+def _read_state(state: Tensor | None, x: Tensor, hidden: int) -> Tensor:
     """A state, or the gradient of one, as (batch, hidden); zeros by default."""
-    if given is not None:
-        return _squeeze(given)
+    if state is not None:
+        return _squeeze(state)
     return zeros(join(extent(x, 1), integers(hidden)), x.dtype)
 
 
-def _shift(y: Tensor, start: Tensor, way: int) -> Tensor:
+def _shift(y: Tensor, start: Tensor, direction: int) -> Tensor:
     """The state before each step; for the backward direction that is the state at the next position."""
     first = add_axes(start, 0)
-    whole = emit("Concat", *((y, first) if way else (first, y)), axis=0)
-    begin, end = (1, np.iinfo(np.int64).max) if way else (0, -1)
+    whole = emit("Concat", *((y, first) if direction else (first, y)), axis=0)
+    begin, end = (1, np.iinfo(np.int64).max) if direction else (0, -1)
     return emit("Slice", whole, integers(begin), integers(end), integers(0))
 
 
