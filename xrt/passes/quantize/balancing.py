@@ -51,8 +51,8 @@ def find_channel_factors(function: Function, magnitudes: Mapping[str, Array], st
     """Compute the divisors of `balance_channels`, per value and channel."""
     if not 0 <= strength <= 1:
         raise OptionError(f"strength must be from 0 to 1; got {strength!r}")
-    named = ((group, group.node.outputs[0]) for group in _find_groups(function))
-    return {name: _find_factors(group, function, magnitudes[name], strength) for group, name in named if name in magnitudes}
+    groups = ((group, group.node.outputs[0]) for group in _find_groups(function))
+    return {name: _find_factors(group, function, magnitudes[name], strength) for group, name in groups if name in magnitudes}
 
 
 def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function:
@@ -70,14 +70,14 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
         return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))
 
     for group in _find_groups(function):
-        own = factors.get(group.node.outputs[0])
-        if own is None:
+        divisors = factors.get(group.node.outputs[0])
+        if divisors is None:
             continue
-        node = scale(group.node, 1, 1 / own)
-        changed[node.name] = scale(node, 2, 1 / own) if any(node.inputs[2:]) else node
+        node = scale(group.node, 1, 1 / divisors)
+        changed[node.name] = scale(node, 2, 1 / divisors) if any(node.inputs[2:]) else node
         for product in group.products:
             # Scale along the contracted axis of the weight.
-            changed[product.name] = scale(product, 1, own if find_inner_axis(product) else own[:, None])
+            changed[product.name] = scale(product, 1, divisors if find_inner_axis(product) else divisors[:, None])
     if not changed:
         return function
     nodes = [changed.get(node.name, node) for node in function.nodes]
@@ -109,26 +109,26 @@ def _find_groups(function: Function) -> Iterator[_Group]:
 
 def _has_constant_terms(node: Node, function: Function) -> bool:
     """Whether the node normalizes a single axis with constant scale and bias."""
-    terms = [function.constants.get(name) for name in node.inputs[1:] if name]
-    return all(one is not None and one.dtype is DType.FLOAT32 and len(one.shape) == 1 and one.shape[0] > 1 for one in terms)
+    constants = [function.constants.get(name) for name in node.inputs[1:] if name]
+    return all(c is not None and c.dtype is DType.FLOAT32 and len(c.shape) == 1 and c.shape[0] > 1 for c in constants)
 
 
 def _find_products(value: str, channels: int, function: Function, outputs: set[str]) -> list[Node] | None:
     """Find the products that read the value, directly or through a Reshape to rows; None if there are other readers."""
-    found: list[Node] = []
+    products: list[Node] = []
     for use in function.users(value):
         node = use.node
         if node.op == "Reshape" and use.slot == 0 and _count_channels(node.outputs[0], function) == channels:
             inner = _find_products(node.outputs[0], channels, function, outputs)
             if inner is None:
                 return None
-            found += inner
+            products += inner
         elif _is_product(node, use.slot, function):
-            found.append(node)
+            products.append(node)
         else:
             return None
     # An output must keep its unscaled channels.
-    return None if value in outputs else found
+    return None if value in outputs else products
 
 
 def _count_channels(value: str, function: Function) -> object:

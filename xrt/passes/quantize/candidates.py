@@ -50,7 +50,7 @@ class QuantizationOptions:
 
     def selects(self, node: Node) -> bool:
         """Whether the patterns select the node."""
-        return any(one.matches(node) for one in self.include) and not any(one.matches(node) for one in self.exclude)
+        return any(p.matches(node) for p in self.include) and not any(p.matches(node) for p in self.exclude)
 
     @property
     def activation_dtype(self) -> DType:
@@ -61,14 +61,14 @@ class QuantizationOptions:
         return DType.parse(self.weights)
 
 
-def _read_patterns(given: Iterable[NodePattern | str] | NodePattern | str) -> Iterable[NodePattern]:
-    listed = [given] if isinstance(given, str | NodePattern) else given
-    return (one if isinstance(one, NodePattern) else NodePattern.parse(one) for one in listed)
+def _read_patterns(patterns: Iterable[NodePattern | str] | NodePattern | str) -> Iterable[NodePattern]:
+    listed = [patterns] if isinstance(patterns, str | NodePattern) else patterns
+    return (pattern if isinstance(pattern, NodePattern) else NodePattern.parse(pattern) for pattern in listed)
 
 
-def _check_choice(name: str, given: object, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise OptionError(f"{name} must be one of {', '.join(known)}; got {given!r}.{did_you_mean(str(given), known)}")
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}")
 
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})

@@ -73,9 +73,9 @@ def select_nodes(names: Collection[str], **options: Any) -> QuantizationOptions:
 
 def find_balance(prepared: Function, magnitudes: Mapping[str, Any]) -> tuple[BalancedValue, ...]:
     """Compute powers of two to divide channels by, from the largest magnitude of each channel over examples."""
-    found = find_channel_factors(prepared, magnitudes)
-    exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in found.items()}
-    return tuple(BalancedValue(name, tuple(own.tolist())) for name, own in exponents.items())
+    divisors = find_channel_factors(prepared, magnitudes)
+    exponents = {name: np.rint(np.log2(factors)).astype(int) for name, factors in divisors.items()}
+    return tuple(BalancedValue(name, tuple(values.tolist())) for name, values in exponents.items())
 
 
 def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Function:
@@ -85,11 +85,11 @@ def balance_values(prepared: Function, balance: Collection[BalancedValue]) -> Fu
     """
     if not balance:
         return prepared
-    known = list_balanced_values(prepared)
-    for one in balance:
-        if one.name not in known or _count_channels(prepared, one.name) != len(one.exponents):
-            raise CalibrationError(f"the model has no value {one.name!r} of {len(one.exponents)} channels that can be balanced")
-    factors = {one.name: np.exp2(np.array(one.exponents, np.float32)) for one in balance}
+    names = list_balanced_values(prepared)
+    for item in balance:
+        if item.name not in names or _count_channels(prepared, item.name) != len(item.exponents):
+            raise CalibrationError(f"the model has no value {item.name!r} of {len(item.exponents)} channels that can be balanced")
+    factors = {item.name: np.exp2(np.array(item.exponents, np.float32)) for item in balance}
     return infer_shapes(scale_channels(prepared, factors))
 
 
@@ -105,15 +105,15 @@ def fit_balanced_table(
 
     ``channels`` has the minimum and the maximum of each channel of the balanced values, after division.
     """
-    known, keys = table.bind(prepared), hash_values(balanced)
+    ranges, keys = table.bind(prepared), hash_values(balanced)
     for name in list_calibrated_values(balanced, OPTIONS):
-        found = known.get(name)
-        if found is None or table.find(keys[name]) is not None:
+        range_ = ranges.get(name)
+        if range_ is None or table.find(keys[name]) is not None:
             continue
         if name in channels:
-            low, high = (float(pick(own)) for pick, own in zip((np.min, np.max), channels[name], strict=True))
-            found = ValueRange(key=found.key, low=low, high=high, least=low, most=high, batches=found.batches)
-        table = table.add(name, keys[name], found)
+            low, high = (float(pick(extremes)) for pick, extremes in zip((np.min, np.max), channels[name], strict=True))
+            range_ = ValueRange(key=range_.key, low=low, high=high, least=low, most=high, batches=range_.batches)
+        table = table.add(name, keys[name], range_)
     return table
 
 
@@ -138,26 +138,26 @@ def fit_table(table: CalibrationTable, prepared: Function, original: Function) -
     missing = [name for name in needed if table.find(keys[name]) is None]
     if not missing:
         return table
-    known, given = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
-    if not any(name in known for name in missing) and all(name in missing or name in given for name in needed):
+    ranges, inputs = _bind_what_fits(table, original), {value.name for value in prepared.inputs}
+    if not any(name in ranges for name in missing) and all(name in missing or name in inputs for name in needed):
         raise CalibrationError(
             f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of "
             "another model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
         )
     for name in missing:
-        if name in known:
-            table = table.add(name, keys[name], known[name])
+        if name in ranges:
+            table = table.add(name, keys[name], ranges[name])
     return table
 
 
 def _bind_what_fits(table: CalibrationTable, function: Function) -> dict[str, ValueRange]:
-    return {name: found for name, key in hash_values(function).items() if (found := table.find(key)) is not None}
+    return {name: range_ for name, key in hash_values(function).items() if (range_ := table.find(key)) is not None}
 
 
 def make_planned_function(function: Function, record: PrecisionRecord | None) -> Function:
     """The Function that a placement with this record plans: the model itself, or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
-    unquantized = frozenset(one.at for one in record.kept)
+    unquantized = frozenset(node.at for node in record.kept)
     form = QuantizedForm(record.table, unquantized, record.form, record.balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))

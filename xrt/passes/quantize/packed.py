@@ -30,15 +30,16 @@ FLOAT = 1
 def quantize_dynamically(function: Function, options: QuantizationOptions | None = None) -> Function:
     """Compute products with constant matrices in integers, with activation ranges measured in each call.
 
-    Weights are int8 with one scale per column. Infer shapes first. Raises OptionError if the model cannot be converted to opset
-    13.
+    Weights are int8 with one scale per column. Infer shapes first. Raises OptionError if conversion to opset 13 fails.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_matrix(node, function, options) is None}
     if not selected:
         return function
     emission = Emission(require_opset(function))
-    return emission.finish([_rewrite(one, emission, options) if one.name in selected else one for one in emission.function.nodes])
+    return emission.finish(
+        [_rewrite(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
+    )
 
 
 def why_not_matrix(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -61,11 +62,11 @@ def why_not_matrix(node: Node, function: Function, options: QuantizationOptions)
 def _rewrite(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
     name, is_turned = node.inputs[1], find_inner_axis(node) == 1
     matrix = emission.function.constants[name].array
-    found = quantize_channels(
+    weight = quantize_channels(
         matrix.T if is_turned else matrix, 1, replace(options, weights="int8", symmetric_weights=True, per_channel=True)
     )
     integers, scale, zero = emission.quantize_in_call(node.inputs[0])
-    stored, stored_scale, stored_zero = emission.store_matrix(name, found.integers, found.parameters, is_turned=is_turned)
+    stored, stored_scale, stored_zero = emission.store_matrix(name, weight.integers, weight.parameters, is_turned=is_turned)
     sums = emission.define(f"{node.name}_sums", "MatMulInteger", (integers, stored, zero, stored_zero), DType.INT32)
     floats = emission.define(f"{node.name}_floats", "Cast", (sums,), DType.FLOAT32, {"to": FLOAT})
     scales = emission.define(f"{node.name}_scales", "Mul", (scale, stored_scale), DType.FLOAT32)
@@ -96,8 +97,10 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
         return function
     emission = Emission(require_opset(function))
     packed: dict[tuple[str, int], tuple[str, ...]] = {}
-    made = [_pack_product(one, emission, packed, options) if one.name in selected else one for one in emission.function.nodes]
-    done = emission.finish(made)
+    nodes = [
+        _pack_product(node, emission, packed, options) if node.name in selected else node for node in emission.function.nodes
+    ]
+    done = emission.finish(nodes)
     return done.replace(opsets={**done.opsets, DOMAIN: 1})
 
 
@@ -108,8 +111,8 @@ def why_not_packed(node: Node, function: Function, options: QuantizationOptions)
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     if bias:
         columns = function.constants[node.inputs[1]].shape[1 - find_inner_axis(node)]
-        known = function.constants.get(bias)
-        if known is None or known.shape != (columns,):
+        constant = function.constants.get(bias)
+        if constant is None or constant.shape != (columns,):
             return "its bias is no constant with a number for each column"
     return None
 
@@ -122,11 +125,11 @@ def _pack_product(
     if (name, axis) not in packed:
         parts = _pack(matrix.T if axis else matrix, options)
         packed[name, axis] = tuple(emission.add_constant(f"{name}_{part}", array) for part, array in parts.items())
-    terms = packed[name, axis]
+    parameters = packed[name, axis]
     bias = node.inputs[2] if len(node.inputs) > 2 else ""
     # Omitted optional inputs before the bias need empty names.
-    missing = ("",) * (BIAS - 1 - len(terms))
-    inputs = (node.inputs[0], *terms, *((*missing, bias) if bias else ()))
+    missing = ("",) * (BIAS - 1 - len(parameters))
+    inputs = (node.inputs[0], *parameters, *((*missing, bias) if bias else ()))
     inner, columns = matrix.shape[axis], matrix.shape[1 - axis]
     product = Node("MatMulNBits", inputs, node.outputs, domain=DOMAIN)
     done = product.with_attributes(K=inner, N=columns, bits=8, block_size=BLOCK, accuracy_level=IN_BYTES)
@@ -157,9 +160,7 @@ def unpack_weights(function: Function) -> Function:
         names.reserve(name)
     constants = dict(function.constants)
     nodes = tuple(
-        made
-        for node in function.nodes
-        for made in (_unpack(node, function, names, constants) if node.name in packed else (node,))
+        new for node in function.nodes for new in (_unpack(node, function, names, constants) if node.name in packed else (node,))
     )
     return function.replace(nodes=nodes, constants=constants)
 
@@ -175,21 +176,21 @@ def _is_packed(node: Node, function: Function) -> bool:
 
 def _unpack(node: Node, function: Function, names: FreshNames, constants: dict[str, Constant]) -> Iterator[Node]:
     """Yield the replacement; the last node inherits the name and output."""
-    given = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
-    optional = [function.constants[name].array if name else None for name in given[ZERO_POINTS : GROUPS + 1]]
-    weights = _compute_weights(node, function.constants[given[1]].array, function.constants[given[2]].array, *optional)
+    operands = [*node.inputs, *("",) * (BIAS + 1 - len(node.inputs))]
+    optional = [function.constants[name].array if name else None for name in operands[ZERO_POINTS : GROUPS + 1]]
+    weights = _compute_weights(node, function.constants[operands[1]].array, function.constants[operands[2]].array, *optional)
     constants[matrix := names.take(f"{node.name}/weights")] = Constant(weights)
     steps: list[tuple[str, tuple[str, ...], tuple[Attribute, ...]]] = []
-    type_ = function.get_type(given[0])
+    type_ = function.get_type(operands[0])
     # The unpacked matrix is float32, so other types are cast there and back.
     narrow = type_.dtype if isinstance(type_, TensorType) and type_.dtype is not DType.FLOAT32 else None
     if narrow is not None:
-        steps.append(("Cast", (given[0],), (Attribute.of("to", DType.FLOAT32.onnx),)))
-    steps.append(("MatMul", (given[0], matrix), ()))
+        steps.append(("Cast", (operands[0],), (Attribute.of("to", DType.FLOAT32.onnx),)))
+    steps.append(("MatMul", (operands[0], matrix), ()))
     if narrow is not None:
         steps.append(("Cast", ("",), (Attribute.of("to", narrow.onnx),)))
-    if given[BIAS]:
-        steps.append(("Add", ("", given[BIAS]), ()))
+    if operands[BIAS]:
+        steps.append(("Add", ("", operands[BIAS]), ()))
     before = ""
     for at, (op, inputs, attributes) in enumerate(steps):
         read = (before, *inputs[1:]) if before else inputs
@@ -225,10 +226,9 @@ def _split_bytes(array: Array, bits: int) -> Array:
 
 
 def quantize_weights(function: Function, options: QuantizationOptions | None = None) -> Function:
-    """Store constant weights as integers, each followed by a DequantizeLinear.
+    """Store constant weights as integers with one scale per channel, each followed by a DequantizeLinear.
 
-    Weights have one scale per channel. A shared weight is stored once. Infer shapes first. Raises OptionError if the opset
-    cannot be raised.
+    A shared weight is stored once. Infer shapes first. Raises OptionError if conversion to opset 13 fails.
     """
     options = options or QuantizationOptions()
     selected = {node.name for node in function.nodes if why_not_stored(node, function, options) is None}

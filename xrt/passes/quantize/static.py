@@ -70,12 +70,12 @@ def _fit_ranges(
     missing: dict[str, None] = {}
     for node in function.nodes:
         for value in list_activations(node, function) if node.name in selected else ():
-            known = ranges.get(root := find_root(value, function))
-            if known is None:
+            range_ = ranges.get(root := find_root(value, function))
+            if range_ is None:
                 missing[root] = None
                 continue
             fitted[value] = fit_activation(
-                known.low, known.high, options.activation_dtype, symmetric=options.symmetric_activations
+                range_.low, range_.high, options.activation_dtype, symmetric=options.symmetric_activations
             )
     # Report all missing ranges at once.
     if missing:
@@ -101,7 +101,7 @@ class _StaticQuantization:
         nodes = [node for node in function.nodes if node.name in self.selected]
         values = {value for node in nodes for value in list_activations(node, function)}
         # Values read only by refused nodes stay in floating point.
-        self.fitted = {value: found for value, found in fitted.items() if value in values and found is not None}
+        self.fitted = {value: parameters for value, parameters in fitted.items() if value in values and parameters is not None}
         self.ends = {find_end(node, function) for node in nodes if node.op in CONVOLUTIONS}
         """Results of convolutions; all readers read them in quantized form."""
 
@@ -156,8 +156,8 @@ class _StaticQuantization:
         if not bias or bias[0] not in self.function.constants or (node.op == "Gemm" and not _is_unscaled(node)):
             return None
         channels = weight.shape[1] * node.attr("group", 1) if node.op == "ConvTranspose" else weight.shape[_find_rows(node)]
-        found = self.function.constants[bias[0]].array
-        return found if found.shape == (channels,) else None
+        constant = self.function.constants[bias[0]].array
+        return constant if constant.shape == (channels,) else None
 
     def quantize_bias(self, name: str, bias: Array | None, scale: Array) -> str | None:
         """Store the bias as dequantized int32; None if it stays in floating point."""
@@ -208,8 +208,8 @@ class _Fusion:
     def run(self) -> Function:
         nodes: list[Node] = []
         fused: set[str] = set()
-        for given in self.function.nodes:
-            node = replace(given, op_type="Add") if given.op == "Sum" and len(given.inputs) == 2 else given
+        for original in self.function.nodes:
+            node = replace(original, op_type="Add") if original.op == "Sum" and len(original.inputs) == 2 else original
             product = self.find_product(node)
             if product is None:
                 nodes.append(node)
@@ -227,14 +227,14 @@ class _Fusion:
     def fuse(self, product: Node, node: Node) -> list[Node]:
         """Make the nodes that replace a product and its bias."""
         shape = _get_shape(product.inputs[0], self.function) or ()
-        name = next(one for one in node.inputs if one != product.outputs[0])
+        name = next(operand for operand in node.inputs if operand != product.outputs[0])
         bias = self.add_constant(f"{product.name}_bias", self.function.constants[name].array.reshape(-1))
         gemm = replace(product, op_type="Gemm", inputs=(product.inputs[0], product.inputs[1], bias), outputs=node.outputs)
         return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
 
     def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
         """Compute the product on rows: Reshape (unless shared), Gemm, and Reshape back in place of the Add."""
-        made: list[Node] = []
+        nodes: list[Node] = []
         value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
         whole = [dim if isinstance(dim, int) else -1 for dim in outer]
         rows = None if -1 in whole else math.prod(whole)
@@ -242,11 +242,11 @@ class _Fusion:
             inner = self.function.constants[gemm.inputs[1]].shape[0]
             self.rows[value] = self.add_value(f"{value}_rows", rows, inner)
             target = self.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
-            made = [Node("Reshape", (value, target), (self.rows[value],))]
+            nodes = [Node("Reshape", (value, target), (self.rows[value],))]
         flat = self.add_value(f"{gemm.name}_rows", rows, columns)
         target = self.add_constant(f"{gemm.name}_shape", np.array([*whole, columns]))
         gemm = replace(gemm, inputs=(self.rows[value], *gemm.inputs[1:]), outputs=(flat,))
-        return [*made, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
+        return [*nodes, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
 
     def find_product(self, node: Node) -> Node | None:
         """Find the MatMul whose only reader is this Add of a constant bias, or None."""
@@ -300,9 +300,9 @@ def fold_batch_normalization(function: Function) -> Function:
         convolution = _find_convolution(node, function)
         if convolution is not None and not (node.control or node.name in awaited):
             weight, bias = _fold(convolution, node, function)
-            made = [names.take(f"{convolution.name}_folded_weight"), names.take(f"{convolution.name}_folded_bias")]
-            constants.update(zip(made, (Constant(weight), Constant(bias)), strict=True))
-            inputs = (convolution.inputs[0], *made)
+            folded_names = [names.take(f"{convolution.name}_folded_weight"), names.take(f"{convolution.name}_folded_bias")]
+            constants.update(zip(folded_names, (Constant(weight), Constant(bias)), strict=True))
+            inputs = (convolution.inputs[0], *folded_names)
             folded[convolution.name] = replace(convolution, inputs=inputs, outputs=(node.outputs[0],))
             dropped.add(node.name)
     if not folded:
@@ -323,8 +323,8 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
         return None
     if any(value.name == before.outputs[0] for value in function.outputs):
         return None
-    terms = [name for name in (*node.inputs[1:], *before.inputs[1:]) if name]
-    return before if all(name in function.constants for name in terms) else None
+    operands = [name for name in (*node.inputs[1:], *before.inputs[1:]) if name]
+    return before if all(name in function.constants for name in operands) else None
 
 
 def _fold(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
@@ -332,7 +332,7 @@ def _fold(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))
     weight = function.constants[convolution.inputs[1]].array
-    given = convolution.inputs[2:]
-    bias = function.constants[given[0]].array.astype(np.float64) if given and given[0] else 0.0
+    biases = convolution.inputs[2:]
+    bias = function.constants[biases[0]].array.astype(np.float64) if biases and biases[0] else 0.0
     spread = factor.reshape(-1, *[1] * (weight.ndim - 1))
     return (weight * spread).astype(weight.dtype), ((bias - mean) * factor + shift).astype(weight.dtype)

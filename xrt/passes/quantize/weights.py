@@ -114,12 +114,12 @@ def quantize_channels(
     axis = axis if options.per_channel else None
     others = tuple(other for other in range(weight.ndim) if other != axis) if axis is not None else None
     low, high = np.asarray(weight.min(axis=others)), np.asarray(weight.max(axis=others))
-    found = fit_weight(low, high, dtype, symmetric=options.symmetric_weights, reduce_range=options.reduce_range, floor=floor)
+    parameters = fit_weight(low, high, dtype, symmetric=options.symmetric_weights, reduce_range=options.reduce_range, floor=floor)
     shape = [1] * weight.ndim
     if axis is not None:
         shape[axis] = -1
-    spread = Parameters(found.scale.reshape(shape), found.zero_point.reshape(shape)) if axis is not None else found
-    return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis)
+    spread = Parameters(parameters.scale.reshape(shape), parameters.zero_point.reshape(shape)) if axis is not None else parameters
+    return QuantizedWeight(round_to_integers(weight, spread, dtype), parameters, axis)
 
 
 def quantize_blocks(weight: Array, axis: int, block: int, options: QuantizationOptions) -> QuantizedWeight:
@@ -128,10 +128,10 @@ def quantize_blocks(weight: Array, axis: int, block: int, options: QuantizationO
     count = -(-weight.shape[axis] // block)
     edges = np.arange(count) * block
     low, high = np.minimum.reduceat(weight, edges, axis=axis), np.maximum.reduceat(weight, edges, axis=axis)
-    found = fit_weight(low, high, dtype, symmetric=options.symmetric_weights)
+    parameters = fit_weight(low, high, dtype, symmetric=options.symmetric_weights)
     rows = np.arange(weight.shape[axis]) // block
-    spread = Parameters(found.scale.take(rows, axis=axis), found.zero_point.take(rows, axis=axis))
-    return QuantizedWeight(round_to_integers(weight, spread, dtype), found, axis)
+    spread = Parameters(parameters.scale.take(rows, axis=axis), parameters.zero_point.take(rows, axis=axis))
+    return QuantizedWeight(round_to_integers(weight, spread, dtype), parameters, axis)
 
 
 OPSET = 13
@@ -171,24 +171,24 @@ class Emission:
         """Quantize and dequantize a value, with one pair of nodes for all readers."""
         if value not in self._pairs:
             dtype, shape = DType.of(parameters.zero_point), getattr(self.function.get_type(value), "shape", None)
-            terms = (
+            operands = (
                 self.add_constant(f"{value}_scale", parameters.scale),
                 self.add_constant(f"{value}_zero_point", parameters.zero_point),
             )
-            integers = self.define(f"{value}_quantized", "QuantizeLinear", (value, *terms), TensorType(dtype, shape))
+            integers = self.define(f"{value}_quantized", "QuantizeLinear", (value, *operands), TensorType(dtype, shape))
             floats = TensorType(DType.FLOAT32, shape)
-            self._pairs[value] = self.define(f"{value}_dequantized", "DequantizeLinear", (integers, *terms), floats)
+            self._pairs[value] = self.define(f"{value}_dequantized", "DequantizeLinear", (integers, *operands), floats)
         return self._pairs[value]
 
     def dequantize(self, name: str, weight: QuantizedWeight, key: tuple[object, ...]) -> str:
         """Add a constant stored as integers and dequantized; equal keys share it."""
         if key not in self._weights:
-            found, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
-            terms = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", found.scale)]
+            params, attributes = weight.parameters, {} if weight.axis is None else {"axis": weight.axis}
+            inputs = [self.add_constant(f"{name}_quantized", weight.integers), self.add_constant(f"{name}_scale", params.scale)]
             if weight.integers.dtype != np.int32:  # a bias has no zero point
-                terms.append(self.add_constant(f"{name}_zero_point", found.zero_point))
+                inputs.append(self.add_constant(f"{name}_zero_point", params.zero_point))
             type_ = TensorType(DType.FLOAT32, weight.integers.shape)
-            self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", tuple(terms), type_, attributes)
+            self._weights[key] = self.define(f"{name}_dequantized", "DequantizeLinear", tuple(inputs), type_, attributes)
         return self._weights[key]
 
     def shield(self, value: str) -> str:
@@ -199,8 +199,8 @@ class Emission:
 
     def finish(self, nodes: Iterable[Node]) -> Function:
         """Build the Function with these nodes, and remove dead ones."""
-        made = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
-        return drop_dead_nodes(made)
+        function = self.function.replace(nodes=(*nodes, *self.nodes), constants=self.constants, types=self.types)
+        return drop_dead_nodes(function)
 
     def define(
         self, name: str, op: str, inputs: tuple[str, ...], type_: Type | DType, attributes: dict[str, int] | None = None
@@ -218,15 +218,15 @@ class Emission:
             names = tuple(self._names.take(f"{value}_{part}") for part in ("bytes", "byte_scale", "byte_zero_point"))
             self.nodes.append(Node("DynamicQuantizeLinear", (value,), names, name=names[0]))
             shape = getattr(self.function.get_type(value), "shape", None)
-            own = TensorType(DType.UINT8, shape), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
-            self.types.update(zip(names, own, strict=True))
+            types = TensorType(DType.UINT8, shape), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
+            self.types.update(zip(names, types, strict=True))
             self._dynamic[value] = names[0], names[1], names[2]
         return self._dynamic[value]
 
-    def store_matrix(self, name: str, integers: Any, found: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
+    def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
         """Store an integer matrix, its scales and zero points as constants, shared by name and orientation."""
         if (name, is_turned) not in self._matrices:
-            terms = {"integers": integers, "integer_scale": found.scale, "integer_zero_point": found.zero_point}
-            first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in terms.items())
+            arrays = {"integers": integers, "integer_scale": parameters.scale, "integer_zero_point": parameters.zero_point}
+            first, second, third = (self.add_constant(f"{name}_{part}", array) for part, array in arrays.items())
             self._matrices[name, is_turned] = first, second, third
         return self._matrices[name, is_turned]
