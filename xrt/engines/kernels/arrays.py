@@ -102,12 +102,12 @@ def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, 
     wanted = [(0, 0)] * x.ndim
     for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
         wanted[axis] = (begin, end)
-    kept, more = [], []
+    slices, more = [], []
     for extent, (begin, end) in zip(x.shape, wanted, strict=True):
         start = min(max(0, -begin), extent)
         stop = max(start, extent - max(0, -end))
         # The part of a negative pad that exceeds the array.
         over_begin, over_end = max(0, -begin) - start, max(0, -end) - (extent - stop)
-        kept.append(slice(start, stop))
+        slices.append(slice(start, stop))
         more.append((max(0, max(0, begin) - over_end), max(0, max(0, end) - over_begin)))
-    return x[tuple(kept)], more
+    return x[tuple(slices)], more

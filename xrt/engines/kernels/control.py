@@ -45,13 +45,13 @@ def loop(node: Node, env: NodeContext) -> Run:
             for column, value in zip(scanned, results[carried_count:], strict=True):
                 column.append(value)
         turn = [None, None, *carried]
-        stacks = (_stacked(xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
+        stacks = (_stack_outputs(xp, column, body, 1 + carried_count + i, turn, captured) for i, column in enumerate(scanned))
         return *carried, *stacks
 
     return run
 
 
-def _stacked(
+def _stack_outputs(
     xp: Any, values: Sequence[Array], body: CompiledBody, output: int, turn: Sequence[Any], captured: Sequence[Any]
 ) -> Array:
     """Stack the values of a scan output. Without iterations the result is empty and has the shape of an iteration's value."""
@@ -93,7 +93,7 @@ def scan(node: Node, env: NodeContext) -> Run:
         scanned = [_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(xp, body, states, scanned, captured, k)
         turn = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
-        stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
+        stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         outputs = (xp.moveaxis(xp.flip(s, 0) if b else s, 0, a) for s, a, b in zip(stacks, out_axes, out_back, strict=True))
         return *results[:n_states], *outputs
 
@@ -108,11 +108,11 @@ def scan_batched(node: Node, env: NodeContext) -> Run:
     k = len(body.function.outputs) - n_states
     backwards = node.attr("directions") or (0,) * m
 
-    def one(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
+    def unroll(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
         parts = [_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(xp, body, states, parts, captured, k)
         turn = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
-        stacks = [_stacked(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
+        stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
         missing = len(scanned[0]) - length
         return [*results[:n_states], *(xp.concatenate([s, xp.zeros((missing, *s.shape[1:]), dtype=s.dtype)]) for s in stacks)]
 
@@ -120,7 +120,7 @@ def scan_batched(node: Node, env: NodeContext) -> Run:
         states, scanned, captured = values[:n_states], values[n_states : n_states + m], values[n_states + m :]
         batch = len(scanned[0])
         each = [scanned[0].shape[1]] * batch if lengths is None else lengths.tolist()
-        rows = [one([s[i] for s in map(xp.asarray, states)], [x[i] for x in scanned], each[i], captured) for i in range(batch)]
+        rows = [unroll([s[i] for s in map(xp.asarray, states)], [x[i] for x in scanned], each[i], captured) for i in range(batch)]
         return tuple(xp.stack(column) for column in zip(*rows, strict=True))
 
     return run

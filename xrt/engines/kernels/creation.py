@@ -163,8 +163,8 @@ def multinomial(node: Node, env: NodeContext) -> Run:
     def run(logs: Array) -> Array:
         wide = xp.astype(logs, np.float64)
         sums = xp.cumsum(xp.exp(wide - xp.max(wide, axis=1, keepdims=True)), axis=1)
-        drawn = xp.asarray(generator().random((len(logs), count, 1))) * sums[:, None, -1:]
-        return xp.astype(xp.sum(drawn >= sums[:, None, :], axis=2), dtype)
+        thresholds = xp.asarray(generator().random((len(logs), count, 1))) * sums[:, None, -1:]
+        return xp.astype(xp.sum(thresholds >= sums[:, None, :], axis=2), dtype)
 
     return run
 

@@ -78,12 +78,12 @@ def is_inf(node: Node, env: NodeContext) -> Run:
         return xp.isinf  # type: ignore[no-any-return]  # a function of the namespace
 
     def run(x: Array) -> Array:
-        found = xp.isinf(x)
+        mask = xp.isinf(x)
         if not positive:
-            found &= x < 0
+            mask &= x < 0
         if not negative:
-            found &= x > 0
-        return found
+            mask &= x > 0
+        return mask
 
     return run
 
@@ -281,7 +281,7 @@ def where(node: Node, env: NodeContext) -> Run:
     return env.xp.where  # type: ignore[no-any-return]  # a function of the namespace
 
 
-def _clipped(env: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
+def _clip_values(env: NodeContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
     """Clip; if low exceeds high, the result is high."""
     if low is not None:
         x = env.xp.maximum(x, low)
@@ -291,12 +291,12 @@ def _clipped(env: NodeContext, x: Array, low: Array | float | None, high: Array 
 @ops("Clip", until=10)
 def clip_by_attributes(node: Node, env: NodeContext) -> Run:
     low, high = read_clip_bounds(node)
-    return lambda x: _clipped(env, x, low, high)
+    return lambda x: _clip_values(env, x, low, high)
 
 
 @ops("Clip", since=11)
 def clip(node: Node, env: NodeContext) -> Run:
-    return lambda x, low=None, high=None: _clipped(env, x, low, high)
+    return lambda x, low=None, high=None: _clip_values(env, x, low, high)
 
 
 @ops("MatMul")

@@ -166,7 +166,7 @@ def slice_(node: Node, env: NodeContext) -> Run:
     listed = [node.attr("starts"), node.attr("ends"), node.attr("axes") or None, None]
 
     def run(x: Array, *bounds: Array | None) -> Array:
-        inputs = [None if one is None else one.reshape(-1).tolist() for one in bounds]
+        inputs = [None if bound is None else bound.reshape(-1).tolist() for bound in bounds]
         return _slice(env.xp, x, *[*inputs, None, None][:4] if inputs else listed)
 
     return run
@@ -235,12 +235,12 @@ def gather_elements(node: Node, env: NodeContext) -> Run:
 
 def _element_places(xp: Any, indices: Array, axis: int) -> tuple[Array, ...]:
     """Coordinates of all elements of ``indices``, where the coordinate along ``axis`` is replaced by the index."""
-    places = _own_places(xp, indices.shape)
+    places = _index_grid(xp, indices.shape)
     places[axis] = indices
     return tuple(places)
 
 
-def _own_places(xp: Any, shape: tuple[int, ...]) -> list[Array]:
+def _index_grid(xp: Any, shape: tuple[int, ...]) -> list[Array]:
     """Coordinates along each axis, shaped to broadcast over the others."""
     return [along(xp.arange(extent), axis, len(shape)) for axis, extent in enumerate(shape)]
 
@@ -251,9 +251,9 @@ def gather_nd(node: Node, env: NodeContext) -> Run:
     xp, batch = env.xp, node.attr("batch_dims", 0)
 
     def run(x: Array, indices: Array) -> Array:
-        own = _own_places(xp, indices.shape[:batch])
-        own = [axis.reshape(axis.shape + (1,) * (indices.ndim - 1 - batch)) for axis in own]
-        return xp.asarray(x)[(*own, *xp.moveaxis(indices, -1, 0))]
+        positions = _index_grid(xp, indices.shape[:batch])
+        positions = [axis.reshape(axis.shape + (1,) * (indices.ndim - 1 - batch)) for axis in positions]
+        return xp.asarray(x)[(*positions, *xp.moveaxis(indices, -1, 0))]
 
     return run
 
@@ -302,8 +302,8 @@ def scatter_nd(node: Node, env: NodeContext) -> Run:
 def _scattering(xp: Any, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
     """Make a kernel that writes updates at positions; ``out`` is written in place and may be the first argument."""
 
-    def run(x: Array, indices: Array, updates: Array, **named: Array) -> Array:
-        return xp.scatter(x, find_places(indices), updates, reduction, **named)
+    def run(x: Array, indices: Array, updates: Array, **options: Array) -> Array:
+        return xp.scatter(x, find_places(indices), updates, reduction, **options)
 
     return run
 
@@ -313,13 +313,13 @@ def tensor_scatter(node: Node, env: NodeContext) -> Run:
     """Write to each batch entry of a cache from its write index on; wraps around in circular mode."""
     xp, axis, circular = env.xp, node.attr("axis", -2), node.attr("mode", "linear") == "circular"
 
-    def run(cache: Array, update: Array, starts: Array | None = None, **named: Array) -> Array:
+    def run(cache: Array, update: Array, starts: Array | None = None, **options: Array) -> Array:
         along, batch = axis % cache.ndim, cache.shape[0]
         first = xp.zeros(batch, dtype=np.int64) if starts is None else starts
         places = first[:, None] + xp.arange(update.shape[along])
         places = places % cache.shape[along] if circular else places
         rows, new = xp.moveaxis(cache, along, 1), xp.moveaxis(update, along, 1)
-        turned = {name: xp.moveaxis(array, along, 1) for name, array in named.items()}
+        turned = {name: xp.moveaxis(array, along, 1) for name, array in options.items()}
         return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **turned), 1, along)
 
     return run

@@ -154,7 +154,7 @@ def dict_vectorizer(node: Node, env: NodeContext) -> Run:
         maps = [x] if isinstance(x, Mapping) else x
         dtype = np.dtype(declared or _guess_dtype(maps))
         absent: Any = "" if dtype.hasobject else 0
-        rows = [[one.get(key, absent) for key in keys] for one in maps]
+        rows = [[entry.get(key, absent) for key in keys] for entry in maps]
         return np.array(rows, dtype=dtype).reshape(len(maps), len(keys))
 
     return run
@@ -167,7 +167,7 @@ def _find_value_dtype(type_: Type | None) -> Any:
 
 
 def _guess_dtype(maps: Sequence[Mapping[Any, Any]]) -> Any:
-    first = next((value for one in maps for value in one.values()), 0.0)
+    first = next((value for entry in maps for value in entry.values()), 0.0)
     return object if isinstance(first, str) else np.int64 if isinstance(first, int) else np.float32
 
 

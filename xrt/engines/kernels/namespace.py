@@ -187,17 +187,17 @@ SATURATED = 6.0
 @lru_cache(maxsize=1)
 def _small() -> list[float]:
     """Coefficients, highest first, of ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]."""
-    return _interpolated(lambda u: math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi), 13, (0.0, 1.0))
+    return _fit_polynomial(lambda u: math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi), 13, (0.0, 1.0))
 
 
 @lru_cache(maxsize=1)
 def _large() -> list[float]:
     """Coefficients, highest first, of ``exp(z*z) * erfc(z)`` in ``t = 1 / (z + 2)`` for z in [1, 6]."""
     ends = (1 / (SATURATED + 2), 1 / 3)
-    return _interpolated(lambda t: math.exp((1 / t - 2) ** 2) * math.erfc(1 / t - 2), 15, ends)
+    return _fit_polynomial(lambda t: math.exp((1 / t - 2) ** 2) * math.erfc(1 / t - 2), 15, ends)
 
 
-def _interpolated(function: Any, degree: int, domain: tuple[float, float]) -> list[float]:
+def _fit_polynomial(function: Any, degree: int, domain: tuple[float, float]) -> list[float]:
     """Interpolate a function at the Chebyshev points of a domain; return the polynomial's coefficients, highest first."""
     fit = Chebyshev.interpolate(np.vectorize(function, otypes=[np.float64]), degree, domain)
     coefficients = fit.convert(kind=Polynomial).coef[::-1]

@@ -60,11 +60,11 @@ def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bo
 @ops("QuantizeLinear")
 def quantize_linear(node: Node, env: NodeContext) -> Run:
     xp, axis, block = env.xp, node.attr("axis", 1), node.attr("block_size", 0)
-    saturate, asked, precision = bool(node.attr("saturate", 1)), node.attr("output_dtype", 0), node.attr("precision", 0)
+    saturate, output, precision = bool(node.attr("saturate", 1)), node.attr("output_dtype", 0), node.attr("precision", 0)
     declared = env.input_dtype(2)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
-        to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(asked or DType.UINT8.onnx)
+        to = (declared or DType.of(zero)) if zero is not None else DType.from_onnx(output or DType.UINT8.onnx)
         dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
         ratio = xp.astype(x, dtype) / xp.astype(broadcast_parameters(xp, scale, x, axis, block), dtype)
         return _quantize(xp, ratio, None if zero is None else broadcast_parameters(xp, zero, x, axis, block), to, saturate)
@@ -74,13 +74,13 @@ def quantize_linear(node: Node, env: NodeContext) -> Run:
 
 @ops("DequantizeLinear")
 def dequantize_linear(node: Node, env: NodeContext) -> Run:
-    xp, axis, block, asked = env.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
+    xp, axis, block, output = env.xp, node.attr("axis", 1), node.attr("block_size", 0), node.attr("output_dtype", 0)
 
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         wide = xp.astype(x, np.float32)
         if zero is not None:
             wide = wide - xp.astype(broadcast_parameters(xp, zero, x, axis, block), np.float32)
-        to = DType.from_onnx(asked).numpy if asked else scale.dtype
+        to = DType.from_onnx(output).numpy if output else scale.dtype
         return xp.astype(wide * xp.astype(broadcast_parameters(xp, scale, x, axis, block), np.float32), to)
 
     return run

@@ -39,7 +39,7 @@ def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int)
     return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
 
 
-def _clipped(node: Node, xp: Any) -> Activation:
+def _make_clip(node: Node, xp: Any) -> Activation:
     bound = node.attr("clip")
     return (lambda x: x) if bound is None else (lambda x: xp.clip(x, -bound, bound))
 
@@ -65,13 +65,13 @@ class _Layer:
         x = widen(xp, xp.swapaxes(x, 0, 1) if self.batch_first else x)
         results = []
         for d, backwards in enumerate(self.backwards):
-            own, other = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
-            gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (own + other if self.adds_biases else own)
+            input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
+            gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (input_bias + state_bias if self.adds_biases else input_bias)
             states = tuple(self._state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
             if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
-            extra = [None if one is None else widen(xp, one[d]) for one in rest[self.n_states :]]
-            advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), other, *extra)
+            extra = [None if peephole is None else widen(xp, peephole[d]) for peephole in rest[self.n_states :]]
+            advance = self.make_advance(self.functions[d], xp.transpose(widen(xp, r[d])), state_bias, *extra)
             results.append(xp.walk(gates, states, lengths, backwards, advance))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
@@ -79,15 +79,15 @@ class _Layer:
             y, last = xp.transpose(y, (2, 0, 1, 3)), [xp.swapaxes(s, 0, 1) for s in last]
         return tuple(xp.astype(value, dtype) for value in (y, *last))
 
-    def _state(self, given: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
-        if given is None:
+    def _state(self, initial: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
+        if initial is None:
             return self.xp.zeros((batch, hidden), dtype=dtype)
-        return self.xp.astype(given[:, d] if self.batch_first else given[d], dtype)
+        return self.xp.astype(initial[:, d] if self.batch_first else initial[d], dtype)
 
 
 @ops("RNN")
 def rnn(node: Node, env: NodeContext) -> Run:
-    matmul, clip = env.xp.matmul, _clipped(node, env.xp)
+    matmul, clip = env.xp.matmul, _make_clip(node, env.xp)
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         return lambda gates, states: (functions[0](clip(gates + matmul(states[0], weights))),)
@@ -98,7 +98,7 @@ def rnn(node: Node, env: NodeContext) -> Run:
 @ops("GRU")
 def gru(node: Node, env: NodeContext) -> Run:
     """Gates: update, reset, hidden (z, r, h). ``linear_before_reset`` applies the reset gate to the product, not the state."""
-    xp, clip, after = env.xp, _clipped(node, env.xp), bool(node.attr("linear_before_reset", 0))
+    xp, clip, after = env.xp, _make_clip(node, env.xp), bool(node.attr("linear_before_reset", 0))
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any) -> Advance:
         (f, g), hidden = functions, weights.shape[0]
@@ -120,7 +120,7 @@ def gru(node: Node, env: NodeContext) -> Run:
 @ops("LSTM")
 def lstm(node: Node, env: NodeContext) -> Run:
     """Gates: input, output, forget, cell (i, o, f, c), with optional peepholes; ``input_forget`` couples i and f."""
-    xp, clip, coupled = env.xp, _clipped(node, env.xp), bool(node.attr("input_forget", 0))
+    xp, clip, coupled = env.xp, _make_clip(node, env.xp), bool(node.attr("input_forget", 0))
 
     def make_advance(functions: Sequence[Activation], weights: Array, bias: Any, peepholes: Array | None = None) -> Advance:
         f, g, to_output = functions

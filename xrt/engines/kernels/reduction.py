@@ -31,14 +31,14 @@ def reduction(compute: Reduce) -> Factory:
 
         def run(x: Array, axes: Array | None = None) -> Array:
             chosen = listed if axes is None else axes.tolist()
-            return _typed(compute, xp, x, tuple(chosen) if chosen else empty, keep)
+            return _reduce_widened(compute, xp, x, tuple(chosen) if chosen else empty, keep)
 
         return run
 
     return factory
 
 
-def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+def _reduce_widened(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """Reduce, in float32 for narrower floats; the result has the tensor's dtype."""
     return xp.astype(compute(xp, widen(xp, x), axis, keep), x.dtype)
 
@@ -52,17 +52,17 @@ def _mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 def _least(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     if prod(x.shape):
         return xp.min(x, axis=axis, keepdims=keep)
-    return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=False), dtype=x.dtype)
+    return xp.full(_get_reduced_shape(x.shape, axis, keep), xp.extreme(x.dtype, lowest=False), dtype=x.dtype)
 
 
 def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
     """The maximum over axes; the lowest number if they are empty. CuPy has no ``initial``."""
     if prod(x.shape):
         return xp.max(x, axis=axis, keepdims=keep)
-    return xp.full(_reduced(x.shape, axis, keep), xp.extreme(x.dtype, lowest=True), dtype=x.dtype)
+    return xp.full(_get_reduced_shape(x.shape, axis, keep), xp.extreme(x.dtype, lowest=True), dtype=x.dtype)
 
 
-def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
+def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
     """The shape after a reduction."""
     reduced = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {i % len(shape) for i in reduced}
@@ -329,7 +329,7 @@ def along_axis(compute: Along) -> Factory:
     return factory
 
 
-def flattened(compute: Along) -> Factory:
+def flatten_axes(compute: Along) -> Factory:
     """Before version 13, the axes from ``axis`` on are flattened to one."""
 
     def factory(node: Node, env: NodeContext) -> Run:
@@ -347,4 +347,4 @@ def flattened(compute: Along) -> Factory:
 
 for _op, _along in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
     ops(_op, since=13)(along_axis(_along))
-    ops(_op, until=12)(flattened(_along))
+    ops(_op, until=12)(flatten_axes(_along))

@@ -127,7 +127,7 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     """Indices [new, taps] of the source elements of each new element, and their weights."""
     places = axis.places(xp, sampling.coordinates)
     if sampling.mode == "nearest":
-        indices = _rounded(xp, places, sampling.nearest)[:, None]
+        indices = _round_places(xp, places, sampling.nearest)[:, None]
         return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), xp.ones(indices.shape)
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
     # With antialias the filter widens by the inverse of the scale when shrinking.
@@ -142,7 +142,7 @@ def taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     return xp.astype(xp.clip(indices, 0, axis.extent - 1), np.int64), weights
 
 
-def _rounded(xp: Any, places: Array, how: str) -> Array:
+def _round_places(xp: Any, places: Array, how: str) -> Array:
     if how.startswith("round"):
         return xp.ceil(places - 0.5) if how == "round_prefer_floor" else xp.floor(places + 0.5)
     return xp.floor(places) if how == "floor" else xp.ceil(places)
@@ -166,14 +166,14 @@ def find_axes(
         scales = [size / extent for size, extent in zip(sizes, extents, strict=True)]
         if (policy := node.attr("keep_aspect_ratio_policy", "stretch")) != "stretch":
             # The same scale for all axes keeps the aspect ratio.
-            one = min(scales) if policy == "not_larger" else max(scales)
-            scales, sizes = [one] * n, [int(extent * one + 0.5) for extent in extents]
+            common = min(scales) if policy == "not_larger" else max(scales)
+            scales, sizes = [common] * n, [int(extent * common + 0.5) for extent in extents]
     elif scales:
         parts = zip(extents, scales, starts, ends, strict=True)
         sizes = [floor(extent * (end - start) * scale) for extent, scale, start, end in parts]
     else:
         raise ValueError("neither scales nor sizes are given")
-    return [Axis(*one) for one in zip(chosen, extents, sizes, scales, starts, ends, strict=True)]
+    return [Axis(*fields) for fields in zip(chosen, extents, sizes, scales, starts, ends, strict=True)]
 
 
 # ---------------------------------------------------------------------- GridSample
@@ -206,10 +206,10 @@ class Grid:
         """
         if self.padding == "zeros":
             return places
-        moved = xp.clip(places, 0, extent - 1) if self.padding == "border" else self._reflected(xp, places, extent)
+        moved = xp.clip(places, 0, extent - 1) if self.padding == "border" else self._reflect(xp, places, extent)
         return xp.where(xp.isnan(moved), 0.0, moved)
 
-    def _reflected(self, xp: Any, places: Array, extent: int) -> Array:
+    def _reflect(self, xp: Any, places: Array, extent: int) -> Array:
         low, span = (0.0, extent - 1.0) if self.corners else (-0.5, float(extent))
         if span == 0:
             return xp.zeros_like(places)
@@ -291,13 +291,13 @@ def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...
     axes = len(kernel)
     strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
     pads = node.attr("pads", (0,) * (2 * axes))
-    found = []
+    starts = []
     for axis in range(axes):
         elements = along(xp.arange(kernel[axis]), axis, axes)
         elements = xp.broadcast_to(elements, kernel).reshape(-1, *(1,) * axes) * dilations[axis]
         windows = along(xp.arange(places[axis]), axis, axes) * strides[axis] - pads[axis]
-        found.append(elements + windows)
-    return found
+        starts.append(elements + windows)
+    return starts
 
 
 # ---------------------------------------------------------------------- Resize
@@ -336,7 +336,7 @@ def resize(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
         region = roi if sampling.crops else None
-        lists = ([] if one is None else one.tolist() for one in (region, scales, sizes))
+        lists = ([] if values is None else values.tolist() for values in (region, scales, sizes))
         return _resize(xp, x, find_axes(node, x.shape, *lists), sampling)
 
     return run
@@ -413,7 +413,7 @@ def max_roi_pool(node: Node, env: NodeContext) -> Run:
     """Corners are rounded to elements and are inclusive; an empty bin gives zero."""
     xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
 
-    def pooled(image: Array, box: Array) -> Array:
+    def pool_box(image: Array, box: Array) -> Array:
         x1, y1, x2, y2 = (floor(v * scale + 0.5) for v in box.tolist())
         rows, columns = cut_bins(y1, y2, height, image.shape[1]), cut_bins(x1, x2, width, image.shape[2])
         out = xp.zeros((len(image), height, width), dtype=image.dtype)
@@ -425,7 +425,7 @@ def max_roi_pool(node: Node, env: NodeContext) -> Run:
         return out
 
     def run(x: Array, boxes: Array) -> Array:
-        pools = [pooled(x[int(box[0])], box[1:]) for box in boxes]
+        pools = [pool_box(x[int(box[0])], box[1:]) for box in boxes]
         return xp.stack(pools) if pools else xp.empty((0, x.shape[1], height, width), dtype=x.dtype)
 
     return run
@@ -447,15 +447,15 @@ def _choose(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap:
     order = xp.order(-scores, 0, False)
     if least is not None:
         order = order[scores[order] > least]
-    taken: list[int] = []
-    while len(order) and len(taken) < most:
+    chosen: list[int] = []
+    while len(order) and len(chosen) < most:
         best, order = order[0], order[1:]
-        taken.append(int(best))
+        chosen.append(int(best))
         sides = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
         common = xp.prod(xp.maximum(sides, 0), axis=1)
         union = areas[best] + areas[order] - common
         order = order[~((common > 0) & (common / union > overlap))]
-    return taken
+    return chosen
 
 
 @eager("NonMaxSuppression", devices=("cpu",))
@@ -468,12 +468,12 @@ def non_max_suppression(node: Node, env: NodeContext) -> Run:
     ) -> Array:
         count, limit = (0 if v is None or 0 in v.shape else v.reshape(-1)[0].item() for v in (most, overlap))
         bound = None if least is None or 0 in least.shape else least.reshape(-1)[0].item()
-        kept = [
+        selected = [
             (image, label, box)
             for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
             for label, of_class in enumerate(by_class)
             for box in _choose(xp, *_corners(xp, of_image, centred), of_class, count, limit, bound)
         ]
-        return xp.asarray(kept, dtype=np.int64).reshape(-1, 3)
+        return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 
     return run

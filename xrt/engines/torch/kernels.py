@@ -249,7 +249,7 @@ def log_softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
 
 for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax}.items():
     ops(_op, since=13, priority=2)(reduction.along_axis(_compute))
-    ops(_op, until=12, priority=2)(reduction.flattened(_compute))
+    ops(_op, until=12, priority=2)(reduction.flatten_axes(_compute))
 
 # ---------------------------------------------------------------------- convolutions
 
