@@ -28,47 +28,47 @@ def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = 
     ``sizes`` sets symbolic extents by name; other unknown extents are 1. Raises InputError for an input of unknown rank or type,
     and for one that does not fit in memory.
     """
-    generator, rows = np.random.default_rng(seed), _rows_read(function)
+    generator, rows = np.random.default_rng(seed), _count_table_rows(function)
     return {value.name: _value(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
 
 
-def _rows_read(function: Function) -> dict[str, int]:
+def _count_table_rows(function: Function) -> dict[str, int]:
     """Map each value that indexes a constant table to the smallest extent of these tables."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     # Readers first: an operator that forwards indices inherits the limit of its outputs.
     for node in reversed(function.nodes):
         if node.op_type == "Gather" and node.inputs[0] in function.constants:
             extent = function.constants[node.inputs[0]].shape[node.attr("axis", 0)]
-            found[node.inputs[1]] = min(extent, found.get(node.inputs[1], extent))
+            limits[node.inputs[1]] = min(extent, limits.get(node.inputs[1], extent))
         elif has_trait(node, Trait.SELECTS) or node.op == "Cast":
-            if extents := [found[name] for name in node.outputs if name in found]:
-                found[node.inputs[0]] = min(*extents, found.get(node.inputs[0], extents[0]))
-    return found
+            if extents := [limits[name] for name in node.outputs if name in limits]:
+                limits[node.inputs[0]] = min(*extents, limits.get(node.inputs[0], extents[0]))
+    return limits
 
 
-def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
+def _value(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
     if isinstance(type_, OptionalType):
-        return _value(named, type_.element, sizes, generator, rows)
+        return _value(value, type_.element, sizes, generator, rows)
     if isinstance(type_, SequenceType):
-        return [_value(named, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
+        return [_value(value, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _fitting(named, type_.with_shape(tuple(_extent(dim, sizes) for dim in type_.shape)), generator, rows)
-    what = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
-    raise InputError(f"input {named} is {what}, so no random value can be made for it; give one")
+        return _make_array(value, type_.with_shape(tuple(_extent(dim, sizes) for dim in type_.shape)), generator, rows)
+    kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
+    raise InputError(f"input {value} is {kind}, so no random value can be made for it; give one")
 
 
-def _fitting(named: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
+def _make_array(value: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
     """Generate a random array; raises InputError before allocating if it cannot fit in memory."""
     shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
     needed = math.prod(shape) * DRAWN
     if needed > _memory():
         raise InputError(
-            f"input {named.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
+            f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
         )
     try:
         return _tensor(type_.dtype, shape, generator, rows)
     except (MemoryError, OverflowError) as error:
-        raise InputError(f"input {named.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
+        raise InputError(f"input {value.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
 
 
 def _memory() -> int:

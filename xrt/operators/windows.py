@@ -91,8 +91,8 @@ class Window:
             if any(extent is None and stride != 1 for extent, stride in zip(extents, self.strides, strict=True)):
                 return None
             # With stride 1 the padding is the same for each extent.
-            known = [span if extent is None else extent for extent, span in zip(extents, self.spans, strict=True)]
-            placement = self.over(known)
+            sizes = [span if extent is None else extent for extent, span in zip(extents, self.spans, strict=True)]
+            placement = self.over(sizes)
             begins, ends = placement.begins, placement.declared_ends
         return replace(self, begins=begins, ends=ends, auto_pad="NOTSET")
 
@@ -140,12 +140,12 @@ def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inpu
     Declared padding is cropped; with ``output_shape``, the crop that results in that shape.
     """
     extra = node.attr("output_padding") or (0,) * len(inputs)
-    asked = node.attr("output_shape")
-    if asked is None and window.auto_pad.startswith("SAME"):
-        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
+    shape = node.attr("output_shape")
+    if shape is None and window.auto_pad.startswith("SAME"):
+        shape = [n * s for n, s in zip(inputs, window.strides, strict=True)]
     begins, ends = list(window.begins), list(window.ends)
-    if asked is not None:
-        totals = [n + e - a for n, e, a in zip(whole, extra, asked, strict=True)]
+    if shape is not None:
+        totals = [n + e - a for n, e, a in zip(whole, extra, shape, strict=True)]
         # ONNX adds the odd element at the end for SAME_UPPER, at the begin otherwise.
         halves = [total // 2 for total in totals]
         rests = [total - half for total, half in zip(totals, halves, strict=True)]
