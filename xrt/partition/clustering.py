@@ -226,16 +226,16 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     if not len(units):
         return ()
     tails = units.tails()
-    sequence = _greedy(units, tails)
+    sequence = _run_greedily(units, tails)
     # max(tails) is a lower bound, so a sequence of that length is optimal. Otherwise try the reverse direction.
     if len(sequence) > max(tails):
         turned = units.reverse()
-        backward = _greedy(turned, turned.tails())[::-1]
+        backward = _run_greedily(turned, turned.tails())[::-1]
         sequence = min(_drop_empty_slots(turned, sequence[::-1])[::-1], _drop_empty_slots(units, backward), key=len)
     return sequence
 
 
-def _greedy(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
+def _run_greedily(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
     """Always run the kind with the longest remaining path, then the one with the largest total."""
     run = _Run(units, tails)
     sequence = []

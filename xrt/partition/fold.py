@@ -52,7 +52,7 @@ class _Part:
             constants=FrozenDict({value: outside[value] for value in self.read if value in outside}),
             opsets=function.opsets,
             aliases=aliases,
-            types=_types(function, nodes, frozenset(self.outputs)),
+            types=_select_types(function, nodes, frozenset(self.outputs)),
             name=name,
         )
 
@@ -61,7 +61,7 @@ def _is_read_outside(function: Function, value: str, names: Collection[str]) -> 
     return any(use.node.name not in names for use in function.users(value))
 
 
-def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
+def _select_types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
     """Known types of values defined by the nodes, without outputs, whose types are stored with them."""
     types = function.types
     names = (name for node in nodes for name in node.outputs)
@@ -81,10 +81,10 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     parts = [_Part.of(function, cluster.nodes, ends) for cluster in clusters]
     _add_control(function, parts)
     _order_updates(function, parts)
-    order = _order(function, parts)
+    order = _order_parts(function, parts)
     rank = {c: n for n, c in enumerate(order)}
     names = [f"xrt_{engines[cluster.engine][0]}_{rank[c]}" for c, cluster in enumerate(clusters)]
-    aliases = _inner_aliases(function, parts, rank)
+    aliases = _find_inner_aliases(function, parts, rank)
     nodes = []
     for c in order:
         cluster, part = clusters[c], parts[c]
@@ -95,7 +95,7 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     return function.replace(
         nodes=tuple(nodes),
         constants=FrozenDict((name, constant) for name, constant in function.constants.items() if name in ends),
-        types=_types(function, nodes, ends),
+        types=_select_types(function, nodes, ends),
         opsets=FrozenDict({**function.opsets, DOMAIN: VERSION}),
     )
 
@@ -107,7 +107,7 @@ def _add_control(function: Function, parts: Sequence[_Part]) -> None:
             part.control.update(home for node in part.nodes for name in node.control if (home := homes[name]) != c)
 
 
-def _order(function: Function, parts: Sequence[_Part]) -> list[int]:
+def _order_parts(function: Function, parts: Sequence[_Part]) -> list[int]:
     """The canonical order of the parts as nodes of a Function."""
     nodes = [
         Node(
@@ -166,7 +166,7 @@ def _list_readers(function: Function, parts: Sequence[_Part]) -> dict[str, list[
     return readers
 
 
-def _inner_aliases(function: Function, parts: Sequence[_Part], rank: Mapping[int, int]) -> dict[int, list[tuple[str, str]]]:
+def _find_inner_aliases(function: Function, parts: Sequence[_Part], rank: Mapping[int, int]) -> dict[int, list[tuple[str, str]]]:
     """For each part, the aliases that it can update in place.
 
     These are aliases whose output it computes and whose input no later part reads, since that needs the old value. The others

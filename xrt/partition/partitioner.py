@@ -147,7 +147,7 @@ def partition(
         check_all_taken(function, choices, candidates, options.pins, strict)
         clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
         folded = fold(function, clustering.clusters, names)
-        reasons = tuple(_reasons(function, choices, clustering, options))
+        reasons = tuple(_explain(function, choices, clustering, options))
         return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
 
 
@@ -164,7 +164,7 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
         )
 
 
-def _reasons(function: Function, choices: EligibleEngines, result: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
+def _explain(function: Function, choices: EligibleEngines, result: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
     """Yield for each node, in order, why it is not on each engine before its own."""
     home = [0] * len(function.nodes)
     for group in result.clusters:

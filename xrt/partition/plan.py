@@ -251,10 +251,10 @@ class Plan:
 
     def __str__(self) -> str:
         """Print the plan; equal regions and equal reasons share one line. `reasons` lists them per node."""
-        return "\n".join(_lines(self))
+        return "\n".join(_format_lines(self))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _format_lines(plan: Plan) -> Iterator[str]:
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = ", ".join(f"{e} (fallback)" if e == plan.implicit else e for e in plan.engines)
     where = f"; device {plan.device}" if plan.device != "cpu" else ""
@@ -263,15 +263,15 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"options: {plan.options}"
     for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
         first, *others = alike
-        yield from _launch_lines(first)
+        yield from _format_launch(first)
         if others:
             yield f"{list_some([x.name for x in others])} on {first.engine}: the same operators as {first.name}"
     for copy in plan.copies:
         yield f"copy {copy}"
-    yield from _reason_lines(group_reasons(plan.reasons))
+    yield from _format_reasons(group_reasons(plan.reasons))
 
 
-def _reason_lines(groups: Sequence[ReasonGroup]) -> Iterator[str]:
+def _format_reasons(groups: Sequence[ReasonGroup]) -> Iterator[str]:
     """Yield one line per group of reasons."""
     if not groups:
         return
@@ -285,7 +285,7 @@ def _reason_lines(groups: Sequence[ReasonGroup]) -> Iterator[str]:
             yield f"  {reason.node!r} ({reason.op}) is not on {', '.join(entry.engines)}: {reason.text}"
 
 
-def _launch_lines(launch: Launch) -> Iterator[str]:
+def _format_launch(launch: Launch) -> Iterator[str]:
     where = f" ({launch.device})" if launch.device else ""
     yield f"{launch.name} on {launch.engine}{where}: {_count(len(launch.nodes), 'node')}"
     yield f"  nodes:  {', '.join(f'{node.name} ({node.op})' for node in launch.function.nodes)}"

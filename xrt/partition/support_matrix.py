@@ -101,37 +101,37 @@ class _NodeClasses:
     def number(self, node: Node) -> int:
         """The question index of a node; a new question gets the next index."""
         inputs, looks = node.inputs, self._looks
-        input_looks = [looks[name] if name in looks else self._look(name) for name in inputs]
-        output_looks = [looks[name] if name in looks else self._look(name) for name in node.outputs]
+        input_looks = [looks[name] if name in looks else self._find_look(name) for name in inputs]
+        output_looks = [looks[name] if name in looks else self._find_look(name) for name in node.outputs]
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         read = tuple(name in self._read for name in node.outputs) if len(output_looks) > 1 else ()
-        attributes = self._content(node.attributes) if node.attributes else ()
+        attributes = self._get_content(node.attributes) if node.attributes else ()
         key = (node.op_type, node.domain, node.device, tuple(input_looks), tuple(output_looks), same, read, attributes)
         if node.op_type in OF_TYPES or all(isinstance(look, str) or look < 0 for look in input_looks):
             looks.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _look(self, name: str) -> _Look:
+    def _find_look(self, name: str) -> _Look:
         constant = self._function.constants.get(name)
         if constant is not None:
             # A constant by identity, so that its content need not be hashed.
             look = -2 - id(constant)
         else:
-            look = self._type(self._function.get_type(name))
+            look = self._number_type(self._function.get_type(name))
         self._looks[name] = look
         return look
 
-    def _type(self, type_: Type | None) -> int:
+    def _number_type(self, type_: Type | None) -> int:
         """Number the type; first by identity, because hashing types would dominate the time here."""
         number = self._known_types.get(id(type_))
         if number is None:
             number = self._known_types[id(type_)] = self._types.setdefault(type_, len(self._types))
         return number
 
-    def _content(self, attributes: tuple[Attribute, ...]) -> tuple[object, ...]:
+    def _get_content(self, attributes: tuple[Attribute, ...]) -> tuple[object, ...]:
         content = self._attributes.get(id(attributes))
         if content is None:
-            content = self._attributes[id(attributes)] = tuple(map(_content, attributes))
+            content = self._attributes[id(attributes)] = tuple(map(_make_attribute_key, attributes))
         return content
 
     @cached_property
@@ -151,7 +151,7 @@ engine may look at its computation.
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
-def _content(attribute: Attribute) -> tuple[object, ...]:
+def _make_attribute_key(attribute: Attribute) -> tuple[object, ...]:
     """Key of an attribute: large values by identity, numbers as text, because ``1 == True`` and ``0.0 == -0.0``."""
     if attribute.kind in _BY_IDENTITY:
         return (attribute.name, id(attribute.value))
@@ -191,8 +191,8 @@ class EligibleEngines:
         Raises OptionError for a refusal of an unlisted engine or unknown node, and PlanError for a pin that matches no node.
         """
         specs = tuple(engine.spec for engine in engines)
-        bars = _pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
-        bars.update(_refusal_bars(function, specs, refused))
+        bars = _list_pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
+        bars.update(_list_refusal_bars(function, specs, refused))
         return cls(specs, capability or SupportMatrix.of(function, engines, device), bars)
 
     def candidates(self) -> list[tuple[int, ...]]:
@@ -236,7 +236,7 @@ def check_all_taken(
 # ------------------------------------------------------------------ refusals
 
 
-def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Bars:
+def _list_refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Refused]) -> Bars:
     if not refused:
         return {}
     places = {node.name: number for number, node in enumerate(function.nodes)}
@@ -257,7 +257,7 @@ def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Re
 # ------------------------------------------------------------------ pins
 
 
-def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
+def _list_pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequence[Pin]) -> Bars:
     """Exclusions by pins; ``engines`` are (name, spec) pairs."""
     bars: Bars = {}
     for node, pin in _match_pins(function, pins):
@@ -272,7 +272,7 @@ def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, 
 
     Raises PlanError for a pin that matches no node.
     """
-    nodes = {pin.by: _by_subject(function, pin) for pin in {pin.by: pin for pin in pins}.values()}
+    nodes = {pin.by: _group_by_subject(function, pin) for pin in {pin.by: pin for pin in pins}.values()}
     forced: dict[int, Pin] = {}
     for pin in pins:
         matching = list(pin.match(nodes[pin.by]))
@@ -287,7 +287,7 @@ def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, 
     yield from forced.items()
 
 
-def _by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
+def _group_by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
     """Nodes by operator or name, depending on the pin."""
     nodes: dict[str, list[int]] = {}
     for number, node in enumerate(function.nodes):
@@ -342,11 +342,9 @@ class NodeDevices:
         # The common case: devices of one kind, and none requested for an engine.
         if not self.homes.by_engine and not self.elsewhere:
             return list(self.required)
-        return [
-            name or self._device(node, engine) for node, (name, engine) in enumerate(zip(self.required, engines, strict=True))
-        ]
+        return [name or self._find_device(at, e) for at, (name, e) in enumerate(zip(self.required, engines, strict=True))]
 
-    def _device(self, node: int, engine: int) -> str:
+    def _find_device(self, node: int, engine: int) -> str:
         device = self.homes.by_engine.get(self.specs[engine])
         if device is not None:
             return normalize_device(device)

@@ -218,7 +218,7 @@ class LocalRunner:
     @classmethod
     def of(cls, engine: GraphCompiler) -> LocalRunner:
         """Make a runner for an engine, without its isolating worker."""
-        return cls(_inner(engine))
+        return cls(_load_inner(engine))
 
     def start(self) -> None:
         """Nothing to start."""
@@ -259,12 +259,12 @@ Runner: TypeAlias = WorkerRunner | LocalRunner
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
     """Run the engine in a worker if possible, else in this process."""
     try:
-        return WorkerRunner(_inner(engine), limits)
+        return WorkerRunner(_load_inner(engine), limits)
     except OptionError:
         return LocalRunner.of(engine)
 
 
-def _inner(engine: GraphCompiler) -> GraphCompiler:
+def _load_inner(engine: GraphCompiler) -> GraphCompiler:
     return load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
 
 

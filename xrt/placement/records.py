@@ -80,7 +80,7 @@ def create_lock(
     check, and ``values`` the files of inputs; other inputs are random.
     """
     function, plan = request.function, tuned.plan
-    used = _select(request.devices, (launch.engine for launch in plan.launches))
+    used = _select_devices(request.devices, (launch.engine for launch in plan.launches))
     return PlacementFile(
         writer=__version__,
         date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
@@ -183,7 +183,7 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
     if reasons := tuple(_compare_model(lock, request.function)):
         return reasons  # for another model, other differences do not matter
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
-    used = _select(request.devices, (run.engine for run in lock.plan))
+    used = _select_devices(request.devices, (run.engine for run in lock.plan))
     options = _describe_options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
     return (
         *_compare_engines(lock, request.engines, (run.engine for run in ranges)),
@@ -237,7 +237,7 @@ def _list_inputs(function: Function) -> dict[str, str]:
     return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
 
 
-def _select(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
+def _select_devices(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
     """Select the devices of the engines that a plan uses; other devices may be unavailable."""
     return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
 
@@ -277,7 +277,7 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     if CODE_UNKNOWN in codes or ingredients is None:
         return None
     context = on_device(request.context.device, request.context)
-    described = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
+    described = ", ".join(f"{engine.spec} {_get_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
     subject = (("decision", f"of xrt {__version__}"), ("function", request.function.fingerprint), ("engines", described))
     options = (("implicit", str(request.implicit)), ("clustering", str(request.clustering)))
     elsewhere = {spec: dict(make_context_key(on_device(name, context)))["device"] for spec, name in devices}
@@ -285,7 +285,7 @@ def make_decision_key(request: PlacementRequest, ingredients: Ingredients | None
     return Signature((*subject, *options, *make_context_key(context), *places, *ingredients))
 
 
-def _version(engine: GraphCompiler) -> str:
+def _get_version(engine: GraphCompiler) -> str:
     """The version of an engine, without importing the library of an unused engine."""
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
@@ -345,7 +345,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     specs = {engine.spec for engine in used}
     return PlacementFile(
         writer=__version__,
-        engines={engine.spec: _version(engine) for engine in unwrap(request.engines) if engine.spec in specs},
+        engines={engine.spec: _get_version(engine) for engine in unwrap(request.engines) if engine.spec in specs},
         candidates=list_candidate_records(race, request.function)[:MOST_CANDIDATES],
         precision=tuned.precision,
         search=search,

@@ -186,15 +186,15 @@ def check_regression(
             return RegressionResult("alone", limit)
 
     def is_decided(ratio: RatioInterval, rounds: int) -> bool:
-        state = _state(_change(ratio, gate), limit)
+        state = _choose_state(_divide_ratios(ratio, gate), limit)
         return state == "held" or (state == "regressed" and rounds >= SURE)
 
     now, rounds = compare_plans(course, plan, other, is_decided)
-    change = _change(now, gate)
-    return RegressionResult(_state(change, limit), limit, gate, now, rounds, change)
+    change = _divide_ratios(now, gate)
+    return RegressionResult(_choose_state(change, limit), limit, gate, now, rounds, change)
 
 
-def _change(now: RatioInterval, gate: Baseline) -> RatioInterval:
+def _divide_ratios(now: RatioInterval, gate: Baseline) -> RatioInterval:
     """Divide two ratios; their uncertainties are independent and add in squares, on a log scale."""
     middle = now.median / gate.ratio
     less = math.hypot(math.log(now.median / now.low), math.log(gate.high / gate.ratio))
@@ -202,7 +202,7 @@ def _change(now: RatioInterval, gate: Baseline) -> RatioInterval:
     return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))
 
 
-def _state(change: RatioInterval, limit: float) -> State:
+def _choose_state(change: RatioInterval, limit: float) -> State:
     if change.low > 1 + limit:
         return "regressed"
     return "held" if change.high <= 1 + limit else "undecided"

@@ -41,11 +41,11 @@ class CostReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data; numbers that are not finite become None."""
-        document: dict[str, Any] = _finite(asdict(self) | {"standings": [standing.to_dict() for standing in self.standings]})
+        document: dict[str, Any] = _replace_nonfinite(asdict(self) | {"standings": [x.to_dict() for x in self.standings]})
         return document
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_format_lines(self))
 
 
 def make_report(
@@ -73,25 +73,25 @@ def make_report(
     return CostReport(total, seconds, parts, standings, unlocks)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: _replace_nonfinite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---------------------------------------------------------------------- as text
 
 
-def _lines(account: CostReport) -> Iterator[str]:
+def _format_lines(account: CostReport) -> Iterator[str]:
     if account.predicted is not None:
         took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
         yield f"predicted {format_seconds(account.predicted)} for a call{took}:"
-    yield from _some([f"  {part}" for part in account.parts], "regions")
+    yield from _list_some([f"  {part}" for part in account.parts], "regions")
     if account.unlocks:
         yield "what would unlock the graph, by the prediction:"
-    yield from _some([f"  {describe_missing_support(gap)}" for gap in account.unlocks], "operators")
+    yield from _list_some([f"  {describe_missing_support(gap)}" for gap in account.unlocks], "operators")
 
 
 def describe_missing_support(gap: MissingSupport) -> str:
@@ -99,7 +99,7 @@ def describe_missing_support(gap: MissingSupport) -> str:
     return f"{gap.operator} on {gap.engine} ({gap.nodes} node{'s' * (gap.nodes != 1)}): {format_seconds(gap.seconds)} less"
 
 
-def _some(lines: Sequence[str], what: str) -> Iterator[str]:
+def _list_some(lines: Sequence[str], what: str) -> Iterator[str]:
     yield from lines[:SHOWN]
     if len(lines) > SHOWN:
         yield f"  and {len(lines) - SHOWN} more {what}"

@@ -78,7 +78,7 @@ def describe_candidate(candidate: CandidateResult | CandidateRecord, title: str,
     """Format the verdict, the plan, its time and its ratio; the baseline has no ratio."""
     parts = [f"{VERDICTS[candidate.verdict]}: {title}"]
     if candidate.seconds is not None:
-        parts.append(_time(candidate.seconds))
+        parts.append(_format_time(candidate.seconds))
     if is_baseline:
         parts.append("the best single engine")
     elif None not in (candidate.ratio, candidate.ratio_low, candidate.ratio_high):
@@ -172,7 +172,7 @@ class TuningResult:
         return render_tuning_result(self)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_format_lines(self))
 
 
 _HOW = {
@@ -184,7 +184,7 @@ _HOW = {
 }
 
 
-def _lines(tuned: TuningResult) -> Iterator[str]:
+def _format_lines(tuned: TuningResult) -> Iterator[str]:
     yield f"{_HOW[tuned.how]}: {describe_plan(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
         spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
@@ -245,7 +245,7 @@ def describe_plan(plan: Plan) -> str:
     return " + ".join(kind if specs.count(kind) == 1 else f"{kind} ({specs.count(kind)} regions)" for kind in kinds)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
 
 
@@ -266,7 +266,7 @@ class Progress:
     @property
     def text(self) -> str:
         """The stage, and the best plan so far with its time."""
-        best = f"; best so far: {self.best}, {_time(self.seconds)}" if self.seconds is not None else ""
+        best = f"; best so far: {self.best}, {_format_time(self.seconds)}" if self.seconds is not None else ""
         return f"{self.stage}{best}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -202,9 +202,9 @@ class PlanningGraph:
             # The longest supported stretches of an engine with partial support.
             edges = [at for at in range(1, len(self)) if (mask >> at ^ mask >> at - 1) & 1]
             stretches = [pair for pair in pairwise([0, *edges, len(self)]) if mask >> pair[0] & 1]
-            parts += _longest(stretches, least=1)
+            parts += _select_longest(stretches, least=1)
         for bounds in (self.cut_points, self._runs, products):
-            parts += _longest(pairwise(bounds))
+            parts += _select_longest(pairwise(bounds))
         singles: dict[str, int] = {}
         for at, kind in enumerate(self.kinds):
             if kind not in singles and ops[at + 1] not in (ops[at], ops[at + 2]):
@@ -219,7 +219,7 @@ def _estimate_bytes(type_: Any, usual: int) -> int:
     return math.prod(extents) * max(int(type_.dtype.numpy.itemsize), 1)
 
 
-def _longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
+def _select_longest(bounds: Iterable[tuple[int, int]], least: int = 2) -> list[int]:
     stretches = [pair for pair in bounds if pair[1] - pair[0] >= least]
     return [
         (1 << end) - (1 << first) for first, end in sorted(stretches, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_PARTS]

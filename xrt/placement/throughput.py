@@ -125,14 +125,14 @@ class ThroughputResult:
         return f"nothing serves requests{within}{took}"
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_format_lines(self))
 
 
 COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
 """Column headers of the table."""
 
 
-def _lines(result: ThroughputResult) -> Iterator[str]:
+def _format_lines(result: ThroughputResult) -> Iterator[str]:
     yield result.headline
     yield f"  {format_count(len(result.candidates), 'point')}, {result.spent:.1f} of {result.budget:g} s"
     for point in result.candidates:

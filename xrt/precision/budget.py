@@ -196,10 +196,10 @@ def _list_floats(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[A
 
 def _measure_relative(expected: Sequence[Any], actual: Sequence[Any]) -> list[tuple[float, float]]:
     """Per output, the squared norms of the difference and of the expected output."""
-    return [_square(a, b) for a, b in _list_floats(expected, actual)]
+    return [_compute_squares(a, b) for a, b in _list_floats(expected, actual)]
 
 
-def _square(a: Array, b: Array) -> tuple[float, float]:
+def _compute_squares(a: Array, b: Array) -> tuple[float, float]:
     usable = np.isfinite(a)
     if not np.array_equal(a[~usable], b[~usable], equal_nan=True) or not np.isfinite(b[usable]).all():
         return math.inf, 1.0
@@ -416,7 +416,7 @@ def _fit(item: ExampleInputs, function: Function, declared: Sequence[Value], pur
         yield ExampleInputs(item.example, item.batch, tuple(values))
 
 
-def _open_extents(value: Value) -> tuple[bool, ...]:
+def _list_open_extents(value: Value) -> tuple[bool, ...]:
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return () if shape is None else tuple(not isinstance(extent, int) for extent in shape)
 
@@ -426,7 +426,7 @@ def _count_rows(item: ExampleInputs, function: Function, declared: Sequence[Valu
     counts = set()
     for array, value, open_ in zip(item.values, function.inputs, declared, strict=True):
         wanted = value.type.shape[0] if isinstance(value.type, TensorType) and value.type.shape else None
-        if _open_extents(open_)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
+        if _list_open_extents(open_)[:1] != (True,) or not isinstance(wanted, int) or not wanted or not array.ndim:
             return 1
         counts.add(array.shape[0] // wanted)
     return max(1, counts.pop()) if len(counts) == 1 else 1
@@ -436,7 +436,7 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if shape is None or array.ndim != len(shape):
         return array
-    for axis, (want, is_open) in enumerate(zip(shape, _open_extents(declared), strict=False)):
+    for axis, (want, is_open) in enumerate(zip(shape, _list_open_extents(declared), strict=False)):
         have = array.shape[axis]
         if not is_open or not have or not isinstance(want, int):
             continue

@@ -169,11 +169,11 @@ def find_entropy_threshold(histogram: MagnitudeHistogram, levels: int) -> float:
     counts = histogram.counts.astype(np.float64)
     last = int(np.flatnonzero(counts)[-1]) + 1
     ends = range(min(levels, last), last + 1, max(1, (last - levels) // 128)) if last > levels else (last,)
-    best = min((_diverge(counts, end, levels), end) for end in {*ends, last})
+    best = min((_compute_divergence(counts, end, levels), end) for end in {*ends, last})
     return float(best[1] * histogram.width)
 
 
-def _diverge(counts: Array, end: int, levels: int) -> float:
+def _compute_divergence(counts: Array, end: int, levels: int) -> float:
     """Compute the divergence of the first ``end`` bins, with all clipped numbers in the last one, from their quantized form."""
     cut = counts[:end].copy()
     cut[-1] += counts[end:].sum()
