@@ -81,7 +81,7 @@ class _Folding:
             if branch is not None and splice.inline(node, branch):
                 arrived.update(inner.name for inner in splice.inlined)
                 continue
-            knowledge.infer(node, again=node.name in arrived)  # the type of an If was only what its branches have in common
+            knowledge.infer(node, again=node.name in arrived)  # an If has only the common type of its branches
             # A node with control edges orders effects, which a constant cannot.
             results = None if node.control or splice.is_awaited(node) else self.node(node, knowledge)
             if results is None:

@@ -140,7 +140,7 @@ def _quotient(a: Any, b: Any) -> Any:
     if not np.all(b):
         return None
     floor = np.floor_divide(a, b)
-    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX cuts off what is behind the point
+    return floor + ((floor * b != a) & ((a < 0) != (b < 0)))  # ONNX truncates towards zero
 
 
 def _neutral(a: Any, b: Any, neutral: int) -> Any:

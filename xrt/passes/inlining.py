@@ -29,7 +29,7 @@ def _inline_branches(function: Function, outer: Mapping[str, Constant], names: B
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
-    values: dict[str, Constant] = {}  # of Constant nodes, which are kept: a condition may come from one
+    values: dict[str, Constant] = {}  # of Constant nodes, which stay: a condition may read one
     scope: ChainMap[str, Constant] = ChainMap(values, splice.constants, outer)  # type: ignore[arg-type]  # only the first map is written
     for node in splice.iter_pending():
         branch = find_taken_branch(node, scope.get)

@@ -82,7 +82,7 @@ def _is_negative(extent: Dim) -> bool:
 
 
 def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
-    """The extent that -1 stands for in a Reshape: divide the other extents out of the shape, symbols by name."""
+    """Infer the extent of -1 in a Reshape: divide the shape by the other extents; equal symbols cancel."""
     symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
     for extent in others:
         if not isinstance(extent, int):
@@ -438,7 +438,7 @@ class Knowledge:
         self._opset = function.opsets.get("", 0)
         self._symbols: frozenset[str] = symbols_given(function) if outer is None else outer._symbols
 
-    # ------------------------------------------------------------------ what is known of a value
+    # ------------------------------------------------------------------ types, constants and contents of a value
 
     def get_type(self, name: str) -> Type | None:
         if (type_ := self.types.get(name)) is not None:

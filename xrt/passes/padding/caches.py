@@ -12,7 +12,7 @@ from xrt.graph import DType, Function, Node, State, TensorType, Value, declare_s
 from xrt.graph.state import Capacity, declare_capacity
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.passes.padding.function import decompose_without_rule, walk
-from xrt.passes.padding.padder import SIZE, Extent, Padded, Padder, PaddingRefusal, Refused, multiply
+from xrt.passes.padding.padder import SIZE, Extent, PaddedTensor, Padder, PaddingRefusal, Unpaddable, multiply
 from xrt.passes.shape_inference import infer_shapes
 
 LENGTH, NEXT_LENGTH = "xrt.length", "xrt.next_length"
@@ -139,7 +139,7 @@ def _find_added(function: Function, caches: Sequence[_Cache]) -> Extent:
     walk(p)
     try:
         extents = {multiply(p.axes(cache.new)[cache.axis]) for cache in caches}
-    except Refused as error:
+    except Unpaddable as error:
         raise ModelError(f"how much a call adds to the caches of {function.name!r} is not known: {error.reason}") from None
     if len(extents) != 1 or not p.is_known(next(iter(extents))):
         shown = ", ".join(sorted(map(str, extents)))
@@ -153,10 +153,10 @@ def _check_outputs(p: Padder, caches: Sequence[_Cache]) -> None:
         state = p.states.get(value.name)
         if isinstance(state, PaddingRefusal):
             raise ModelError(f"the caches of {p.function.name!r} cannot be made static: {state}")
-        if (isinstance(state, Padded) or state is SIZE) and value.name not in cache_outputs:
+        if (isinstance(state, PaddedTensor) or state is SIZE) and value.name not in cache_outputs:
             raise ModelError(f"output {value.name!r} is as long as the caches, so these cannot be made static; leave it out")
     for cache in caches:
-        if not isinstance(p.states.get(cache.state.output), Padded):
+        if not isinstance(p.states.get(cache.state.output), PaddedTensor):
             raise ModelError(f"the Concat {cache.node.name!r} cannot be made a write to a buffer")
 
 

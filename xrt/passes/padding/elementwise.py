@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import DType, Node
 from xrt.operators import Trait, has_trait, list_operators
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, rule
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rule
 
 _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu")
 
@@ -70,7 +70,7 @@ def apply_matmul(p: Padder, node: Node) -> Node:
     left, right = node.inputs
     ranks = len(p.axes(left)), len(p.axes(right))
     if 0 in ranks:
-        raise Refused("a side is a number")
+        raise Unpaddable("a side is a number")
     left, right = _contract(p, left, ranks[0] - 1, right, max(ranks[1] - 2, 0))
     rows = p.axes(left)[-2:-1] if ranks[0] > 1 else ()
     columns = p.axes(right)[-1:] if ranks[1] > 1 else ()
@@ -99,7 +99,7 @@ def apply_einsum(p: Padder, node: Node) -> Node:
     """Output indices may be padded; a contracted index is masked in each input."""
     equation = node.attr("equation", "").replace(" ", "")
     if "." in equation or "->" not in equation:
-        raise Refused("its equation has an ellipsis, or no output")
+        raise Unpaddable("its equation has an ellipsis, or no output")
     operands, result = equation.split("->")
     axes: dict[str, Axis] = {}
     names = list(node.inputs)
@@ -132,7 +132,7 @@ def _neutral(p: Padder, node: Node) -> Any:
     if dtype.is_float:
         return -np.inf if number == _LEAST else np.inf
     if dtype.numpy.kind not in "iu":
-        raise Refused(f"there is no least {dtype}")
+        raise Unpaddable(f"there is no least {dtype}")
     limits = np.iinfo(dtype.numpy)
     return limits.min if number == _LEAST else limits.max
 
@@ -252,9 +252,9 @@ def apply_normalization(p: Padder, node: Node) -> None:
         if p.is_padded(axes[n]):
             raise p.refuse("it normalizes by statistics over the padded axis", axes[n])
     if node.attr("training_mode", 0):
-        raise Refused("it is in training mode")
+        raise Unpaddable("it is in training mode")
     if any(name in p.states for name in node.inputs[1:] if name):
-        raise Refused("a parameter is padded")
+        raise Unpaddable("a parameter is padded")
     p.set(node.outputs[0], axes)
     for name in filter(None, node.outputs[1:]):
         p.set(name, [ONE if n in over else axis for n, axis in enumerate(axes)])
@@ -275,7 +275,7 @@ def apply_cumulative(p: Padder, node: Node) -> Node:
     """Padding follows all valid elements, so it needs a mask only in a reverse sum."""
     axes, numbers = p.axes(node.inputs[0]), p.integers(node, 1)
     if numbers is None:
-        raise Refused("its axis is not known")
+        raise Unpaddable("its axis is not known")
     axis = numbers[0] % len(axes)
     p.set(node.outputs[0], axes)
     if not node.attr("reverse", 0) or not p.is_padded(axes[axis]):
@@ -293,7 +293,7 @@ def apply_cast_like(p: Padder, node: Node) -> None:
 def apply_quantized(p: Padder, node: Node) -> None:
     """Per-axis scales must belong to an axis without padding."""
     if any(name in p.states for name in node.inputs[1:] if name) or node.attr("block_size", 0):
-        raise Refused("its scales are padded, or of blocks")
+        raise Unpaddable("its scales are padded, or of blocks")
     axes = p.axes(node.inputs[0])
     if len(p.axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
         raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])

@@ -22,10 +22,10 @@ from xrt.passes.padding.padder import (
     Axis,
     Contents,
     Extent,
-    Padded,
+    PaddedTensor,
     Padder,
     PaddingRefusal,
-    Refused,
+    Unpaddable,
     multiply,
 )
 from xrt.passes.shape_inference import list_symbols
@@ -45,7 +45,7 @@ def follow(p: Padder, node: Node) -> bool:
         return False
     try:
         elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
-    except (Refused, IndexError, ValueError, TypeError, AttributeError):
+    except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
         return False
     if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
         return False
@@ -86,7 +86,7 @@ def _array(elements: Any) -> Contents:
 def _get_input(p: Padder, node: Node, slot: int) -> Contents:
     elements = p.contents(node.inputs[slot])
     if elements is None:
-        raise Refused("it is not known")
+        raise Unpaddable("it is not known")
     return elements
 
 
@@ -104,7 +104,7 @@ def _constant(p: Padder, node: Node) -> Contents | None:
 def _constant_of_shape(p: Padder, node: Node) -> Contents:
     value = node.attr("value")
     if not isinstance(value, Constant) or value.array.dtype.kind not in "iub":
-        raise Refused("it is no integer")
+        raise Unpaddable("it is no integer")
     return np.full(tuple(p.integers(node, 0) or ()), Extent.of(int(value.array.reshape(-1)[0])), object)
 
 
@@ -112,7 +112,7 @@ def _reduce(combine: Callable[[tuple[Extent, ...]], Extent]) -> Callable[[Padder
     def reduce(p: Padder, node: Node) -> Contents:
         elements = _get_input(p, node, 0)
         if elements.ndim > 1:
-            raise Refused("it is no vector")
+            raise Unpaddable("it is no vector")
         total = np.array(combine(tuple(elements.reshape(-1))), object)
         return total.reshape((1,) * elements.ndim) if node.attr("keepdims", 1) else total
 
@@ -281,7 +281,7 @@ def _find_output_state(p: Padder, value: Value) -> object:
     name, op = (node.name, node.op) if node else ("", "")
     if state is SIZE:
         return PaddingRefusal(name, op, "its result is a size", p.dims)
-    for axis in state.axes if isinstance(state, Padded) else ():
+    for axis in state.axes if isinstance(state, PaddedTensor) else ():
         if p.is_padded(axis) and not all(p.is_known(part) for part in axis):
             dims = frozenset().union(*(part.atoms for part in axis)) & p.dims
             return PaddingRefusal(name, op, f"the extent {'*'.join(map(str, axis))} of its result is known only in a call", dims)
@@ -305,7 +305,7 @@ def _visit(p: Padder, node: Node) -> Node:
             if follow(p, node):
                 return node
             return _apply(p, node) if states else _note(p, node)
-        except Refused as error:
+        except Unpaddable as error:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
         except (IndexError, ValueError, TypeError, AttributeError, KeyError):
@@ -319,26 +319,26 @@ def _note(p: Padder, node: Node) -> Node:
     """Record the extents of outputs that padding does not affect, if they have names."""
     rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
-        with suppress(Refused, IndexError, ValueError, TypeError, AttributeError, KeyError):
+        with suppress(Unpaddable, IndexError, ValueError, TypeError, AttributeError, KeyError):
             rule(p, node)
     return node
 
 
 def _find_dims(p: Padder, state: object) -> frozenset[str]:
-    if not isinstance(state, Padded):
+    if not isinstance(state, PaddedTensor):
         return p.dims
     return frozenset().union(*(part.atoms for axis in state.axes for part in axis)) & p.dims
 
 
 def _apply(p: Padder, node: Node) -> Node:
     if node.bodies:
-        raise Refused("what its body does with padded values is not followed")
+        raise Unpaddable("what its body does with padded values is not followed")
     rule = p.rules.get(node.name) or RULES.get(node.op)
     if rule is None:
-        raise Refused("there is no rule for its operator")
+        raise Unpaddable("there is no rule for its operator")
     shapes = () if node.domain else PADDED_SHAPES.get(node.op_type, ())
     if node.op_type in SIZED and any(p.states.get(name) is SIZE for name in node.inputs):
-        raise Refused("the shape of its result depends on a size in a way that is not followed")
+        raise Unpaddable("the shape of its result depends on a size in a way that is not followed")
     names = [
         x if p.states.get(x) is not SIZE else p.shape_operand(x) if n in shapes else p.exact(x) for n, x in enumerate(node.inputs)
     ]
@@ -361,7 +361,7 @@ def _finish(p: Padder, original: Function, refusals: Mapping[str, PaddingRefusal
         padded if p.dims else original,
         tuple(sorted(p.dims)),
         tuple(p.fed),
-        tuple(state.axes if isinstance(state, Padded) else None for state in states),
+        tuple(state.axes if isinstance(state, PaddedTensor) else None for state in states),
         tuple(p.conditions),
         refusals,
     )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from xrt.graph import DType, Node
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, multiply, rule
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, multiply, rule
 
 
 @rule("Transpose")
@@ -37,7 +37,7 @@ def apply_squeeze(p: Padder, node: Node) -> None:
     axes, squeezed = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
     gone = {n % len(axes) for n in squeezed} if squeezed else {n for n, axis in enumerate(axes) if axis == ONE}
     if squeezed is None and any(p.is_padded(axis) or axis[0].number is None for axis in axes):
-        raise Refused("it drops all axes of one element, and some extents are open")
+        raise Unpaddable("it drops all axes of one element, and some extents are open")
     if any(map(p.is_padded, padded := [axes[n] for n in gone])):
         raise p.refuse("it drops a padded axis", *padded)
     p.set(node.outputs[0], [axis for n, axis in enumerate(axes) if n not in gone])
@@ -99,7 +99,7 @@ def apply_expand(p: Padder, node: Node) -> None:
     """Axes of extent 1 may expand to padded ones."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if wanted is None or None in wanted:
-        raise Refused(f"its shape {node.inputs[1]!r} is not known")
+        raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
     rank = max(len(axes), len(wanted))
     source = [ONE] * (rank - len(axes)) + list(axes)
     target = [ONE] * (rank - len(wanted)) + [(extent,) for extent in wanted if extent is not None]
@@ -117,7 +117,7 @@ def apply_tile(p: Padder, node: Node) -> None:
     """Only axes without padding may be repeated."""
     axes, repeats = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if repeats is None or None in repeats:
-        raise Refused(f"its repeats {node.inputs[1]!r} are not known")
+        raise Unpaddable(f"its repeats {node.inputs[1]!r} are not known")
     tiled: list[Axis] = []
     for axis, count in zip(axes, repeats, strict=True):
         if count is None or (count.number != 1 and p.is_padded(axis)) or (p.is_padded(count) and axis != ONE):
@@ -168,7 +168,7 @@ def apply_range(p: Padder, node: Node) -> Node | None:
     operands = [p.elements(name) for name in node.inputs]
     start, limit, step = (operand[0] if operand else None for operand in operands)
     if start is None or limit is None or step is None or step.number is None or step.number < 1:
-        raise Refused("its start or its step is no constant")
+        raise Unpaddable("its start or its step is no constant")
     count = (limit - start + Extent.of(step.number - 1)) // step.number
     p.require(limit - start)
     p.set(node.outputs[0], [(count,)])
@@ -185,7 +185,7 @@ def apply_fill(p: Padder, node: Node) -> None:
     """All elements are the same number."""
     extents = p.elements(node.inputs[0])
     if extents is None or None in extents:
-        raise Refused(f"its shape {node.inputs[0]!r} is not known")
+        raise Unpaddable(f"its shape {node.inputs[0]!r} is not known")
     value = node.attr("value")
     is_zero = value is None or not np.any(value.array)
     axes: list[Axis] = [(extent,) for extent in extents if extent is not None]
@@ -197,7 +197,7 @@ def apply_one_hot(p: Padder, node: Node) -> None:
     """Insert an axis; the others may be padded."""
     axes = list(p.axes(node.inputs[0]))
     if any(name in p.states for name in node.inputs[1:]):
-        raise Refused("a parameter is padded")
+        raise Unpaddable("a parameter is padded")
     place = node.attr("axis", -1) % (len(axes) + 1)
     p.set(node.outputs[0], [*axes[:place], p.unknown(node.outputs[0], place), *axes[place:]])
 
@@ -211,7 +211,7 @@ def apply_depth_to_space(p: Padder, node: Node) -> None:
     size = node.attr("blocksize")
     rest = channels[0].divide(Extent.of(size * size))
     if rest is None:
-        raise Refused("its channels are not known")
+        raise Unpaddable("its channels are not known")
     p.set(node.outputs[0], [batch, (rest,), *((axis[0] * Extent.of(size),) for axis in spatial)])
 
 
@@ -227,7 +227,7 @@ class _Parts:
         self.remaining = _join_clean(p, [part for axis in axes for part in axis])
 
     def take(self, wanted: Extent, *, last: bool) -> Axis:
-        """Match an output extent at the front (or back) of the remaining extents; raises Refused on a mismatch."""
+        """Match an output extent at the front (or back) of the remaining extents; raises Unpaddable on a mismatch."""
         matched: list[Extent] = []
         while wanted != ONE[0]:
             if not self.remaining:
@@ -284,11 +284,11 @@ def apply_reshape(p: Padder, node: Node) -> None:
     """Padded extents stay whole or merge with their neighbors."""
     axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
     if wanted is None:
-        raise Refused(f"its shape {node.inputs[1]!r} is not known")
+        raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
     target: list[Extent | None] = []
     for number, extent in enumerate(wanted):
         if extent is None:
-            raise Refused(f"its shape {node.inputs[1]!r} is known in part")
+            raise Unpaddable(f"its shape {node.inputs[1]!r} is known in part")
         is_copied = extent.number == 0 and not node.attr("allowzero", 0)
         target.append(None if extent.number == -1 else multiply(axes[number]) if is_copied else extent)
     _reshape(p, node, target)
@@ -496,7 +496,7 @@ def _read(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | Non
     if elements is None:
         ((extent,),) = p.axes(node.inputs[slot])
         if extent.number is None:
-            raise Refused(f"input {node.inputs[slot]!r} is not known")
+            raise Unpaddable(f"input {node.inputs[slot]!r} is not known")
         return [None] * extent.number
     return elements
 

@@ -157,7 +157,7 @@ def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tup
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedTensor:
     """A tensor whose leading part, along each padded axis, is the result without padding.
 
     The rest is undefined, which is why reductions over such an axis need a mask.
@@ -181,7 +181,7 @@ class PaddingRefusal:
         return f"node {self.node!r} ({self.op}): {self.reason}" if self.node else self.reason
 
 
-class Refused(Exception):  # internal to this package
+class Unpaddable(Exception):  # internal to this package
     """Internal: an operator cannot be padded along ``dims``; if empty, along any dim of its inputs."""
 
     def __init__(self, reason: str, dims: frozenset[str] = frozenset()) -> None:
@@ -197,12 +197,12 @@ class _Size:
 
 
 SIZE = _Size()
-State: TypeAlias = Padded | PaddingRefusal | _Size
+State: TypeAlias = PaddedTensor | PaddingRefusal | _Size
 """State of a value affected by padding; a value without a state is the same with and without padding."""
 Contents: TypeAlias = "np.ndarray[Any, Any]"
 """Elements of a small integer tensor: an Extent each, or None if unknown."""
 Rule: TypeAlias = "Callable[[Padder, Node], Node | None]"
-"""Records the outputs of a node and returns its replacement; raises Refused if padding changes the result."""
+"""Records the outputs of a node and returns its replacement; raises Unpaddable if padding changes the result."""
 RULES: dict[str, Rule] = {}
 """Padding rules by qualified operator name, as in `Node.op`."""
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
@@ -253,25 +253,25 @@ class Padder:
         self._sources: dict[str, tuple[str, int]] = {}
         """Value and axis where an extent without padding can be read, by name."""
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ known extents
 
     def is_padded(self, axis: Axis | Extent) -> bool:
         parts = axis if isinstance(axis, tuple) else (axis,)
         return any(part.atoms & self.dims for part in parts)
 
-    def refuse(self, reason: str, *axes: Axis | Extent) -> Refused:
+    def refuse(self, reason: str, *axes: Axis | Extent) -> Unpaddable:
         """Make the exception for the dims of these axes."""
         parts = [part for axis in axes for part in (axis if isinstance(axis, tuple) else (axis,))]
-        return Refused(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
+        return Unpaddable(reason, frozenset().union(*(part.atoms for part in parts)) & self.dims)
 
     def only(self, axis: Axis) -> Extent:
-        """The single extent of an axis; raises Refused if a reshape merged several."""
+        """The single extent of an axis; raises Unpaddable if a reshape merged several."""
         if len(axis) != 1:
             raise self.refuse("the padded axis is merged with others", axis)
         return axis[0]
 
     def match(self, *shapes: Sequence[Axis], skip: int | None = None) -> None:
-        """Raise Refused if operands differ along a padded axis; the axis `skip` is ignored."""
+        """Raise Unpaddable if operands differ along a padded axis; the axis `skip` is ignored."""
         for number, axes in enumerate(zip(*shapes, strict=True)):
             if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
                 raise self.refuse(f"its operands differ along axis {number}", *axes)
@@ -291,16 +291,16 @@ class Padder:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
 
     def axes(self, name: str) -> tuple[Axis, ...]:
-        """The extents of a value; raises Refused if its rank is unknown."""
+        """The extents of a value; raises Unpaddable if its rank is unknown."""
         state = self.states.get(name)
-        if isinstance(state, Padded):
+        if isinstance(state, PaddedTensor):
             return state.axes
         # Extents derived by rules are more precise than the declared type.
         if name in self._unaffected:
             return self._unaffected[name]
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType) or type_.shape is None:
-            raise Refused(f"the rank of {name!r} is not known")
+            raise Unpaddable(f"the rank of {name!r} is not known")
         axes = self._list_declared_axes(name, type_)
         if any(self.is_padded(axis) for axis in axes):
             raise self.refuse(f"{name!r} is {type_}, and does not come from a padded input", *axes)
@@ -310,16 +310,16 @@ class Padder:
         return axes
 
     def dtype(self, name: str) -> DType:
-        """The element type; raises Refused if it is unknown."""
+        """The element type; raises Unpaddable if it is unknown."""
         type_ = self._types.get(name) or self.function.get_type(name)
         if not isinstance(type_, TensorType):
-            raise Refused(f"the element type of {name!r} is not known")
+            raise Unpaddable(f"the element type of {name!r} is not known")
         return type_.dtype
 
     def zeros(self, name: str) -> frozenset[int]:
         """Axes whose padding is known to be zero."""
         state = self.states.get(name)
-        return state.zeros if isinstance(state, Padded) else frozenset()
+        return state.zeros if isinstance(state, PaddedTensor) else frozenset()
 
     def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
         """Record the extents of an output."""
@@ -334,7 +334,7 @@ class Padder:
             pairs = zip(axes, shape, strict=True)
             axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in pairs)
         if any(map(self.is_padded, axes)):
-            self.states[name] = Padded(axes, zeros)
+            self.states[name] = PaddedTensor(axes, zeros)
         else:
             self._unaffected[name] = axes
 
@@ -389,7 +389,7 @@ class Padder:
         return None if contents is None or contents.ndim > 1 else list(contents.reshape(-1))
 
     def integers(self, node: Node, slot: int, attribute: str = "") -> list[int] | None:
-        """Integers of an attribute, or else of a constant input; None if both are absent. Raises Refused for other inputs."""
+        """Integers of an attribute, or else of a constant input; None if both are absent. Raises Unpaddable for other inputs."""
         value = node.attr(attribute) if attribute else None
         if value is not None:
             return list(value) if isinstance(value, list | tuple) else [value]
@@ -398,7 +398,7 @@ class Padder:
             return None
         numbers = [None if extent is None else extent.number for extent in self.elements(name) or [None]]
         if None in numbers:
-            raise Refused(f"input {name!r} is no constant")
+            raise Unpaddable(f"input {name!r} is no constant")
         return [number for number in numbers if number is not None]
 
     # ------------------------------------------------------------------ new nodes
@@ -437,7 +437,7 @@ class Padder:
         if atom in self.dims:
             return self.fed.setdefault(atom, SIZE_INPUT + atom)
         if atom not in self._sources:
-            raise Refused(f"no value has the extent {atom!r}")
+            raise Unpaddable(f"no value has the extent {atom!r}")
         return self.length(*self._sources[atom])
 
     def length(self, name: str, axis: int) -> str:
@@ -453,7 +453,7 @@ class Padder:
         """Emit the sizes in `name` without padding."""
         extents, dtype = self._contents[name], self.dtype(name)
         if any(extent is None for extent in extents.flat):
-            raise Refused(f"{name!r} holds sizes that are known in part")
+            raise Unpaddable(f"{name!r} holds sizes that are known in part")
         sizes = self.node("Reshape", self.vector(extents.flat), self.constant(np.array(extents.shape, np.int64)))
         sizes = sizes if dtype is DType.INT64 else self.node("Cast", sizes, to=dtype.onnx)
         self._types[sizes] = TensorType(dtype, extents.shape)
@@ -473,7 +473,7 @@ class Padder:
     def find_valid(self, name: str, axis: int) -> str:
         """Emit the boolean vector that is true for the valid part of an axis."""
         if (opset := self.function.opsets.get("", 0)) < OPSET:
-            raise Refused(f"a mask needs opset {OPSET}, and the model has {opset}")
+            raise Unpaddable(f"a mask needs opset {OPSET}, and the model has {opset}")
         extent = self.only(self.axes(name)[axis])
         # Equal extents share one mask.
         key = ("valid", extent)
@@ -494,7 +494,7 @@ class Padder:
         number = self.constant(np.asarray(fill).astype(self.dtype(name).numpy))
         masked = self.node("Where", flags, name, number)
         state = self.states[name]
-        assert isinstance(state, Padded)  # its axis is padded
+        assert isinstance(state, PaddedTensor)  # its axis is padded
         self.states[masked] = replace(state, zeros=state.zeros | {axis} if fill == 0 else state.zeros - {axis})
         self._types[masked] = TensorType(self.dtype(name))
         return masked

@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt.graph import Node
 from xrt.operators.windows import Window, make_window
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Refused, rule
+from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rule
 
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
@@ -42,7 +42,7 @@ def _read_kernel(p: Padder, node: Node) -> list[int]:
     """Spatial extents of the kernel of a convolution."""
     kernel = node.attr("kernel_shape") or [axis[0].number for axis in p.axes(node.inputs[1])[2:]]
     if None in kernel or any(name in p.states for name in node.inputs[1:]):
-        raise Refused("its weights are padded, or of unknown shape")
+        raise Unpaddable("its weights are padded, or of unknown shape")
     return list(kernel)
 
 
@@ -60,7 +60,7 @@ def _check_pool(p: Padder, node: Node) -> Window:
     if is_spatial and (node.attr("ceil_mode", 0) or len(node.outputs) > 1):
         raise p.refuse("it rounds up (ceil_mode), or gives indices", *p.axes(node.inputs[0])[2:])
     if node.attr("ceil_mode", 0):
-        raise Refused("it rounds up (ceil_mode)")
+        raise Unpaddable("it rounds up (ceil_mode)")
     return _read_window(p, node, node.attr("kernel_shape"))
 
 
@@ -69,7 +69,7 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
     """As Conv, masked with minus infinity."""
     (data,) = node.inputs
     if not p.dtype(data).is_float:
-        raise Refused("it is of integers")
+        raise Unpaddable("it is of integers")
     masked, spatial = _slide(p, data, _check_pool(p, node), -np.inf)
     p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
@@ -94,7 +94,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
     """Each input element adds to a window of the output, so the padding is masked with zeros."""
     data, weight = node.inputs[:2]
     if node.attr("output_shape") or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise Refused("its output has a given size")
+        raise Unpaddable("its output has a given size")
     window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(data)
     ones = (1,) * len(window.kernel)
     more = node.attr("output_padding") or [0] * len(ones)
@@ -117,7 +117,7 @@ def apply_resize(p: Padder, node: Node) -> None:
     scales = p.function.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
     axes = p.axes(data)
     if scales is None or scales.array.size != len(axes) or node.attr("axes"):
-        raise Refused("its scales are no constant for all axes")
+        raise Unpaddable("its scales are no constant for all axes")
     modes = node.attr("coordinate_transformation_mode", "half_pixel"), node.attr("nearest_mode", "round_prefer_floor")
     is_nearest = node.attr("mode", "nearest") == "nearest" and modes in _NEAREST
     resized: list[Axis] = []
@@ -141,7 +141,7 @@ def apply_attention(p: Padder, node: Node) -> Node:
     """Queries may be padded; the mask hides padded keys, and padded values are zeroed."""
     names = [*node.inputs, *[""] * (7 - len(node.inputs))]
     if any(names[4:]) or any(node.outputs[1:]):
-        raise Refused("it has past keys, or gives more than one output")
+        raise Unpaddable("it has past keys, or gives more than one output")
     query, key, value = (p.axes(name) for name in names[:3])
     is_flat = len(query) == 3
     sequence = len(query) - 2

@@ -59,7 +59,7 @@ class QuantizedForm:
 
     def _rewrite(self, function: Function, names: Collection[str]) -> Function:
         if self.kind == "static":
-            assert self.table is not None  # a static form is made of one
+            assert self.table is not None  # a static form always has a table
             return quantize(function, self.table, select_nodes(names, reduce_range=self.reduce_range))
         if self.kind == "dynamic":
             return quantize_dynamically(function, select_nodes(names, reduce_range=self.reduce_range))

@@ -76,7 +76,7 @@ def _branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], 
     return [gradients[name] if name in gradients else zeros_like(at.tensors[name]) for name in captured]
 
 
-# ---------------------------------------------------------------------- what goes around
+# ---------------------------------------------------------------------- loop-carried values
 
 
 def _find_carried(
