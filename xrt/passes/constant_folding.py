@@ -141,18 +141,18 @@ def _is_bounded(alone: Function) -> bool:
 
 
 def _are_small(function: Function, node: Node) -> bool:
-    if node.op == "Loop" and not _trips(node, function) <= MOST_TRIPS:
+    if node.op == "Loop" and not _count_trips(node, function) <= MOST_TRIPS:
         return False
-    return all(_nbytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defines)
+    return all(_count_bytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defines)
 
 
-def _trips(node: Node, function: Function) -> float:
+def _count_trips(node: Node, function: Function) -> float:
     """Upper bound on the iterations of a Loop; infinity if no constant limits it."""
     limit = function.constants.get(node.inputs[0])
     return math.inf if limit is None else int(limit.array.reshape(()))
 
 
-def _nbytes(type_: Type | None) -> float:
+def _count_bytes(type_: Type | None) -> float:
     """Size of a value in bytes, infinity if unknown; a string counts as one pointer."""
     if not isinstance(type_, TensorType) or not type_.is_static:
         return math.inf

@@ -156,7 +156,7 @@ class Splice:
         if len(self.nodes) == len(function.nodes) and all(new is old for new, old in pairs):
             return function
         nodes = tuple(self.nodes)
-        unread = (_read(function.nodes, function) | self._inlined_values) - _read(nodes, function)
+        unread = (_list_used_values(function.nodes, function) | self._inlined_values) - _list_used_values(nodes, function)
         outputs = {value.name for value in function.outputs}
         types = {name: type_ for name, type_ in {**function.types, **self.types}.items() if name not in self.constants}
         return function.replace(
@@ -167,7 +167,7 @@ class Splice:
         )
 
 
-def _read(nodes: Sequence[Node], function: Function) -> set[str]:
+def _list_used_values(nodes: Sequence[Node], function: Function) -> set[str]:
     """Every value that the nodes read or define, or that the function returns."""
     values = {name for node in nodes for name in (*node.uses, *node.outputs)}
     return values.union(value.name for value in function.outputs)

@@ -21,7 +21,7 @@ def upgrade_opset(function: Function, opset: int) -> Function:
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        newer = _newer(node, function, opset)
+        newer = _convert_node(node, function, opset)
         nodes += [node] if newer is None else inline_function(newer, node, constants, types)
     return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets={**function.opsets, "": opset})
 
@@ -31,24 +31,24 @@ def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None
     if function.opset() >= opset:
         return None
     try:
-        _newer(node, function, opset)
+        _convert_node(node, function, opset)
     except ModelError as error:
         return str(error)
     return None
 
 
-def _newer(node: Node, function: Function, opset: int) -> Function | None:
+def _convert_node(node: Node, function: Function, opset: int) -> Function | None:
     """Convert one node to a Function at `opset`; None if the operator did not change."""
     # An operator whose schema did not change in between needs no conversion.
     newest = find_operator(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, function)):
         return None
-    result, reason = (None, "it has a body") if node.bodies else convert_operator(_whole(node, function), function, opset)
+    result, reason = (None, "it has a body") if node.bodies else convert_operator(_bound_clip(node, function), function, opset)
     if reason:
         raise ModelError(f"node {node.name!r} ({node.op}) cannot be brought from opset {function.opset()} to {opset}: {reason}")
     return result
 
 
-def _whole(node: Node, function: Function) -> Node:
+def _bound_clip(node: Node, function: Function) -> Node:
     """Make implicit Clip bounds explicit, because onnx's converter drops their defaults."""
     return add_clip_bounds(node) if node.op == "Clip" and function.opset() < BOUNDS_ARE_INPUTS else node

@@ -43,18 +43,18 @@ def gradient(
     two. Raises ModelError, which names the node, if an operator on the path has no gradient, and for unknown or non-float
     names. Linear time.
     """
-    targets = _names(of) or tuple(value.name for value in function.outputs)
+    targets = _as_names(of) or tuple(value.name for value in function.outputs)
     if of is None and len(targets) != 1:
         outputs, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
         raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({outputs}); name one: of={first!r}")
-    wanted = _names(with_respect_to) or tuple(
+    wanted = _as_names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )
     with pause_gc(function.size):
         return _append_gradients(prepare(function, targets, wanted), targets, wanted, seeds)
 
 
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
@@ -66,7 +66,7 @@ def _append_gradients(function: Function, targets: Sequence[str], wanted: Sequen
     sweep = Sweep(builder, tensors, find_active(function.nodes, wanted, tensors))
     with builder:
         for name in targets:
-            sweep.add(name, _seed(builder, tensors[name], seeds))
+            sweep.add(name, _add_seed(builder, tensors[name], seeds))
         sweep.run(function.nodes)
         for value in function.outputs:
             builder.output(tensors[value.name])
@@ -87,7 +87,7 @@ def _check_differentiable(option: str, name: str, tensor: Tensor | None, functio
         raise ModelError(f"{option} names {name!r}, which is {shown}; only values of floating point have a gradient")
 
 
-def _seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
+def _add_seed(builder: Builder, tensor: Tensor, is_input: bool) -> Tensor:
     if not is_input:
         with builder.scope(f"{tensor.name}/gradient"):
             return fill_like(tensor, 1)
@@ -123,7 +123,7 @@ def expand_gradient_nodes(function: Function) -> Function:
 def _expand_node(function: Function, node: Node) -> Function:
     wanted, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
     # Recompute the subgraph from the inputs of the node.
-    part = _cut(function, (*wanted, *fixed), target)
+    part = _extract_subgraph(function, (*wanted, *fixed), target)
     differentiated = gradient(part, of=target, with_respect_to=wanted)
     bare = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
     opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or _has_others(function, node)}
@@ -143,7 +143,7 @@ def _has_others(function: Function, node: Node) -> bool:
     return any(other.domain == DOMAIN for other in function.nodes if other is not node)
 
 
-def _cut(function: Function, starts: Collection[str], target: str) -> Function:
+def _extract_subgraph(function: Function, starts: Collection[str], target: str) -> Function:
     """The subgraph from `starts` to `target` as a Function; other values that it reads become inputs."""
     # Walk backward from the target and stop at the starts.
     needed: set[str] = set() if target in starts else {target}

@@ -44,7 +44,7 @@ def follow(p: Padder, node: Node) -> bool:
     if node.domain or not (node.op_type in _ARITHMETIC or node.op_type in MOVES):
         return False
     try:
-        elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _move(p, node)
+        elements = _ARITHMETIC[node.op_type](p, node) if node.op_type in _ARITHMETIC else _propagate_move(p, node)
     except (Unpaddable, IndexError, ValueError, TypeError, AttributeError):
         return False
     if elements is None or elements.size > MOST_ELEMENTS or all(extent is None for extent in elements.flat):
@@ -55,17 +55,17 @@ def follow(p: Padder, node: Node) -> bool:
     return True
 
 
-def _move(p: Padder, node: Node) -> Contents | None:
+def _propagate_move(p: Padder, node: Node) -> Contents | None:
     """Contents of the output of a node that only moves elements, by the rules of shape inference."""
     if len(node.outputs) != 1:
         return None
     # The shape of a padded input is not that of its type.
     types = [None if name in p.states else p.function.get_type(name) for name in node.inputs]
-    results = propagate(node, [_read(p, name) for name in node.inputs], types)
+    results = propagate(node, [_read_contents(p, name) for name in node.inputs], types)
     return None if results is None or results[0] is None else results[0].elements
 
 
-def _read(p: Padder, name: str) -> contents.Contents | None:
+def _read_contents(p: Padder, name: str) -> contents.Contents | None:
     """The contents of an integer tensor as shape inference represents them: numbers, symbols, and None."""
     elements = p.contents(name) if name else None
     if elements is None:
@@ -76,10 +76,10 @@ def _read(p: Padder, name: str) -> contents.Contents | None:
 def _lift(compute: Callable[..., Any]) -> Callable[..., Contents]:
     """Vectorize a function of extents; unknown operands give unknown results."""
     vectorized = np.frompyfunc(lambda *args: None if None in args else compute(*args), compute.__code__.co_argcount, 1)
-    return lambda *args: _array(vectorized(*args))
+    return lambda *args: _as_array(vectorized(*args))
 
 
-def _array(elements: Any) -> Contents:
+def _as_array(elements: Any) -> Contents:
     return elements if isinstance(elements, np.ndarray) else np.array(elements, object)
 
 
@@ -199,10 +199,10 @@ class PaddedFunction:
     def cut(self, results: Sequence[Any], sizes: Mapping[str, int], padded: Mapping[str, int]) -> list[Any]:
         """Crop the results to their true sizes; the arrays are contiguous copies where cropped."""
         pairs = zip(results, self.axes, strict=True)
-        return [result if axes is None else _cut(result, axes, sizes, padded) for result, axes in pairs]
+        return [result if axes is None else _crop(result, axes, sizes, padded) for result, axes in pairs]
 
 
-def _cut(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
+def _crop(result: Any, axes: Sequence[Axis], sizes: Mapping[str, int], padded: Mapping[str, int]) -> Any:
     changed = {name for name, size in sizes.items() if size != padded[name]}
     parts = [
         [(part.at(sizes), part.at(padded)) for part in axis] if any(part.atoms & changed for part in axis) else [(size, size)]
@@ -293,10 +293,10 @@ def walk(p: Padder) -> None:
     for value in p.function.inputs:
         p.open_input(value)
     for node in p.function.nodes:
-        p.nodes.append(_visit(p, node))
+        p.nodes.append(_visit_node(p, node))
 
 
-def _visit(p: Padder, node: Node) -> Node:
+def _visit_node(p: Padder, node: Node) -> Node:
     """Return the replacement of a node and record the state of its outputs."""
     states = [p.states[name] for name in node.uses if name in p.states]
     refusal = next((state for state in states if isinstance(state, PaddingRefusal)), None)
@@ -304,7 +304,7 @@ def _visit(p: Padder, node: Node) -> Node:
         try:
             if follow(p, node):
                 return node
-            return _apply(p, node) if states else _note(p, node)
+            return _apply_rule(p, node) if states else _record_extents(p, node)
         except Unpaddable as error:
             dims = error.dims or frozenset().union(*(_find_dims(p, state) for state in states))
             refusal = PaddingRefusal(node.name, node.op, error.reason, dims)
@@ -315,7 +315,7 @@ def _visit(p: Padder, node: Node) -> Node:
     return node
 
 
-def _note(p: Padder, node: Node) -> Node:
+def _record_extents(p: Padder, node: Node) -> Node:
     """Record the extents of outputs that padding does not affect, if they have names."""
     rule = RULES.get(node.op)
     if rule is not None and not node.bodies:
@@ -330,7 +330,7 @@ def _find_dims(p: Padder, state: object) -> frozenset[str]:
     return frozenset().union(*(part.atoms for axis in state.axes for part in axis)) & p.dims
 
 
-def _apply(p: Padder, node: Node) -> Node:
+def _apply_rule(p: Padder, node: Node) -> Node:
     if node.bodies:
         raise Unpaddable("what its body does with padded values is not followed")
     rule = p.rules.get(node.name) or RULES.get(node.op)

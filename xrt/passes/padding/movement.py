@@ -56,7 +56,7 @@ def apply_concat(p: Padder, node: Node) -> None:
     for number in range(rank):
         distinct = list(dict.fromkeys(shape[number] for shape in shapes))
         if number == place:
-            axes.append(_add(p, node, [shape[place] for shape in shapes]))
+            axes.append(_add_extents(p, node, [shape[place] for shape in shapes]))
         elif len(distinct) > 1 and any(map(p.is_padded, distinct)):
             raise p.refuse(f"its inputs have different extents along axis {number}", *distinct)
         else:
@@ -66,7 +66,7 @@ def apply_concat(p: Padder, node: Node) -> None:
     p.set(node.outputs[0], axes, zeros)
 
 
-def _add(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
+def _add_extents(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
     if len(parts) == 1:
         return parts[0]
     total = Extent.of(0)
@@ -348,7 +348,7 @@ def _add_where_negative(p: Padder, indices: str, size: str) -> str:
     return p.node("Where", is_negative, counted, indices)
 
 
-def _prepare(p: Padder, data: str, axis: int, indices: str) -> str:
+def _prepare_indices(p: Padder, data: str, axis: int, indices: str) -> str:
     """Make indices safe: in range behind their valid part, and counted from the start."""
     indices = p.mask_all(indices, range(len(p.axes(indices))), 0) if indices in p.states else indices
     extents = p.axes(data)[axis]
@@ -361,7 +361,7 @@ def apply_gather(p: Padder, node: Node) -> Node:
     data, indices = node.inputs
     axes = p.axes(data)
     axis = node.attr("axis", 0) % len(axes)
-    positions, places = _prepare(p, data, axis, indices), p.axes(indices)
+    positions, places = _prepare_indices(p, data, axis, indices), p.axes(indices)
     zeros = [n if n < axis else n + len(places) - 1 for n in p.zeros(data) if n != axis]
     p.set(node.outputs[0], [*axes[:axis], *places, *axes[axis + 1 :]], zeros)
     return replace(node, inputs=(data, positions))
@@ -374,7 +374,7 @@ def apply_gather_elements(p: Padder, node: Node) -> Node:
     axes, places = p.axes(data), p.axes(indices)
     axis = node.attr("axis", 0) % len(axes)
     p.match(axes, places, skip=axis)
-    positions = _prepare(p, data, axis, indices)
+    positions = _prepare_indices(p, data, axis, indices)
     p.set(node.outputs[0], places)
     return replace(node, inputs=(data, positions))
 
@@ -466,14 +466,14 @@ def apply_top_k(p: Padder, node: Node) -> None:
 def apply_slice(p: Padder, node: Node) -> Node | None:
     """Slices from a fixed start are unchanged; those relative to the end become a Gather at their true positions."""
     axes = list(p.axes(node.inputs[0]))
-    starts, ends = (_read(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
+    starts, ends = (_read_bounds(p, node, slot, name) for slot, name in ((1, "starts"), (2, "ends")))
     places = [n % len(axes) for n in p.integers(node, 3, "axes") or range(len(starts))]
     steps = p.integers(node, 4) or [1] * len(starts)
     moved: Extent | None = None
     for start, end, place, step in zip(starts, ends, places, steps, strict=True):
         # Padding does not affect this axis: the slice is the same with and without it.
         if not p.is_padded(axes[place]) and not _is_size(p, start) and not _is_size(p, end):
-            axes[place] = _cut_clean(p, node, axes[place], place, (start, end, step))
+            axes[place] = _slice_unpadded(p, node, axes[place], place, (start, end, step))
             continue
         start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # resolved to non-negative
         axes[place] = ((end - start + Extent.of(step - 1)) // step,)
@@ -488,7 +488,7 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
     return replace(node, op_type="Gather", inputs=(node.inputs[0], positions), attributes=()).with_attributes(axis=places[0])
 
 
-def _read(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
+def _read_bounds(p: Padder, node: Node, slot: int, attribute: str) -> list[Extent | None]:
     value = node.attr(attribute)
     if value is not None:
         return [Extent.of(number) for number in value]
@@ -505,7 +505,7 @@ def _is_size(p: Padder, extent: Extent | None) -> bool:
     return extent is not None and p.is_padded(extent)
 
 
-def _cut_clean(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent | None, Extent | None, int]) -> Axis:
+def _slice_unpadded(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent | None, Extent | None, int]) -> Axis:
     start, end = (None if bound is None else bound.number for bound in cut[:2])
     if axis[0].number is not None and start is not None and end is not None:
         return (Extent.of(len(range(*slice(start, end, cut[2]).indices(axis[0].number)))),)

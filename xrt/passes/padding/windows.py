@@ -21,7 +21,7 @@ def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
     return resolved
 
 
-def _slide(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
+def _slide_window(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
     """Mask the input if windows reach behind its end; return it and the spatial axes of the output."""
     axes = p.axes(name)
     if p.is_padded(axes[1]):
@@ -50,7 +50,7 @@ def _read_kernel(p: Padder, node: Node) -> list[int]:
 def apply_conv(p: Padder, node: Node) -> Node:
     """Windows that reach behind the end must read zeros, so padding is masked."""
     data, weight = node.inputs[:2]
-    masked, spatial = _slide(p, data, _read_window(p, node, _read_kernel(p, node)), 0)
+    masked, spatial = _slide_window(p, data, _read_window(p, node, _read_kernel(p, node)), 0)
     p.set(node.outputs[0], [p.axes(data)[0], p.axes(weight)[0], *spatial])
     return replace(node, inputs=(masked, *node.inputs[1:]))
 
@@ -70,7 +70,7 @@ def apply_max_pool(p: Padder, node: Node) -> Node:
     (data,) = node.inputs
     if not p.dtype(data).is_float:
         raise Unpaddable("it is of integers")
-    masked, spatial = _slide(p, data, _check_pool(p, node), -np.inf)
+    masked, spatial = _slide_window(p, data, _check_pool(p, node), -np.inf)
     p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
@@ -84,7 +84,7 @@ def apply_average_pool(p: Padder, node: Node) -> Node:
     for axis, end in zip(p.axes(data)[2:], window.ends, strict=True):
         if end and not counts_all and p.is_padded(axis):
             raise p.refuse("windows at the end divide by fewer elements", axis)
-    masked, spatial = _slide(p, data, window, 0)
+    masked, spatial = _slide_window(p, data, window, 0)
     p.set(node.outputs[0], [*p.axes(data)[:2], *spatial])
     return replace(node, inputs=(masked,))
 
@@ -99,7 +99,7 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
     ones = (1,) * len(window.kernel)
     more = node.attr("output_padding") or [0] * len(ones)
     # A window that reaches behind the end forces the mask.
-    masked, _ = _slide(p, data, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
+    masked, _ = _slide_window(p, data, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
     spatial: list[Axis] = []
     steps = zip(axes[2:], window.strides, window.spans, more, window.begins, window.ends, strict=True)
     for axis, stride, span, extra, begin, end in steps:
@@ -153,7 +153,7 @@ def apply_attention(p: Padder, node: Node) -> Node:
     if names[_MASK] and any(map(p.is_padded, (*query, *key))):
         _check_mask(p, names[_MASK], query[sequence], key[sequence])
     if p.is_padded(key[sequence]):
-        names[_MASK] = _hide(p, names[_K], sequence, names[_MASK])
+        names[_MASK] = _hide_padded_keys(p, names[_K], sequence, names[_MASK])
         names[_K:_MASK] = [p.mask(name, sequence, 0) for name in names[_K:_MASK]]  # the mask is added, so NaN would remain
     width = p.unknown(node.outputs[0], 2) if is_flat else value[-1]
     p.set(node.outputs[0], [*query[:-1], width])
@@ -165,7 +165,7 @@ def _check_mask(p: Padder, mask: str, query: Axis, key: Axis) -> None:
         raise p.refuse("its mask has another extent than queries or keys", *p.axes(mask))
 
 
-def _hide(p: Padder, key: str, axis: int, mask: str) -> str:
+def _hide_padded_keys(p: Padder, key: str, axis: int, mask: str) -> str:
     """Make a mask that also hides padded keys."""
     flags = p.find_valid(key, axis)
     if not mask:

@@ -38,7 +38,7 @@ def quantize_dynamically(function: Function, options: QuantizationOptions | None
         return function
     emission = Emission(require_opset(function))
     return emission.finish(
-        [_rewrite(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
+        [_rewrite_product(node, emission, options) if node.name in selected else node for node in emission.function.nodes]
     )
 
 
@@ -59,7 +59,7 @@ def why_not_matrix(node: Node, function: Function, options: QuantizationOptions)
     return None
 
 
-def _rewrite(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
+def _rewrite_product(node: Node, emission: Emission, options: QuantizationOptions) -> Node:
     name, is_turned = node.inputs[1], find_inner_axis(node) == 1
     matrix = emission.function.constants[name].array
     weight = quantize_channels(

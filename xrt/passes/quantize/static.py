@@ -299,7 +299,7 @@ def fold_batch_normalization(function: Function) -> Function:
     for node in function.nodes:
         convolution = _find_convolution(node, function)
         if convolution is not None and not (node.control or node.name in awaited):
-            weight, bias = _fold(convolution, node, function)
+            weight, bias = _fold_weights(convolution, node, function)
             folded_names = [names.take(f"{convolution.name}_folded_weight"), names.take(f"{convolution.name}_folded_bias")]
             constants.update(zip(folded_names, (Constant(weight), Constant(bias)), strict=True))
             inputs = (convolution.inputs[0], *folded_names)
@@ -327,7 +327,7 @@ def _find_convolution(node: Node, function: Function) -> Node | None:
     return before if all(name in function.constants for name in operands) else None
 
 
-def _fold(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
+def _fold_weights(convolution: Node, node: Node, function: Function) -> tuple[np.ndarray, np.ndarray]:
     # Fold in float64, so that the weights are rounded only once.
     scale, shift, mean, variance = (function.constants[name].array.astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.attr("epsilon", 1e-5))

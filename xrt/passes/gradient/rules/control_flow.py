@@ -58,7 +58,7 @@ def branch(at: RuleContext) -> Gradients:
     def backward(body: Function) -> Any:
         check_repeatable(at.node, body)
         prepared = expand_body(body)
-        return lambda: _branch(at, prepared, arriving, captured)
+        return lambda: _write_branch(at, prepared, arriving, captured)
 
     results: Any = apply(
         "If",
@@ -70,7 +70,7 @@ def branch(at: RuleContext) -> Gradients:
     return ()
 
 
-def _branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], captured: Sequence[str]) -> list[Tensor]:
+def _write_branch(at: RuleContext, body: Function, arriving: Sequence[Tensor | None], captured: Sequence[str]) -> list[Tensor]:
     read = [name for name in captured if name in body.captures]
     gradients = dict(zip(read, _repeat_backward(at, body, (), arriving, read), strict=True))
     return [gradients[name] if name in gradients else zeros_like(at.tensors[name]) for name in captured]
@@ -102,7 +102,7 @@ def _find_carried(
         chosen = reached
 
 
-def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
+def _stack_carried(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
     """Add stacked per-iteration values of these body inputs to the node's outputs. Tensors of known rank only."""
     body: Function = at.attr("body")
     for value in values:
@@ -119,22 +119,22 @@ def _keep_turns(at: RuleContext, values: Sequence[Value]) -> list[Tensor]:
         if at.attr(name) is not None:
             changes[name] = (*at.attr(name), *[0] * len(values))
     node = replace(at.node.with_attributes(**changes), outputs=(*at.node.outputs, *stacks))
-    at.replace_node(node, {name: _stack(value.type) for name, value in zip(stacks, values, strict=True)})
+    at.replace_node(node, {name: _stack_type(value.type) for name, value in zip(stacks, values, strict=True)})
     return [at.tensors[name] for name in stacks]
 
 
-def _first(at: RuleContext, index: int, initial: str) -> Tensor:
+def _get_final(at: RuleContext, index: int, initial: str) -> Tensor:
     """Gradient of a carried value's final value; zeros if none arrives."""
     gradient = at.gradients[index]
     return zeros_like(at.tensors[at.node.outputs[index] or initial]) if gradient is None else gradient
 
 
-def _stack(type_: Type | None) -> Type | None:
+def _stack_type(type_: Type | None) -> Type | None:
     shape = type_.shape if isinstance(type_, TensorType) else None
     return type_.with_shape((None, *shape)) if isinstance(type_, TensorType) and shape is not None else type_
 
 
-def _in_shape_of(value: Value, scalar: Tensor) -> Tensor:
+def _reshape_scalar(value: Value, scalar: Tensor) -> Tensor:
     """Reshape a scalar to the rank that the body declares: ONNX allows a scalar and a vector of one element."""
     rank = value.type.rank if isinstance(value.type, TensorType) else None
     return emit("Reshape", scalar, integers(*[1] * rank)) if rank else scalar
@@ -149,23 +149,23 @@ def loop(at: RuleContext) -> Gradients:
     chosen = _find_carried(at, body, body.inputs[2:], body.outputs[1 : 1 + len(carried)], carried, ())
     captured = [name for name in at.node.captures if name in at.active]
     scans = at.gradients[len(carried) :]
-    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [*(_get_final(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
     # The iteration number is stored too: its length is the trip count.
-    stacks = _keep_turns(at, [original.inputs[0], *original.inputs[2:]])
+    stacks = _stack_carried(at, [original.inputs[0], *original.inputs[2:]])
     turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
     last = turns - 1
     wanted = [*(body.inputs[2 + index].name for index in chosen), *captured]
 
     def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
         place, yes = last - turn, current("a condition").symbol(np.asarray(True))
-        operands = [_in_shape_of(body.inputs[0], place), _in_shape_of(body.inputs[1], yes)]
+        operands = [_reshape_scalar(body.inputs[0], place), _reshape_scalar(body.inputs[1], yes)]
         operands += [emit("Gather", stack, place) for stack in stacks[1:]]
         arriving: list[Tensor | None] = [None] * len(body.outputs)
         for index, gradient in zip(chosen, gradients, strict=False):
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
             arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
-        return [go, *_step(at, body, operands, arriving, wanted, gradients[len(chosen) :])]
+        return [go, *_differentiate_step(at, body, operands, arriving, wanted, gradients[len(chosen) :])]
 
     results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))
     at.captured.update(zip(captured, results[len(chosen) :], strict=True))
@@ -175,7 +175,7 @@ def loop(at: RuleContext) -> Gradients:
     return input_gradients
 
 
-def _step(
+def _differentiate_step(
     at: RuleContext,
     body: Function,
     inputs: Sequence[Tensor],
@@ -201,10 +201,10 @@ def scan(at: RuleContext) -> Gradients:
     carried = at.node.inputs[:states]
     chosen = _find_carried(at, body, body.inputs[:states], body.outputs[:states], carried, active_rows)
     captured = [name for name in at.node.captures if name in at.active]
-    starts = [*(_first(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
+    starts = [*(_get_final(at, index, carried[index]) for index in chosen), *(zeros_like(at.tensors[name]) for name in captured)]
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
-    input_layout, output_layout = _layout(at, "input", count), _layout(at, "output", len(at.node.outputs) - states)
-    stacks = _keep_turns(at, original.inputs[:states])
+    input_layout, output_layout = _read_layout(at, "input", count), _read_layout(at, "output", len(at.node.outputs) - states)
+    stacks = _stack_carried(at, original.inputs[:states])
     wanted = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
 
     def backward(*values: Tensor) -> list[Tensor]:
@@ -214,13 +214,13 @@ def scan(at: RuleContext) -> Gradients:
             arriving[index] = gradient
         for (index, _), gradient in zip(arriving_scans, elements[states + count :], strict=True):
             arriving[states + index] = gradient
-        computed = _step(at, body, elements[: states + count], arriving, wanted, sums)
+        computed = _differentiate_step(at, body, elements[: states + count], arriving, wanted, sums)
         of_states, of_rows = computed[: len(chosen)], computed[len(chosen) : len(chosen) + len(rows)]
         return [*of_states, *computed[len(chosen) + len(rows) :], *of_rows]
 
     inputs = [*stacks, *(at.input(states + index) for index in range(count)), *(g for _, g in arriving_scans)]
     layout = [*[(0, 0)] * states, *input_layout, *(output_layout[index] for index, _ in arriving_scans)]
-    attributes = {"body": backward, **_reverse(layout, [input_layout[index] for index in rows])}
+    attributes = {"body": backward, **_reverse_layout(layout, [input_layout[index] for index in rows])}
     results: Any = apply("Scan", (*starts, *inputs), attributes, outputs=len(starts) + len(rows))
     at.captured.update(zip(captured, results[len(chosen) : len(starts)], strict=True))
     input_gradients: list[Tensor | None] = [None] * len(at.node.inputs)
@@ -230,7 +230,7 @@ def scan(at: RuleContext) -> Gradients:
     return input_gradients
 
 
-def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _reverse_layout(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Attributes of a Scan with all directions reversed."""
     attributes: dict[str, Any] = {"num_scan_inputs": len(inputs)}
     for kind, layout in (("input", inputs), ("output", outputs)):
@@ -240,7 +240,7 @@ def _reverse(inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int
     return attributes
 
 
-def _layout(at: RuleContext, kind: str, count: int) -> list[tuple[int, int]]:
+def _read_layout(at: RuleContext, kind: str, count: int) -> list[tuple[int, int]]:
     """Axis and direction (0 forward, 1 backward) of each scanned value."""
     axes, directions = (at.attr(f"scan_{kind}_{name}") or [0] * count for name in ("axes", "directions"))
     return list(zip(axes, directions, strict=True))

@@ -86,10 +86,10 @@ def differentiate_weights(x: Tensor, g: Tensor, window: Window, group: int) -> T
     """Gradient of the weights (M, C / group, ...) from the input (N, C, ...) and the gradient (N, M, ...)."""
     elements, channels = math.prod(window.kernel), (x.shape[1], g.shape[1])
     if not _knows_places(x, g, len(window.kernel)) or not all(isinstance(count, int) for count in channels):
-        return _exchange(x, g, window, group)
+        return _convolve_exchanged(x, g, window, group)
     if group == channels[0] == channels[1] and group > 1 and elements <= MOST_PRODUCTS:
         return _multiply_elements(x, g, window)
-    return _exchange(x, g, window, group)
+    return _convolve_exchanged(x, g, window, group)
 
 
 def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
@@ -103,7 +103,7 @@ def _knows_places(x: Tensor, g: Tensor, axes: int) -> bool:
 # ---------------------------------------------------------------------- forms
 
 
-def _exchange(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
+def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Tensor:
     """Convolve X with G: batch and channels are exchanged, and so are strides and dilations."""
     spatial = range(2, 2 + len(window.kernel))
     exchanged = [1, 0, *spatial]
@@ -148,7 +148,7 @@ def _find_rests(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
 def _multiply_elements(x: Tensor, g: Tensor, window: Window) -> Tensor:
     """For depthwise kernels: for each kernel element, the sum of the input elements that it reads times G."""
     axes = [0, *range(2, 2 + len(window.kernel))]
-    sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut(x, g, window)]
+    sums = [emit("Unsqueeze", reduce_sum(emit("Mul", part, g), axes), integers(1)) for part in _cut_windows(x, g, window)]
     joined = sums[0] if len(sums) == 1 else emit("Concat", *sums, axis=1)
     return emit("Reshape", joined, integers(int(g.shape[1] or 0), 1, *window.kernel))
 
@@ -156,7 +156,7 @@ def _multiply_elements(x: Tensor, g: Tensor, window: Window) -> Tensor:
 # ---------------------------------------------------------------------- parts
 
 
-def _cut(x: Tensor, g: Tensor, window: Window) -> list[Tensor]:
+def _cut_windows(x: Tensor, g: Tensor, window: Window) -> list[Tensor]:
     """For each kernel element, the input elements that it reads, in the shape of the output."""
     spatial = np.arange(2, 2 + len(window.kernel))
     if any((*window.begins, *window.ends)):
@@ -177,7 +177,7 @@ Gradients = Sequence["Tensor | None"]
 def convolve(at: RuleContext) -> Gradients:
     """Rule: dX is the transposed convolution of G with W, dW the convolution of X with G, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
-    window = read_window(at, _kernel(at, w), x)
+    window = read_window(at, _read_kernel(at, w), x)
     first = _apply_transpose(at.g, w, x, window, group) if at.wants(0) else None
     second = differentiate_weights(x, at.g, window, group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
@@ -188,10 +188,10 @@ def convolve(at: RuleContext) -> Gradients:
 def convolve_transposed(at: RuleContext) -> Gradients:
     """Rule: dX is the convolution of G with W, dW the convolution of G with X, dB the sum of G."""
     x, w, group = at.input(0), at.input(1), at.attr("group", 1)
-    window = _read_transposed_window(at, _kernel(at, w))
+    window = _read_transposed_window(at, _read_kernel(at, w))
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     # The output is the full extent of all window, cropped at the begins and possibly zero-padded at the ends.
-    whole = _uncut(at.g, x, window)
+    whole = _pad_to_full(at.g, x, window)
     first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
     # `whole` is not cropped, so no padding is left.
     second = differentiate_weights(whole, x, _drop_padding(window), group) if at.wants(1) else None
@@ -199,7 +199,7 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     return first, second, third
 
 
-def _kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
+def _read_kernel(at: RuleContext, weights: Tensor) -> tuple[int, ...]:
     """Spatial extents of the kernel."""
     attribute = at.attr("kernel_shape")
     extents = tuple(attribute) if attribute else weights.tensor_type.shape and weights.shape[2:]
@@ -225,7 +225,7 @@ def _apply_transpose(g: Tensor, weights: Tensor, like: Tensor, window: Window, g
     return fit(emit("ConvTranspose", g, weights, **options), like, window.begins, window.spans)
 
 
-def _uncut(g: Tensor, x: Tensor, window: Window) -> Tensor:
+def _pad_to_full(g: Tensor, x: Tensor, window: Window) -> Tensor:
     """Zero-pad the gradient to the full extent of a transposed convolution, of which the output is a crop.
 
     The full extent is `(n - 1) * stride + reach` for an input extent n.
@@ -296,7 +296,7 @@ def average(at: RuleContext) -> Gradients:
     weighted = at.g
     for axis in range(len(window.kernel)):
         weighted = weighted / _count_elements(at, window, axis, is_padding_counted)
-    return (_spread(weighted, at.x, window),)
+    return (_spread_windows(weighted, at.x, window),)
 
 
 def _count_elements(at: RuleContext, window: Window, axis: int, is_padding_counted: bool) -> Tensor:
@@ -316,7 +316,7 @@ def _count_elements(at: RuleContext, window: Window, axis: int, is_padding_count
     return emit("Unsqueeze", counted, integers(*range(1, 1 + trailing))) if trailing else counted
 
 
-def _spread(g: Tensor, like: Tensor, window: Window) -> Tensor:
+def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
     """For each input element, the sum of the gradients of its windows."""
     channels = like.tensor_type.shape and like.shape[1]
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}

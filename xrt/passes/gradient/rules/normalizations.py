@@ -113,7 +113,7 @@ def _is_copy(at: RuleContext) -> bool:
     return (at.optional(1) is None or (axes is not None and axes.size == 0)) and at.attr("noop_with_empty_axes", 0) == 1
 
 
-def _with_axes(at: RuleContext, reduced: Tensor) -> Tensor:
+def _restore_axes(at: RuleContext, reduced: Tensor) -> Tensor:
     """Restore the reduced axes with extent 1, so that the result broadcasts to the input."""
     axes = at.optional(1)
     if at.attr("keepdims", 1) or axes is None or _is_copy(at):
@@ -139,20 +139,20 @@ def _check_reduces(at: RuleContext) -> None:
 @rule("ReduceSum")
 def sum_elements(at: RuleContext) -> Gradients:
     """Each element gets the gradient of its sum."""
-    return (expand_to(_with_axes(at, at.g), at.x),)
+    return (expand_to(_restore_axes(at, at.g), at.x),)
 
 
 @rule("ReduceMean")
 def take_mean(at: RuleContext) -> Gradients:
     """Each element gets the gradient of its mean, divided by the element count."""
-    return (expand_to(_with_axes(at, at.g) / count(at.x, at.y), at.x),)
+    return (expand_to(_restore_axes(at, at.g) / count(at.x, at.y), at.x),)
 
 
 @rule("ReduceL2")
 def take_l2_norm(at: RuleContext) -> Gradients:
     """d/dx sqrt(sum x^2) = x / sqrt(sum x^2); 0 at 0."""
     _check_reduces(at)
-    g, y = _with_axes(at, at.g), _with_axes(at, at.y)
+    g, y = _restore_axes(at, at.g), _restore_axes(at, at.y)
     is_zero = emit("Equal", y, number(0, y))
     # 0 / 0 would be NaN; the inner Where keeps it out of second derivatives, too.
     scale = emit("Where", is_zero, number(0, y), g / emit("Where", is_zero, number(1, y), y))
@@ -163,14 +163,14 @@ def take_l2_norm(at: RuleContext) -> Gradients:
 def take_log_of_sum_of_exponentials(at: RuleContext) -> Gradients:
     """d/dx log sum exp x = exp(x - log sum exp x)."""
     _check_reduces(at)
-    return (_with_axes(at, at.g) * emit("Exp", at.x - _with_axes(at, at.y)),)
+    return (_restore_axes(at, at.g) * emit("Exp", at.x - _restore_axes(at, at.y)),)
 
 
 @rule("ReduceMax", "ReduceMin")
 def take_extreme(at: RuleContext) -> Gradients:
     """The gradient goes to the extreme element; ties share it equally."""
-    mask = cast(emit("Equal", at.x, _with_axes(at, at.y)), at.x.dtype)
-    return (_with_axes(at, at.g) / _sum(at, mask) * mask,)
+    mask = cast(emit("Equal", at.x, _restore_axes(at, at.y)), at.x.dtype)
+    return (_restore_axes(at, at.g) / _sum(at, mask) * mask,)
 
 
 @rule("ReduceProd")
@@ -189,7 +189,7 @@ def multiply_elements(at: RuleContext) -> Gradients:
     # With one zero only that element has a gradient; with more, none has.
     at_zero = emit("Where", emit("Equal", zeros_in, number(1, x)), product, number(0, x))
     elsewhere = emit("Where", emit("Equal", zeros_in, number(0, x)), product / others, number(0, x))
-    return (_with_axes(at, at.g) * emit("Where", is_zero, at_zero, elsewhere),)
+    return (_restore_axes(at, at.g) * emit("Where", is_zero, at_zero, elsewhere),)
 
 
 @rule("CumSum")

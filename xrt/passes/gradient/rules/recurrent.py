@@ -349,7 +349,7 @@ def _differentiate(at: RuleContext, go_back: Callable[[_Layer], ProductGradients
     starts = [_read_state(at.optional(_STATES + place), x, hidden) for place in places]
     layer = _Layer(
         x=x,
-        before=_shift(y, starts[0], direction),
+        before=_shift_states(y, starts[0], direction),
         starts=starts,
         w=_squeeze(at.input(1)),
         r=_squeeze(at.input(2)),
@@ -395,7 +395,7 @@ def _read_state(state: Tensor | None, x: Tensor, hidden: int) -> Tensor:
     return zeros(join(extent(x, 1), integers(hidden)), x.dtype)
 
 
-def _shift(y: Tensor, start: Tensor, direction: int) -> Tensor:
+def _shift_states(y: Tensor, start: Tensor, direction: int) -> Tensor:
     """The state before each step; for the backward direction that is the state at the next position."""
     first = add_axes(start, 0)
     whole = emit("Concat", *((y, first) if direction else (first, y)), axis=0)
