@@ -75,7 +75,7 @@ def _scan(
     return [*states, *columns]
 
 
-def _front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
+def _move_to_front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
     moved = xp.moveaxis(x, axis, 0)
     return xp.flip(moved, 0) if backwards else moved
 
@@ -90,7 +90,7 @@ def scan(node: Node, env: NodeContext) -> Run:
 
     def run(*values: Any) -> tuple[Any, ...]:
         states, captured = values[:n_states], values[n_states + m :]
-        scanned = [_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
+        scanned = [_move_to_front(xp, x, a, b) for x, a, b in zip(values[n_states : n_states + m], in_axes, in_back, strict=True)]
         results = _scan(xp, body, states, scanned, captured, k)
         turn = [*states, *(xp.empty(x.shape[1:]) for x in scanned)]
         stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
@@ -109,7 +109,7 @@ def scan_batched(node: Node, env: NodeContext) -> Run:
     backwards = node.attr("directions") or (0,) * m
 
     def unroll(states: Sequence[Array], scanned: Sequence[Array], length: int, captured: Sequence[Any]) -> list[Array]:
-        parts = [_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
+        parts = [_move_to_front(xp, x[:length], 0, bool(b)) for x, b in zip(scanned, backwards, strict=True)]
         results = _scan(xp, body, states, parts, captured, k)
         turn = [*states, *(xp.empty(x.shape[1:]) for x in parts)]
         stacks = [_stack_outputs(xp, column, body, n_states + i, turn, captured) for i, column in enumerate(results[n_states:])]
@@ -138,13 +138,13 @@ def sequence_empty(node: Node, env: NodeContext) -> Run:
 
 @ops("SequenceAt", host=(1,))
 def sequence_at(node: Node, env: NodeContext) -> Run:
-    return lambda sequence, position: sequence[_place(position, len(sequence))]
+    return lambda sequence, position: sequence[_normalize_position(position, len(sequence))]
 
 
 @ops("SequenceErase", host=(1,))
 def sequence_erase(node: Node, env: NodeContext) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
-        place = _place(position, len(sequence))
+        place = _normalize_position(position, len(sequence))
         return [*sequence[:place], *sequence[place + 1 :]]
 
     return run
@@ -153,13 +153,13 @@ def sequence_erase(node: Node, env: NodeContext) -> Run:
 @ops("SequenceInsert", host=(2,))
 def sequence_insert(node: Node, env: NodeContext) -> Run:
     def run(sequence: list[Any], value: Any, position: Array | None = None) -> list[Any]:
-        place = len(sequence) if position is None else _place(position, len(sequence), insert=True)
+        place = len(sequence) if position is None else _normalize_position(position, len(sequence), insert=True)
         return [*sequence[:place], value, *sequence[place:]]
 
     return run
 
 
-def _place(position: Array | None, length: int, *, insert: bool = False) -> int:
+def _normalize_position(position: Array | None, length: int, *, insert: bool = False) -> int:
     """Normalize a sequence position to count from the front; by default the last element."""
     place = -1 if position is None else int(position.reshape(()))
     end = length if insert else length - 1

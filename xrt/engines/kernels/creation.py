@@ -83,9 +83,9 @@ def short_time_fourier(node: Node, env: NodeContext) -> Run:
             )
         if onesided and parts.shape[-1] == 2:
             raise ValueError(f"the signal {list(signal.shape)} is complex; its transform has two sides, so set onesided=0")
-        size = _number(length) if length is not None else parts.shape[1] if window is None else len(window)
+        size = _read_number(length) if length is not None else parts.shape[1] if window is None else len(window)
         width = size if window is None else len(window)
-        frames = _frames(xp, xp.astype(parts, np.float64), _number(step), size, width)
+        frames = _cut_frames(xp, xp.astype(parts, np.float64), _read_number(step), size, width)
         if window is not None:
             frames = frames * xp.astype(window, np.float64)[:, None]
         values = frames[..., 0] + 1j * frames[..., 1] if parts.shape[-1] == 2 else frames[..., 0]
@@ -95,11 +95,11 @@ def short_time_fourier(node: Node, env: NodeContext) -> Run:
     return run
 
 
-def _number(value: Array) -> int:
+def _read_number(value: Array) -> int:
     return int(value.reshape(()))
 
 
-def _frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
+def _cut_frames(xp: Any, signal: Array, step: int, size: int, width: int) -> Array:
     """Cut a signal (batch, length, parts) into frames (batch, frames, width, parts): as many as fit ``size`` elements.
 
     If the window is wider than ``size``, it reads zeros beyond the signal.
@@ -179,7 +179,7 @@ def dropout_by_attributes(node: Node, env: NodeContext) -> Run:
     ratio, training = node.attr("ratio", 0.5), version <= 6 and not node.attr("is_test", 0)
 
     def run(x: Array) -> tuple[Array, Array]:
-        y, mask = _drop(xp, x, ratio if training else 0.0, generator)
+        y, mask = _drop_elements(xp, x, ratio if training else 0.0, generator)
         return y, mask if version >= 10 else xp.astype(mask, x.dtype)
 
     return run
@@ -191,12 +191,12 @@ def dropout(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:
         share = 0.5 if ratio is None else float(ratio.reshape(()))
-        return _drop(env.xp, x, share if training is not None and training.reshape(()) else 0.0, generator)
+        return _drop_elements(env.xp, x, share if training is not None and training.reshape(()) else 0.0, generator)
 
     return run
 
 
-def _drop(xp: Any, x: Array, ratio: float, generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
+def _drop_elements(xp: Any, x: Array, ratio: float, generator: Callable[[], np.random.Generator]) -> tuple[Array, Array]:
     """Zero a share ``ratio`` of the elements and scale up the others; also return the mask of kept elements."""
     if ratio == 0.0:
         return x, xp.ones(x.shape, dtype=bool)

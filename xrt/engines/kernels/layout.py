@@ -291,15 +291,15 @@ def _why_not_multiplied(node: Node, function: Function) -> str | None:
 @ops("Scatter", "ScatterElements", why_not=_why_not_multiplied, mutable=(0,))
 def scatter_elements(node: Node, env: NodeContext) -> Run:
     axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
-    return _scattering(env.xp, reduction, lambda indices: _element_places(env.xp, indices, axis))
+    return _make_scatter(env.xp, reduction, lambda indices: _element_places(env.xp, indices, axis))
 
 
 @ops("ScatterND", why_not=_why_not_multiplied, mutable=(0,))
 def scatter_nd(node: Node, env: NodeContext) -> Run:
-    return _scattering(env.xp, node.attr("reduction", "none"), lambda indices: tuple(env.xp.moveaxis(indices, -1, 0)))
+    return _make_scatter(env.xp, node.attr("reduction", "none"), lambda indices: tuple(env.xp.moveaxis(indices, -1, 0)))
 
 
-def _scattering(xp: Any, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
+def _make_scatter(xp: Any, reduction: str, find_places: Callable[[Array], tuple[Array, ...]]) -> Run:
     """Make a kernel that writes updates at positions; ``out`` is written in place and may be the first argument."""
 
     def run(x: Array, indices: Array, updates: Array, **options: Array) -> Array:
@@ -369,7 +369,7 @@ def one_hot(node: Node, env: NodeContext) -> Run:
     return run
 
 
-def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+def _find_top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """The k largest or smallest elements along an axis, sorted, and their indices; ties by index, NaN counts as largest."""
     order = xp.take(xp.order(x, axis % x.ndim, largest), xp.arange(k), axis=axis)
     return xp.take_along_axis(x, order, axis=axis), xp.astype(order, np.int64)
@@ -378,4 +378,4 @@ def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Ar
 @ops("TopK", host=(1,))
 def top_k(node: Node, env: NodeContext) -> Run:
     axis, largest, listed = node.attr("axis", -1), bool(node.attr("largest", 1)), node.attr("k")
-    return lambda x, k=None: _top(env.xp, x, listed if k is None else int(k.reshape(())), axis, largest)
+    return lambda x, k=None: _find_top(env.xp, x, listed if k is None else int(k.reshape(())), axis, largest)

@@ -257,7 +257,7 @@ def linear_classifier(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- support vector machines
 
 LEAST = 1e-7
-"""Pairwise probabilities are kept this far from zero and one."""
+"""Pairwise probabilities are clipped to at least this distance from 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)

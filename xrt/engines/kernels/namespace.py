@@ -150,7 +150,7 @@ def convert(x: Array, to: DType, saturate: bool = True, round_mode: str = "up") 
     if to is DType.STRING:
         return _as_text(x)
     if x.dtype == object:
-        x = _numbers(x, to)
+        x = _parse_numbers(x, to)
     if to in SATURABLE and saturate and x.dtype != to.numpy:
         from onnx.numpy_helper import saturate_cast
 
@@ -169,7 +169,7 @@ def _as_text(x: Array) -> Array:
     return x.astype(np.str_).astype(object)
 
 
-def _numbers(text: Array, to: DType) -> Array:
+def _parse_numbers(text: Array, to: DType) -> Array:
     """Parse strings as numbers, in a dtype that represents them exactly."""
     if to is DType.BOOL or to.is_integer:
         return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(
@@ -185,13 +185,13 @@ SATURATED = 6.0
 
 
 @lru_cache(maxsize=1)
-def _small() -> list[float]:
+def _fit_small() -> list[float]:
     """Coefficients, highest first, of ``erf(sqrt(u)) / sqrt(u)`` for u in [0, 1]."""
     return _fit_polynomial(lambda u: math.erf(math.sqrt(u)) / math.sqrt(u) if u > 0 else 2 / math.sqrt(math.pi), 13, (0.0, 1.0))
 
 
 @lru_cache(maxsize=1)
-def _large() -> list[float]:
+def _fit_large() -> list[float]:
     """Coefficients, highest first, of ``exp(z*z) * erfc(z)`` in ``t = 1 / (z + 2)`` for z in [1, 6]."""
     ends = (1 / (SATURATED + 2), 1 / 3)
     return _fit_polynomial(lambda t: math.exp((1 / t - 2) ** 2) * math.erfc(1 / t - 2), 15, ends)
@@ -230,8 +230,8 @@ def erf(xp: Any, x: Array) -> Array:
 def _erf(xp: Any, x: Array) -> Array:
     z = xp.abs(x)
     small = xp.minimum(z, 1.0)
-    near = small * _horner(_small(), small * small)
+    near = small * _horner(_fit_small(), small * small)
     large = xp.clip(z, 1.0, SATURATED)
-    far = 1.0 - xp.exp(-large * large) * _horner(_large(), 1.0 / (large + 2.0))
+    far = 1.0 - xp.exp(-large * large) * _horner(_fit_large(), 1.0 / (large + 2.0))
     # Beyond saturation the minimum is 1, and NaN stays NaN.
     return xp.copysign(xp.where(z < 1.0, near, xp.where(z < SATURATED, far, xp.minimum(z, 1.0))), x)

@@ -25,7 +25,7 @@ _ACTIVATIONS: Mapping[str, tuple[Callable[..., Array], Mapping[str, float]]] = {
 }
 
 
-def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
+def _read_activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """The activation functions of each direction; alphas and betas are assigned in order to the functions that use them."""
     names = [name.lower() for name in (node.attr("activations") or default * directions)]
     values = {name: iter(node.attr(f"activation_{name}") or ()) for name in ("alpha", "beta")}
@@ -51,7 +51,7 @@ class _Layer:
         self.xp, self.make_advance, self.n_states = env.xp, make_advance, n_states
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-        self.functions = _activations(node, env.xp, default, len(self.backwards))
+        self.functions = _read_activations(node, env.xp, default, len(self.backwards))
         self.batch_first = bool(node.attr("layout", 0))
         # The recurrent bias of the hidden gate is inside of the reset gate's product.
         self.adds_biases = node.op_type != "GRU"
@@ -67,7 +67,7 @@ class _Layer:
         for d, backwards in enumerate(self.backwards):
             input_bias, state_bias = (0, 0) if bias is None else xp.split(widen(xp, bias[d]), 2)
             gates = xp.matmul(x, xp.transpose(widen(xp, w[d]))) + (input_bias + state_bias if self.adds_biases else input_bias)
-            states = tuple(self._state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
+            states = tuple(self._read_state(s, d, x.shape[1], hidden, x.dtype) for s in initial)
             if lengths is not None:  # the last states of an empty sequence are 0, as in ONNX Runtime and OpenVINO
                 states = tuple(xp.where((lengths > 0)[:, None], s, xp.zeros_like(s)) for s in states)
             extra = [None if peephole is None else widen(xp, peephole[d]) for peephole in rest[self.n_states :]]
@@ -79,7 +79,7 @@ class _Layer:
             y, last = xp.transpose(y, (2, 0, 1, 3)), [xp.swapaxes(s, 0, 1) for s in last]
         return tuple(xp.astype(value, dtype) for value in (y, *last))
 
-    def _state(self, initial: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
+    def _read_state(self, initial: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
         if initial is None:
             return self.xp.zeros((batch, hidden), dtype=dtype)
         return self.xp.astype(initial[:, d] if self.batch_first else initial[d], dtype)

@@ -151,7 +151,7 @@ def _normalize_batch(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, 
     return xp.astype(y, x.dtype)
 
 
-def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
+def _compute_statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
     """Mean and population variance over the batch, one for each element of the running mean.
 
     That is one per channel, or before version 9 with ``spatial=0`` one per element of a sample.
@@ -173,7 +173,7 @@ def batch_normalization(node: Node, env: NodeContext) -> Run:
         return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        now, spread = _statistics(xp, x, mean)
+        now, spread = _compute_statistics(xp, x, mean)
         y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
         return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum)
 
@@ -189,7 +189,7 @@ def batch_normalization_by_outputs(node: Node, env: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
         if not training:
             return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
-        now, spread = _statistics(xp, x, mean)
+        now, spread = _compute_statistics(xp, x, mean)
         y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
         saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype))
         return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
@@ -225,7 +225,7 @@ def group_normalization(node: Node, env: NodeContext) -> Run:
     return round_once(xp, run)
 
 
-def _stash(xp: Any, node: Node, x: Array) -> Array:
+def _cast_to_stash(xp: Any, node: Node, x: Array) -> Array:
     """Cast the tensor to the type in which the node computes its statistics."""
     dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
     return xp.astype(x, dtype)
@@ -237,7 +237,7 @@ def layer_normalization(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
-        y, mean, inverse = _standardize(xp, _stash(xp, node, x), axes, epsilon)
+        y, mean, inverse = _standardize(xp, _cast_to_stash(xp, node, x), axes, epsilon)
         y = widen(xp, xp.astype(y, x.dtype)) * widen(xp, scale)
         y = y if bias is None else y + widen(xp, bias)
         return xp.astype(y, x.dtype), mean, inverse
@@ -250,7 +250,7 @@ def rms_normalization(node: Node, env: NodeContext) -> Run:
     xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array) -> Array:
-        wide = _stash(xp, node, x)
+        wide = _cast_to_stash(xp, node, x)
         square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
         y = xp.astype(wide / xp.sqrt(square + epsilon), x.dtype)
         return xp.astype(widen(xp, y) * widen(xp, scale), scale.dtype)

@@ -273,7 +273,7 @@ def deform_conv(node: Node, env: NodeContext) -> Run:
         n, channels, *extents = x.shape
         kernel, places, images = w.shape[2:], offset.shape[2:], n * offsets
         moves = offset.reshape(images, prod(kernel), len(extents), *places)
-        at = [starts + moves[:, :, axis] for axis, starts in enumerate(_starts(xp, node, kernel, places))]
+        at = [starts + moves[:, :, axis] for axis, starts in enumerate(_list_window_positions(xp, node, kernel, places))]
         # The window elements join the first axis of the positions.
         grid = xp.stack(at[::-1], axis=-1).reshape(images, prod(kernel) * places[0], *places[1:], len(extents))
         columns = _read_grid(xp, xp.astype(x, np.float64).reshape(images, channels // offsets, *extents), grid, how)
@@ -286,7 +286,7 @@ def deform_conv(node: Node, env: NodeContext) -> Run:
     return run
 
 
-def _starts(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
+def _list_window_positions(xp: Any, node: Node, kernel: tuple[int, ...], places: tuple[int, ...]) -> list[Array]:
     """Per axis, the positions of the elements of each window before offsets are added: [elements, *positions]."""
     axes = len(kernel)
     strides, dilations = node.attr("strides", (1,) * axes), node.attr("dilations", (1,) * axes)
@@ -358,7 +358,7 @@ def upsample(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- pools
 
 
-def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
+def _place_samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
     """Samples of one axis (bins * each): indices of both neighbors, weight of the second, and a mask of samples that count."""
     places = start + (xp.arange(bins * each, dtype=np.float64) + 0.5) * (size / max(1, bins * each))
     counts = (places >= -1) & (places <= extent)
@@ -367,7 +367,7 @@ def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: i
     return low, xp.minimum(low + 1, extent - 1), places - low, counts
 
 
-def _align(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
+def _pool_region(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
     """Pool one region of an image (C, H, W) into bins, from interpolated samples."""
     bins = node.attr("output_height", 1), node.attr("output_width", 1)
     x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
@@ -375,7 +375,7 @@ def _align(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array
     ratio = node.attr("sampling_ratio", 0)
     each = [ratio if ratio > 0 else ceil(size / n) for size, n in zip(sizes, bins, strict=True)]
     rows, columns = (
-        _samples(xp, start, size, n, e, extent)
+        _place_samples(xp, start, size, n, e, extent)
         for start, size, n, e, extent in zip((y1, x1), sizes, bins, each, image.shape[1:], strict=True)
     )
     corners = [
@@ -401,7 +401,7 @@ def roi_align(node: Node, env: NodeContext) -> Run:
     xp = env.xp
 
     def run(x: Array, boxes: Array, images: Array) -> Array:
-        pools = [_align(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
+        pools = [_pool_region(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
         empty = (0, x.shape[1], node.attr("output_height", 1), node.attr("output_width", 1))
         return xp.astype(xp.stack(pools), x.dtype) if pools else xp.empty(empty, dtype=x.dtype)
 
@@ -434,14 +434,14 @@ def max_roi_pool(node: Node, env: NodeContext) -> Run:
 # ---------------------------------------------------------------------- boxes
 
 
-def _corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
+def _read_corners(xp: Any, boxes: Array, centred: bool) -> tuple[Array, Array]:
     """Lower and upper corners of boxes given by any two opposite corners, or by center and size."""
     if centred:
         return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
     return xp.minimum(boxes[:, :2], boxes[:, 2:]), xp.maximum(boxes[:, :2], boxes[:, 2:])
 
 
-def _choose(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
+def _select_boxes(xp: Any, low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
     """Select boxes in order of score, skipping those that overlap a selected box."""
     areas = xp.prod(high - low, axis=1)
     order = xp.order(-scores, 0, False)
@@ -472,7 +472,7 @@ def non_max_suppression(node: Node, env: NodeContext) -> Run:
             (image, label, box)
             for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
             for label, of_class in enumerate(by_class)
-            for box in _choose(xp, *_corners(xp, of_image, centred), of_class, count, limit, bound)
+            for box in _select_boxes(xp, *_read_corners(xp, of_image, centred), of_class, count, limit, bound)
         ]
         return xp.asarray(selected, dtype=np.int64).reshape(-1, 3)
 

@@ -134,8 +134,8 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     y = xp.empty((len(x), *weights.shape[:2], *place.positions), dtype=x.dtype)
     for image, out in zip(x, y, strict=True):
         parts = image.reshape(group, -1, *image.shape[1:])
-        for rows in _blocks(place, image.shape[0] * x.itemsize):
-            columns = _columns(xp, parts, place, rows)
+        for rows in _split_blocks(place, image.shape[0] * x.itemsize):
+            columns = _gather_columns(xp, parts, place, rows)
             target = out if rows is None else out[:, :, rows]
             target[...] = xp.matmul(weights, columns).reshape(target.shape)
     return y.reshape(len(x), len(w), *place.positions)
@@ -167,7 +167,7 @@ def _per_position(xp: Any, x: Array, w: Array, place: Placement) -> Array:
     return y
 
 
-def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
+def _split_blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
     """Yield slices of the first spatial axis whose columns fit a block; a single None if there is no spatial axis."""
     if not place.positions:
         yield None
@@ -178,7 +178,7 @@ def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
         yield slice(start, min(start + step, place.positions[0]))
 
 
-def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Array:
+def _gather_columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Array:
     """im2col: (group, C/group, *padded) to (group, C/group * window, positions), for a range of rows."""
     if rows is None:
         return parts.reshape(*parts.shape[:2], 1)
