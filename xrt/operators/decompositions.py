@@ -52,7 +52,7 @@ def _mean(w: NodeWriter) -> str:
 
 @decomposition("Max", "Min", since=9)
 def _extreme(w: NodeWriter) -> str:
-    """Choose between two at a time, constants last."""
+    """Compare two operands at a time, constants last."""
     comparison = "Greater" if w.node.op == "Max" else "Less"
     ordered = sorted(w.node.inputs, key=w.function.constants.__contains__)
     return reduce(lambda a, b: w.op("Where", w.op(comparison, b, a), b, a), ordered)
@@ -60,7 +60,7 @@ def _extreme(w: NodeWriter) -> str:
 
 @decomposition("Equal", since=7)
 def _equal(w: NodeWriter) -> str | None:
-    """Equality of truth values."""
+    """Booleans are equal if Xor is false; other types keep Equal."""
     type_ = w.find_type(w.x)
     return w.op("Not", w.op("Xor", *w.node.inputs)) if type_ is not None and type_.dtype is DType.BOOL else None
 
@@ -215,7 +215,7 @@ def _layer_normalization(w: NodeWriter) -> str | None:
 
 @decomposition("RMSNormalization", since=23)
 def _rms_normalization(w: NodeWriter) -> str:
-    """In float32 for narrower types, as ``stash_type`` says by default. ONNX's body computes the axes at run time."""
+    """Divide by the root mean square, in float32 for narrower types. ONNX's body computes the axes at run time."""
     dtype, rank = w.dtype(w.x), w.rank(w.x)
     is_narrow = dtype in (DType.FLOAT16, DType.BFLOAT16)
     stash = DType.FLOAT32 if is_narrow else dtype
@@ -271,7 +271,7 @@ def _lrn(w: NodeWriter) -> str:
 
 @decomposition("Pad", since=13)
 def _pad(w: NodeWriter) -> str | None:
-    """Mirrored and repeated edges as lookups."""
+    """Write the modes reflect and wrap as one Gather per padded axis."""
     mode, pads = w.attr("mode", "constant"), w.find_input(1)
     if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
         return None
@@ -288,7 +288,7 @@ def _pad(w: NodeWriter) -> str | None:
 
 @decomposition("DepthToSpace", since=11)
 def _depth_to_space(w: NodeWriter) -> str | None:
-    """Mode CRD, as ONNX's body, by extents that are known at compile time."""
+    """Write mode CRD like ONNX's body, with extents known at compile time."""
     if w.attr("mode", "DCR") != "CRD":
         return None
     size, (count, channels, height, width) = w.attr("blocksize"), w.extents(w.x)

@@ -29,7 +29,7 @@ def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = 
     and for one that does not fit in memory.
     """
     generator, rows = np.random.default_rng(seed), _count_table_rows(function)
-    return {value.name: _value(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
+    return {value.name: _sample(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
 
 
 def _count_table_rows(function: Function) -> dict[str, int]:
@@ -46,13 +46,13 @@ def _count_table_rows(function: Function) -> dict[str, int]:
     return limits
 
 
-def _value(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
+def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
     if isinstance(type_, OptionalType):
-        return _value(value, type_.element, sizes, generator, rows)
+        return _sample(value, type_.element, sizes, generator, rows)
     if isinstance(type_, SequenceType):
-        return [_value(value, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
+        return [_sample(value, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _make_array(value, type_.with_shape(tuple(_extent(dim, sizes) for dim in type_.shape)), generator, rows)
+        return _make_array(value, type_.with_shape(tuple(_choose_extent(dim, sizes) for dim in type_.shape)), generator, rows)
     kind = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
     raise InputError(f"input {value} is {kind}, so no random value can be made for it; give one")
 
@@ -66,7 +66,7 @@ def _make_array(value: Value, type_: TensorType, generator: np.random.Generator,
             f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
         )
     try:
-        return _tensor(type_.dtype, shape, generator, rows)
+        return _make_tensor(type_.dtype, shape, generator, rows)
     except (MemoryError, OverflowError) as error:
         raise InputError(f"input {value.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
 
@@ -78,19 +78,19 @@ def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
+def _choose_extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     return sizes.get(dim, 1) if dim is not None else 1
 
 
-def _tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Array:
+def _make_tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Array:
     if dtype is DType.STRING:
         return np.array([f"text {n}" for n in generator.integers(0, 10, shape).flat], dtype=object).reshape(shape)
-    return np.asarray(_numbers(dtype, shape, generator, rows)).astype(dtype.numpy)
+    return np.asarray(_draw_numbers(dtype, shape, generator, rows)).astype(dtype.numpy)
 
 
-def _numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
+def _draw_numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
     if dtype.is_integer or dtype is DType.BOOL:
         return generator.integers(0, rows or (256 if dtype is DType.UINT8 else 2), shape)
     if dtype is DType.FLOAT8E8M0:  # the type has only positive powers of two

@@ -1,6 +1,6 @@
 """The traits of ONNX's operators: one row per operator, from which every list of operators in XRT is derived.
 
-An engine's tables (supported operators, known issues) and tables of rules, one function per operator, are no such lists.
+Engines keep their supported operators and known issues in tables elsewhere, and so do rules with one function per operator.
 """
 
 from __future__ import annotations

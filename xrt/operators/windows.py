@@ -74,7 +74,7 @@ class Window:
 
     def over(self, extents: Sequence[int]) -> Placement:
         """Apply the window to spatial extents; raises ValueError if it does not fit into the padded tensor."""
-        axes = [self._axis(i, n) for i, n in enumerate(extents)]
+        axes = [self._place_axis(i, n) for i, n in enumerate(extents)]
         begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
         if any(n < 1 for n in positions):
             raise ValueError(
@@ -102,7 +102,7 @@ class Window:
         steps = zip(positions, self.strides, self.kernel, pads, strict=True)
         return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
 
-    def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
+    def _place_axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
         """Begin, required end, declared end and number of positions along one axis."""
         stride, span = self.strides[i], self.spans[i]
         if self.auto_pad.startswith("SAME"):
