@@ -75,12 +75,12 @@ class PropagationCase:
 
         Return None if the shape of an input is unknown, or if nothing is known about any input.
         """
-        parts = [contents or _unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
+        parts = [contents or _make_unknown(type_) for contents, type_ in zip(self.inputs, self.types, strict=True)]
         present = [contents for contents in parts if contents is not None]
         return present if len(present) == len(parts) and any(contents is not None for contents in self.inputs) else None
 
 
-def _unknown(type_: Type | None) -> Contents | None:
+def _make_unknown(type_: Type | None) -> Contents | None:
     """Contents of known shape with all elements unknown."""
     if not isinstance(type_, TensorType) or not type_.is_static or type_.dtype not in FOLLOWED:
         return None
@@ -115,7 +115,7 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         spread = [np.broadcast_to(operand.elements, result.shape) for operand in operands]
         for index in np.ndindex(result.shape):
             elements = [operand[index] for operand in spread]
-            result[index] = _element(elements, dtype, compute, rule)
+            result[index] = _compute_element(elements, dtype, compute, rule)
         return [Contents(gives or dtype, result)]
 
     return apply
@@ -127,7 +127,7 @@ def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | No
     return None if array is None else np.asarray(array)
 
 
-def _element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
+def _compute_element(elements: Sequence[Any], dtype: DType, compute: Callable[..., Any], rule: Callable[..., Any] | None) -> Any:
     if all(not isinstance(element, str) and element is not None for element in elements):
         array = _compute(compute, [np.array(element, dtype.numpy) for element in elements])
         return None if array is None else array.item()
@@ -286,17 +286,17 @@ def _shape(case: PropagationCase) -> Sequence[Contents | None]:
     if not isinstance(type_, TensorType) or type_.shape is None:
         return [None]
     extents = type_.shape[case.node.attr("start", 0) : case.node.attr("end")]
-    return [Contents(DType.INT64, _objects(extents))]
+    return [Contents(DType.INT64, _to_objects(extents))]
 
 
 def _size(case: PropagationCase) -> Sequence[Contents | None]:
     (type_,) = case.types
     if not isinstance(type_, TensorType) or not type_.is_static:
         return [None]
-    return [Contents(DType.INT64, _objects(math.prod(d for d in type_.shape or () if isinstance(d, int))))]
+    return [Contents(DType.INT64, _to_objects(math.prod(d for d in type_.shape or () if isinstance(d, int))))]
 
 
-def _objects(values: Any) -> Elements:
+def _to_objects(values: Any) -> Elements:
     elements = np.empty(len(values) if isinstance(values, tuple) else (), object)
     elements[...] = values
     return elements

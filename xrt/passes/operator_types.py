@@ -88,13 +88,13 @@ _STRINGS = ("classlabels_strings", "classes_strings")
 _INTEGERS = ("classlabels_int64s", "classlabels_ints")
 
 
-def _rows(o: Operands) -> Dim:
+def _count_rows(o: Operands) -> Dim:
     """Number of rows of input 0; a vector counts as one row."""
     shape = o.shape(0)
     return None if not shape else 1 if len(shape) == 1 else shape[0]
 
 
-def _labels(o: Operands) -> tuple[DType | None, Dim]:
+def _read_labels(o: Operands) -> tuple[DType | None, Dim]:
     """Type and number of the class labels."""
     for names, dtype in ((_STRINGS, DType.STRING), (_INTEGERS, DType.INT64)):
         for name in names:
@@ -104,24 +104,24 @@ def _labels(o: Operands) -> tuple[DType | None, Dim]:
 
 
 def _classify_rows(o: Operands, scores: Dim) -> Sequence[Type | None]:
-    dtype, _ = _labels(o)
-    return [make_type(dtype or DType.INT64, (_rows(o),)), TensorType(DType.FLOAT32, (_rows(o), scores))]
+    dtype, _ = _read_labels(o)
+    return [make_type(dtype or DType.INT64, (_count_rows(o),)), TensorType(DType.FLOAT32, (_count_rows(o), scores))]
 
 
 def _classifier(o: Operands) -> Sequence[Type | None]:
-    _, count = _labels(o)
+    _, count = _read_labels(o)
     return _classify_rows(o, count if isinstance(count, int) and count > 1 else None)
 
 
 def _support_vectors(o: Operands) -> Sequence[Type | None]:
-    _, count = _labels(o)
+    _, count = _read_labels(o)
     # Without probabilities the scores are one-vs-one decisions, whose number differs.
     return _classify_rows(o, count if o.attr("prob_a") else None)
 
 
 def _regressor(o: Operands) -> Sequence[Type | None]:
     name = "n_targets" if o.node.op_type.startswith("Tree") else "targets"
-    return [TensorType(DType.FLOAT32, (_rows(o), o.attr(name, 1 if name == "targets" else None)))]
+    return [TensorType(DType.FLOAT32, (_count_rows(o), o.attr(name, 1 if name == "targets" else None)))]
 
 
 def _floats(o: Operands) -> Sequence[Type | None]:
@@ -131,20 +131,20 @@ def _floats(o: Operands) -> Sequence[Type | None]:
 def _extract_features(o: Operands) -> Sequence[Type | None]:
     shape, chosen = o.shape(0), o.shape(1)
     many = [extent for extent in chosen or () if extent != 1]
-    count = _product(many) if chosen is not None and len(many) != 1 else many[0] if many else None
+    count = _multiply_all(many) if chosen is not None and len(many) != 1 else many[0] if many else None
     if not shape:
         return [make_type(o.dtype(0), None)]
     return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
 
 
-def _product(extents: Sequence[Dim]) -> Dim:
+def _multiply_all(extents: Sequence[Dim]) -> Dim:
     sizes = [extent for extent in extents if isinstance(extent, int)]
     return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
 def _join_features(o: Operands) -> Sequence[Type | None]:
     sizes = o.attr("inputdimensions")
-    return [TensorType(DType.FLOAT32, (_rows(o), sum(sizes) if sizes else None))]
+    return [TensorType(DType.FLOAT32, (_count_rows(o), sum(sizes) if sizes else None))]
 
 
 def _encode_one_hot(o: Operands) -> Sequence[Type | None]:
@@ -187,7 +187,7 @@ def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
 
 
 def _zip_map(o: Operands) -> Sequence[Type | None]:
-    dtype, _ = _labels(o)
+    dtype, _ = _read_labels(o)
     return [None if dtype is None else SequenceType(MapType(dtype, TensorType(DType.FLOAT32, ())))]
 
 
@@ -205,9 +205,9 @@ ML: Mapping[str, Rule] = {
     "Normalizer": _floats,
     "OneHotEncoder": _encode_one_hot,
     "SVMClassifier": _support_vectors,
-    "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_rows(o), 1))],
+    "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), 1))],
     "Scaler": _floats,
-    "TreeEnsemble": lambda o: [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))],
+    "TreeEnsemble": lambda o: [make_type(o.dtype(0), (_count_rows(o), o.attr("n_targets")))],
     "TreeEnsembleClassifier": _classifier,
     "TreeEnsembleRegressor": _regressor,
     "ZipMap": _zip_map,
@@ -217,7 +217,7 @@ _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
 
 
-def _over(extent: Dim, divisor: int) -> Dim:
+def _divide_extent(extent: Dim, divisor: int) -> Dim:
     return extent // divisor if isinstance(extent, int) and divisor > 0 and extent % divisor == 0 else None
 
 
@@ -307,12 +307,12 @@ def _quantized_embed(o: Operands) -> Sequence[Type | None]:
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
     """Q, K and V projections are packed along the last axis of the weights."""
     sizes = list(o.attr("qkv_hidden_sizes") or ())
-    hidden: Dim = sizes[2] if len(sizes) == 3 else _over(o.dim(1, 1), 3)
+    hidden: Dim = sizes[2] if len(sizes) == 3 else _divide_extent(o.dim(1, 1), 3)
     batch, length = o.dim(0, 0), o.dim(0, 1)
     heads = o.attr("num_heads")
     total = None if o.has(past) else length
     result = make_type(o.dtype(dtype), (batch, length, hidden))
-    return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _over(hidden, heads or 0)))]
+    return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _divide_extent(hidden, heads or 0)))]
 
 
 def _multi_head(o: Operands) -> Sequence[Type | None]:
@@ -329,7 +329,7 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
 def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
     width = o.dim(0, 2)
-    size = _over(width, heads if o.has(1) else heads + 2 * shared)
+    size = _divide_extent(width, heads if o.has(1) else heads + 2 * shared)
     hidden = width if o.has(1) else _multiply_extents(heads, size)
     cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
@@ -368,7 +368,7 @@ MICROSOFT: Mapping[str, Rule] = {
     **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
     **dict.fromkeys(("MRotaryEmbedding", "MoE", "QMoE", "RotaryEmbedding"), as_first()),
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
-    "BiasSplitGelu": lambda o: _rows_by(o, _over(o.dim(0, -1), 2)),
+    "BiasSplitGelu": lambda o: _rows_by(o, _divide_extent(o.dim(0, -1), 2)),
     "SkipGroupNorm": as_first(also=2),
     "SkipLayerNormalization": _skip_norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,

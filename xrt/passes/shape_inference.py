@@ -43,28 +43,28 @@ def shape_from_contents(node: Node, types: Sequence[Type | None], contents: Inpu
         return None  # invalid inputs are reported by the engine that runs the node
 
 
-def _shape(types: Sequence[Type | None], index: int) -> Shape | None:
+def _get_shape(types: Sequence[Type | None], index: int) -> Shape | None:
     type_ = types[index] if index < len(types) else None
     return type_.shape if isinstance(type_, TensorType) else None
 
 
-def _at(contents: InputContents, index: int) -> Contents | None:
+def _get_contents(contents: InputContents, index: int) -> Contents | None:
     return contents[index] if index < len(contents) else None
 
 
-def _extents(contents: InputContents, index: int) -> list[Dim] | None:
+def _read_extents(contents: InputContents, index: int) -> list[Dim] | None:
     """A 1-D input of extents as a list of numbers, names and None; None if it is unknown."""
-    extents = _at(contents, index)
+    extents = _get_contents(contents, index)
     return None if extents is None or extents.elements.ndim != 1 else list(extents.elements)
 
 
-def _integers(contents: InputContents, index: int) -> list[int] | None:
-    numbers = _at(contents, index)
+def _read_integers(contents: InputContents, index: int) -> list[int] | None:
+    numbers = _get_contents(contents, index)
     return None if numbers is None else numbers.integers()
 
 
 def _reshape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, target = _shape(types, 0), _extents(contents, 1)
+    data, target = _get_shape(types, 0), _read_extents(contents, 1)
     if target is None:
         return None
     copies = not node.attr("allowzero", 0)
@@ -73,7 +73,7 @@ def _reshape(node: Node, types: Sequence[Type | None], contents: InputContents) 
         return tuple(None if _is_negative(extent) else extent for extent in wanted)
     place = wanted.index(-1)
     others = wanted[:place] + wanted[place + 1 :]
-    wanted[place] = None if data is None else _rest(data, others)
+    wanted[place] = None if data is None else _infer_rest(data, others)
     return tuple(wanted)
 
 
@@ -81,7 +81,7 @@ def _is_negative(extent: Dim) -> bool:
     return isinstance(extent, int) and extent < 0
 
 
-def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
+def _infer_rest(data: Shape, others: Sequence[Dim]) -> Dim:
     """Infer the extent of -1 in a Reshape: divide the shape by the other extents; equal symbols cancel."""
     symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
     for extent in others:
@@ -99,7 +99,7 @@ def _rest(data: Shape, others: Sequence[Dim]) -> Dim:
 
 
 def _expand(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, target = _shape(types, 0), _extents(contents, 1)
+    data, target = _get_shape(types, 0), _read_extents(contents, 1)
     if data is None or target is None:
         return None
     rank = max(len(data), len(target))
@@ -118,41 +118,41 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 
 
 def _constant_of_shape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    target = _extents(contents, 0)
+    target = _read_extents(contents, 0)
     return None if target is None else tuple(None if _is_negative(extent) else extent for extent in target)
 
 
 def _tile(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, repeats = _shape(types, 0), _extents(contents, 1)
+    data, repeats = _get_shape(types, 0), _read_extents(contents, 1)
     if data is None or repeats is None or len(data) != len(repeats):
         return None
-    return tuple(_times(extent, count) for extent, count in zip(data, repeats, strict=True))
+    return tuple(_multiply(extent, count) for extent, count in zip(data, repeats, strict=True))
 
 
-def _times(a: Dim, b: Dim) -> Dim:
+def _multiply(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     return a if b == 1 else b if a == 1 else None
 
 
 def _slice(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data = _shape(types, 0)
+    data = _get_shape(types, 0)
     if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
         return None
-    starts, ends = (_extents(contents, index) for index in (1, 2))
+    starts, ends = (_read_extents(contents, index) for index in (1, 2))
     optional = [len(node.inputs) > index and bool(node.inputs[index]) for index in (3, 4)]
-    axes = _integers(contents, 3) if optional[0] else list(range(len(starts or ends or data)))
+    axes = _read_integers(contents, 3) if optional[0] else list(range(len(starts or ends or data)))
     if axes is None:
         return (None,) * len(data)
-    steps = (_extents(contents, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
+    steps = (_read_extents(contents, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
     shape = list(data)
     for k, axis in enumerate(axes):
         bounds = [None if extents is None else extents[k] for extents in (starts, ends)]
-        shape[axis] = _span(data[axis], bounds[0], bounds[1], steps[k])
+        shape[axis] = _count_selected(data[axis], bounds[0], bounds[1], steps[k])
     return tuple(shape)
 
 
-def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     """Number of elements that a Slice selects along an axis."""
     if start == 0 and step == 1 and ((isinstance(end, int) and end >= _ALL) or (isinstance(end, str) and end == extent)):
         return extent
@@ -162,20 +162,20 @@ def _span(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _pad(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, pads = _shape(types, 0), _extents(contents, 1)
+    data, pads = _get_shape(types, 0), _read_extents(contents, 1)
     has_axes = len(node.inputs) > 3 and bool(node.inputs[3])
     if data is None or len(node.inputs) < 2:
         return None
-    axes = _integers(contents, 3) if has_axes else list(range(len(data)))
+    axes = _read_integers(contents, 3) if has_axes else list(range(len(data)))
     if axes is None or pads is None or len(pads) != 2 * len(axes):
         return (None,) * len(data)
     shape = list(data)
     for k, axis in enumerate(axes):
-        shape[axis] = _plus(_plus(data[axis], pads[k]), pads[k + len(axes)])
+        shape[axis] = _add(_add(data[axis], pads[k]), pads[k + len(axes)])
     return tuple(shape)
 
 
-def _plus(a: Dim, b: Dim) -> Dim:
+def _add(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     return a if b == 0 else b if a == 0 else None
@@ -192,10 +192,10 @@ def _range(node: Node, types: Sequence[Type | None], contents: InputContents) ->
 
 
 def _resize(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, sizes = _shape(types, 0), _extents(contents, 3)
+    data, sizes = _get_shape(types, 0), _read_extents(contents, 3)
     if data is None or node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
-    shape, scales = list(data), _at(contents, 2)
+    shape, scales = list(data), _get_contents(contents, 2)
     if sizes is None and scales is not None and scales.elements.size:
         for axis, scale in zip(node.attr("axes") or range(len(data)), scales.elements, strict=True):
             shape[axis] = shape[axis] if scale == 1 else None  # onnx rounds numeric extents
@@ -494,7 +494,7 @@ class Knowledge:
         if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
             self._remember(node.outputs[0], Contents.of(value))
         elif node.op_type in PROPAGATED and not node.domain:
-            self._follow(node)
+            self._propagate_contents(node)
         # Otherwise onnx has inferred this node already, from the same facts.
         elif not (again or node.domain or self.has_news or node.op_type in SHAPED):
             return
@@ -525,7 +525,7 @@ class Knowledge:
         rule = OPERATOR_TYPES.get(node.domain, {}).get(node.op_type) if node.domain else None
         if rule is not None:
             return rule(Operands(node, [self._input_type(name) for name in node.inputs], self._find_constants(node), self._opset))
-        shape = self._shape(node)
+        shape = self._infer_shape(node)
         if not again and not any(map(self.is_news, node.uses)):
             types: Sequence[Type | None] = ()
         elif node.bodies:
@@ -550,7 +550,7 @@ class Knowledge:
         except ModelError:
             return ()  # the inputs contradict each other: `verify_types` and the engine that runs the node will say so
 
-    def _shape(self, node: Node) -> Any:
+    def _infer_shape(self, node: Node) -> Any:
         """The output shape implied by the partly known contents of inputs."""
         if node.domain or node.op_type not in SHAPED:
             return None
@@ -569,7 +569,7 @@ class Knowledge:
             return [TensorType(type_.dtype, shape)]
         return [combine(type_, TensorType(type_.dtype, shape)), *types[1:]]
 
-    def _follow(self, node: Node) -> None:
+    def _propagate_contents(self, node: Node) -> None:
         """Propagate the contents of the inputs to the outputs."""
         inputs = [self.find_contents(name) for name in node.inputs]
         if node.op_type not in _FROM_TYPES and not any(operand is not None for operand in inputs):

@@ -50,7 +50,7 @@ class _CachePadder(Padder):
         self._room = Extent.of(capacity) - added
         # Read the capacity from the output: another reader of the input would prevent an update in place.
         self._sources[CAPACITY] = caches[0].state.output, caches[0].axis
-        self.rules.update({cache.node.name: _write(cache) for cache in caches})
+        self.rules.update({cache.node.name: _make_write_rule(cache) for cache in caches})
 
     def shape_operand(self, name: str) -> str:
         """Use sizes of the whole buffer where the model uses sizes of the valid part."""
@@ -65,7 +65,7 @@ class _CachePadder(Padder):
         return operand
 
 
-def _write(cache: _Cache) -> Callable[[Padder, Node], Node]:
+def _make_write_rule(cache: _Cache) -> Callable[[Padder, Node], Node]:
     """Make the rule that replaces a Concat by a write behind the valid entries; the rest of the buffer stays zero."""
 
     def rule(p: Padder, node: Node) -> Node:

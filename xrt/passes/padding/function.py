@@ -70,10 +70,10 @@ def _read_contents(p: Padder, name: str) -> contents.Contents | None:
     elements = p.contents(name) if name else None
     if elements is None:
         return None
-    return contents.Contents(DType.INT64, _lift(lambda extent: extent if extent.number is None else extent.number)(elements))
+    return contents.Contents(DType.INT64, _vectorize(lambda extent: extent if extent.number is None else extent.number)(elements))
 
 
-def _lift(compute: Callable[..., Any]) -> Callable[..., Contents]:
+def _vectorize(compute: Callable[..., Any]) -> Callable[..., Contents]:
     """Vectorize a function of extents; unknown operands give unknown results."""
     vectorized = np.frompyfunc(lambda *args: None if None in args else compute(*args), compute.__code__.co_argcount, 1)
     return lambda *args: _as_array(vectorized(*args))
@@ -136,7 +136,7 @@ def _divide(p: Padder, node: Node) -> Contents:
         p.require(dividend)  # Div rounds towards zero, Quotient down
         return dividend // divisor.number
 
-    return _lift(divide)(_get_input(p, node, 0), _get_input(p, node, 1))
+    return _vectorize(divide)(_get_input(p, node, 0), _get_input(p, node, 1))
 
 
 def _is_equal(left: Extent, right: Extent) -> Extent | None:
@@ -153,7 +153,7 @@ def _choose(flag: Extent, left: Extent, right: Extent) -> Extent | None:
 
 
 def _binary(compute: Callable[[Extent, Extent], Extent | None]) -> Callable[[Padder, Node], Contents]:
-    return lambda p, node: _lift(compute)(_get_input(p, node, 0), _get_input(p, node, 1))
+    return lambda p, node: _vectorize(compute)(_get_input(p, node, 0), _get_input(p, node, 1))
 
 
 _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
@@ -164,13 +164,13 @@ _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Div": _divide,
     "Equal": _binary(_is_equal),
     "Mul": _binary(lambda a, b: a * b),
-    "Neg": lambda p, node: _lift(lambda a: a * Extent.of(-1))(_get_input(p, node, 0)),
+    "Neg": lambda p, node: _vectorize(lambda a: a * Extent.of(-1))(_get_input(p, node, 0)),
     "ReduceProd": _reduce(multiply),
     "ReduceSum": _reduce(_sum),
     "Shape": _shape,
     "Size": lambda p, node: np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object),
     "Sub": _binary(lambda a, b: a - b),
-    "Where": lambda p, node: _lift(_choose)(*(_get_input(p, node, slot) for slot in range(3))),
+    "Where": lambda p, node: _vectorize(_choose)(*(_get_input(p, node, slot) for slot in range(3))),
 }
 """Symbolic integer arithmetic by operator: computes the contents of the output, None if unknown."""
 

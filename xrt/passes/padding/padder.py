@@ -424,14 +424,14 @@ class Padder:
         """Emit the extent without padding as an int64 scalar."""
         total = ""
         for monomial, factor in extent.terms:
-            names = [self._atom(atom) for atom in monomial]
+            names = [self._emit_atom(atom) for atom in monomial]
             product = self.constant(np.int64(factor)) if factor != 1 or not names else names.pop()
             for name in names:
                 product = self.node("Mul", product, name)
             total = self.node("Add", total, product) if total else product
         return total or self.constant(np.int64(0))
 
-    def _atom(self, atom: str | Quotient) -> str:
+    def _emit_atom(self, atom: str | Quotient) -> str:
         if isinstance(atom, Quotient):
             return self.node("Div", self.value(atom.dividend), self.constant(np.int64(atom.divisor)))
         if atom in self.dims:

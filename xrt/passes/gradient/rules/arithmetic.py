@@ -39,7 +39,7 @@ Gradients = Sequence["Tensor | None"]
 # ---------------------------------------------------------------------- functions of one variable
 
 
-def _unary(operator: str, factor: Callable[[Tensor, Tensor], Any], source: str) -> None:
+def _register_unary(operator: str, factor: Callable[[Tensor, Tensor], Any], source: str) -> None:
     """Register an elementwise rule: the gradient times the derivative, a function of x and y."""
 
     def apply_chain_rule(at: RuleContext) -> Gradients:
@@ -53,26 +53,26 @@ def _one_over_root(x: Tensor) -> Tensor:
     return emit("Reciprocal", emit("Sqrt", x))
 
 
-_unary("Abs", lambda x, y: emit("Sign", x), "d|x| = sign x; 0 at 0.")
-_unary("Acos", lambda x, y: -_one_over_root(1 - x * x), "d arccos x = -1 / sqrt(1 - x^2).")
-_unary("Acosh", lambda x, y: _one_over_root(x * x - 1), "d arcosh x = 1 / sqrt(x^2 - 1).")
-_unary("Asin", lambda x, y: _one_over_root(1 - x * x), "d arcsin x = 1 / sqrt(1 - x^2).")
-_unary("Asinh", lambda x, y: _one_over_root(x * x + 1), "d arsinh x = 1 / sqrt(x^2 + 1).")
-_unary("Atan", lambda x, y: emit("Reciprocal", x * x + 1), "d arctan x = 1 / (1 + x^2).")
-_unary("Atanh", lambda x, y: emit("Reciprocal", 1 - x * x), "d artanh x = 1 / (1 - x^2).")
-_unary("Cos", lambda x, y: -emit("Sin", x), "d cos x = -sin x.")
-_unary("Cosh", lambda x, y: emit("Sinh", x), "d cosh x = sinh x.")
-_unary("Erf", lambda x, y: emit("Exp", -(x * x)) * (2 / math.sqrt(math.pi)), "d erf x = 2 / sqrt(pi) exp(-x^2).")
-_unary("Exp", lambda x, y: y, "d exp x = exp x.")
-_unary("Log", lambda x, y: emit("Reciprocal", x), "d log x = 1 / x.")
-_unary("Reciprocal", lambda x, y: -(y * y), "d (1 / x) = -1 / x^2.")
-_unary("Sigmoid", lambda x, y: y * (1 - y), "For s = 1 / (1 + exp(-x)): s (1 - s).")
-_unary("Sin", lambda x, y: emit("Cos", x), "d sin x = cos x.")
-_unary("Sinh", lambda x, y: emit("Cosh", x), "d sinh x = cosh x.")
-_unary("Softplus", lambda x, y: emit("Sigmoid", x), "log(1 + exp x): 1 / (1 + exp(-x)).")
-_unary("Sqrt", lambda x, y: emit("Reciprocal", y) * 0.5, "d sqrt x = 1 / (2 sqrt x).")
-_unary("Tan", lambda x, y: y * y + 1, "d tan x = 1 + tan^2 x.")
-_unary("Tanh", lambda x, y: 1 - y * y, "d tanh x = 1 - tanh^2 x.")
+_register_unary("Abs", lambda x, y: emit("Sign", x), "d|x| = sign x; 0 at 0.")
+_register_unary("Acos", lambda x, y: -_one_over_root(1 - x * x), "d arccos x = -1 / sqrt(1 - x^2).")
+_register_unary("Acosh", lambda x, y: _one_over_root(x * x - 1), "d arcosh x = 1 / sqrt(x^2 - 1).")
+_register_unary("Asin", lambda x, y: _one_over_root(1 - x * x), "d arcsin x = 1 / sqrt(1 - x^2).")
+_register_unary("Asinh", lambda x, y: _one_over_root(x * x + 1), "d arsinh x = 1 / sqrt(x^2 + 1).")
+_register_unary("Atan", lambda x, y: emit("Reciprocal", x * x + 1), "d arctan x = 1 / (1 + x^2).")
+_register_unary("Atanh", lambda x, y: emit("Reciprocal", 1 - x * x), "d artanh x = 1 / (1 - x^2).")
+_register_unary("Cos", lambda x, y: -emit("Sin", x), "d cos x = -sin x.")
+_register_unary("Cosh", lambda x, y: emit("Sinh", x), "d cosh x = sinh x.")
+_register_unary("Erf", lambda x, y: emit("Exp", -(x * x)) * (2 / math.sqrt(math.pi)), "d erf x = 2 / sqrt(pi) exp(-x^2).")
+_register_unary("Exp", lambda x, y: y, "d exp x = exp x.")
+_register_unary("Log", lambda x, y: emit("Reciprocal", x), "d log x = 1 / x.")
+_register_unary("Reciprocal", lambda x, y: -(y * y), "d (1 / x) = -1 / x^2.")
+_register_unary("Sigmoid", lambda x, y: y * (1 - y), "For s = 1 / (1 + exp(-x)): s (1 - s).")
+_register_unary("Sin", lambda x, y: emit("Cos", x), "d sin x = cos x.")
+_register_unary("Sinh", lambda x, y: emit("Cosh", x), "d sinh x = cosh x.")
+_register_unary("Softplus", lambda x, y: emit("Sigmoid", x), "log(1 + exp x): 1 / (1 + exp(-x)).")
+_register_unary("Sqrt", lambda x, y: emit("Reciprocal", y) * 0.5, "d sqrt x = 1 / (2 sqrt x).")
+_register_unary("Tan", lambda x, y: y * y + 1, "d tan x = 1 + tan^2 x.")
+_register_unary("Tanh", lambda x, y: 1 - y * y, "d tanh x = 1 - tanh^2 x.")
 
 
 @rule("Identity", "Neg")

@@ -88,7 +88,7 @@ def cut_padding(at: RuleContext) -> Gradients:
     In the other modes the padding repeats elements, and the gradient is the sum over the copies.
     """
     if at.attr("mode", "constant") != "constant":
-        return (_sum_sources(at, lambda places: emit("Pad", places, *_pads(at), mode=at.attr("mode"))),)
+        return (_sum_sources(at, lambda places: emit("Pad", places, *_read_pads(at), mode=at.attr("mode"))),)
     pads, axes = at.input(1), at.optional(3)
     inner = emit("Pad", at.g, emit("Neg", pads), None, *(() if axes is None else (axes,)))
     value = at.optional(2)
@@ -98,7 +98,7 @@ def cut_padding(at: RuleContext) -> Gradients:
     return inner if at.wants(0) else None, None, None if rest is None or value is None else reshape_to(rest, value)
 
 
-def _pads(at: RuleContext) -> tuple[Any, ...]:
+def _read_pads(at: RuleContext) -> tuple[Any, ...]:
     axes = at.optional(3)
     return (at.input(1),) if axes is None else (at.input(1), None, axes)
 
@@ -322,11 +322,11 @@ def resize(at: RuleContext) -> Gradients:
         scale = None if scales is None or scales.size == 0 else scales.tolist()[place]
         if size == result and scale in (None, 1):
             continue
-        gradient = _apply_transposed(gradient, _weights(at, size, result, scale), axis)
+        gradient = _apply_transposed(gradient, _compute_weights(at, size, result, scale), axis)
     return (gradient,)
 
 
-def _weights(at: RuleContext, size: int, result: int, scale: float | None) -> Tensor:
+def _compute_weights(at: RuleContext, size: int, result: int, scale: float | None) -> Tensor:
     """Matrix (result, size) of one axis: Resize applied to the identity."""
     # Resize is linear, so its matrix is its value at the identity.
     identity = np.eye(size, dtype=at.x.dtype.numpy)

@@ -198,10 +198,10 @@ def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     names = at.attr("activations") or _ACTIVATIONS[at.node.op]
     parts = () if peepholes is None else tuple(_split(_squeeze(peepholes), 3))
     flags = bool(at.attr("input_forget")), bool(at.attr("linear_before_reset"))
-    return _Cell(products, rest, parts, tuple(_activation(at, name) for name in names), *flags), inputs
+    return _Cell(products, rest, parts, tuple(_read_activation(at, name) for name in names), *flags), inputs
 
 
-def _activation(at: RuleContext, name: str) -> Callable[[Tensor], Tensor]:
+def _read_activation(at: RuleContext, name: str) -> Callable[[Tensor], Tensor]:
     supported = {simple.lower(): simple for simple in _SIMPLE}
     if name.lower() not in supported or at.attr("activation_alpha") or at.attr("activation_beta"):
         at.refuse(f"its activation {name!r} has parameters, or is not one of {', '.join(_SIMPLE)}")
