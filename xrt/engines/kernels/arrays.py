@@ -99,11 +99,11 @@ def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, 
     reduces the pad at the other end: the extent of the result is always the sum of the array's and both pads.
     """
     chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
-    wanted = [(0, 0)] * x.ndim
+    bounds = [(0, 0)] * x.ndim
     for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
-        wanted[axis] = (begin, end)
+        bounds[axis] = (begin, end)
     slices, more = [], []
-    for extent, (begin, end) in zip(x.shape, wanted, strict=True):
+    for extent, (begin, end) in zip(x.shape, bounds, strict=True):
         start = min(max(0, -begin), extent)
         stop = max(start, extent - max(0, -end))
         # The part of a negative pad that exceeds the array.

@@ -414,9 +414,9 @@ def rotary_embedding(node: Node, env: NodeContext) -> Run:
             cos, sin = cos[positions], sin[positions]
         cos, sin = cos[:, :, None], sin[:, :, None]  # (batch, sequence, 1, width / 2)
         parts = xp.transpose(x, (0, 2, 1, 3)) if x.ndim == 4 else x.reshape(*x.shape[:2], heads, -1)
-        turned = width or parts.shape[-1]
+        count = width or parts.shape[-1]
         y = xp.copy(parts)
-        pairs = (slice(0, turned, 2), slice(1, turned, 2)) if interleaved else (slice(turned // 2), slice(turned // 2, turned))
+        pairs = (slice(0, count, 2), slice(1, count, 2)) if interleaved else (slice(count // 2), slice(count // 2, count))
         first, second = parts[..., pairs[0]], parts[..., pairs[1]]
         y[..., pairs[0]] = cos * first - sin * second
         y[..., pairs[1]] = sin * first + cos * second

@@ -319,8 +319,8 @@ def tensor_scatter(node: Node, env: NodeContext) -> Run:
         places = first[:, None] + xp.arange(update.shape[along])
         places = places % cache.shape[along] if circular else places
         rows, new = xp.moveaxis(cache, along, 1), xp.moveaxis(update, along, 1)
-        turned = {name: xp.moveaxis(array, along, 1) for name, array in options.items()}
-        return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **turned), 1, along)
+        moved = {name: xp.moveaxis(array, along, 1) for name, array in options.items()}
+        return xp.moveaxis(xp.scatter(rows, (xp.arange(batch)[:, None], places), new, "none", **moved), 1, along)
 
     return run
 

@@ -65,8 +65,8 @@ def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
 def _get_reduced_shape(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
     """The shape after a reduction."""
     reduced = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    gone = {i % len(shape) for i in reduced}
-    return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
+    dropped = {i % len(shape) for i in reduced}
+    return tuple(1 if i in dropped else n for i, n in enumerate(shape) if keep or i not in dropped)
 
 
 def _log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
