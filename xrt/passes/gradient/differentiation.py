@@ -47,30 +47,30 @@ def gradient(
     if of is None and len(targets) != 1:
         outputs, first = ", ".join(targets) or "none", next(iter(targets), "NAME")
         raise ModelError(f"function {function.name!r} has {len(targets)} outputs ({outputs}); name one: of={first!r}")
-    wanted = _as_names(with_respect_to) or tuple(
+    sources = _as_names(with_respect_to) or tuple(
         value.name for value in function.inputs if value.type is not None and may_have_gradient(value.type)
     )
     with pause_gc(function.size):
-        return _append_gradients(prepare(function, targets, wanted), targets, wanted, seeds)
+        return _append_gradients(prepare(function, targets, sources), targets, sources, seeds)
 
 
 def _as_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def _append_gradients(function: Function, targets: Sequence[str], wanted: Sequence[str], seeds: bool) -> Function:
+def _append_gradients(function: Function, targets: Sequence[str], sources: Sequence[str], seeds: bool) -> Function:
     builder, tensors = continue_function(function)
-    for option, names in (("of", targets), ("with_respect_to", wanted)):
+    for option, names in (("of", targets), ("with_respect_to", sources)):
         for name in names:
             _check_differentiable(option, name, tensors.get(name), function)
-    sweep = Sweep(builder, tensors, find_active(function.nodes, wanted, tensors))
+    sweep = Sweep(builder, tensors, find_active(function.nodes, sources, tensors))
     with builder:
         for name in targets:
             sweep.add(name, _add_seed(builder, tensors[name], seeds))
         sweep.run(function.nodes)
         for value in function.outputs:
             builder.output(tensors[value.name])
-        for name in wanted:
+        for name in sources:
             accumulated = sweep.sum(name)
             with builder.scope(f"{name}/gradient"):
                 total = zeros_like(tensors[name]) if accumulated is None else accumulated
@@ -121,22 +121,22 @@ def expand_gradient_nodes(function: Function) -> Function:
 
 
 def _expand_node(function: Function, node: Node) -> Function:
-    wanted, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
+    sources, fixed, target = node.attr("xs", ()), node.attr("zs", ()) or (), node.attr("y")
     # Recompute the subgraph from the inputs of the node.
-    part = _extract_subgraph(function, (*wanted, *fixed), target)
-    differentiated = gradient(part, of=target, with_respect_to=wanted)
-    bare = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
+    part = _extract_subgraph(function, (*sources, *fixed), target)
+    differentiated = gradient(part, of=target, with_respect_to=sources)
+    backward = drop_dead_nodes(differentiated.replace(outputs=differentiated.outputs[1:]))
     opsets = {name: version for name, version in function.opsets.items() if name != DOMAIN or _has_others(function, node)}
-    rest = function.replace(nodes=tuple(other for other in function.nodes if other is not node), opsets=opsets)
-    builder, tensors = continue_function(rest)
+    remaining = function.replace(nodes=tuple(other for other in function.nodes if other is not node), opsets=opsets)
+    builder, tensors = continue_function(remaining)
     operands = [tensors[name] for name in (*node.inputs, *(value.name for value in part.inputs[len(node.inputs) :]))]
     with builder, builder.scope(node.name), builder.device(node.device):
-        values = record_function(builder, bare, operands, tensors)
-    for value, name in zip(bare.outputs, node.outputs, strict=True):
+        values = record_function(builder, backward, operands, tensors)
+    for value, name in zip(backward.outputs, node.outputs, strict=True):
         if name:
             # Keep the output names of the replaced node.
             builder.nodes.append(Node("Identity", (values[value.name].name,), (name,), name=builder.fresh(f"{node.name}/{name}")))
-    return rest.replace(nodes=tuple(builder.nodes), constants=builder.constants, types={**builder.types, **rest.types})
+    return remaining.replace(nodes=tuple(builder.nodes), constants=builder.constants, types={**builder.types, **remaining.types})
 
 
 def _has_others(function: Function, node: Node) -> bool:

@@ -110,14 +110,14 @@ OPSET = 18
 """Lowest opset that the rules emit: reductions take axes as inputs, and scatters have reduction="add"."""
 
 
-def prepare(function: Function, targets: Collection[str], wanted: Collection[str]) -> Function:
-    """Decompose all nodes between `wanted` and `targets` that have no rule.
+def prepare(function: Function, targets: Collection[str], sources: Collection[str]) -> Function:
+    """Decompose all nodes between `sources` and `targets` that have no rule.
 
     Raises ModelError if the Function cannot be converted to `OPSET`.
     """
     # The converter needs types, and returns values without them.
     prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
-    path = _find_path(prepared, targets, wanted)
+    path = _find_path(prepared, targets, sources)
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
     return _fold(decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at)))
 
@@ -132,9 +132,9 @@ def _decompose_floating(node: Node, function: Function) -> Function | None:
     return _decompose(node, function) if is_floating else None
 
 
-def _find_path(function: Function, targets: Collection[str], wanted: Collection[str]) -> set[str]:
-    """Names of the nodes on a differentiable path from `wanted` to `targets`."""
-    active, needed = set(wanted), set(targets)
+def _find_path(function: Function, targets: Collection[str], sources: Collection[str]) -> set[str]:
+    """Names of the nodes on a differentiable path from `sources` to `targets`."""
+    active, needed = set(sources), set(targets)
     forward = []
     for node in function.nodes:
         if not active.isdisjoint(node.uses):

@@ -28,9 +28,9 @@ Gradients = Sequence["Tensor | None"]
 
 
 def _repeat_backward(
-    at: RuleContext, body: Function, inputs: Sequence[Tensor], arriving: Sequence[Tensor | None], wanted: Sequence[str]
+    at: RuleContext, body: Function, inputs: Sequence[Tensor], arriving: Sequence[Tensor | None], sources: Sequence[str]
 ) -> list[Tensor]:
-    """Recompute a body in the current builder and return the gradients of the inputs and captures in `wanted`.
+    """Recompute a body in the current builder and return the gradients of the inputs and captures in `sources`.
 
     ``arriving`` has the gradients of its outputs.
     """
@@ -39,14 +39,14 @@ def _repeat_backward(
     values = record_function(builder, body, inputs, at.tensors)
     nodes = builder.nodes[start:]
     tensors = ChainMap({tensor.name: tensor for tensor in values.values()}, at.tensors)
-    active = find_active(nodes, {values[name].name for name in wanted}, tensors)
+    active = find_active(nodes, {values[name].name for name in sources}, tensors)
     sweep = Sweep(builder, tensors, active)
     for value, gradient in zip(body.outputs, arriving, strict=True):
         if gradient is not None and values[value.name].name in active:
             sweep.add(values[value.name].name, gradient)
     sweep.run(nodes)
-    sums = {name: sweep.sum(values[name].name) for name in wanted}
-    return [zeros_like(values[name]) if (total := sums[name]) is None else total for name in wanted]
+    sums = {name: sweep.sum(values[name].name) for name in sources}
+    return [zeros_like(values[name]) if (total := sums[name]) is None else total for name in sources]
 
 
 @rule("If")
@@ -154,7 +154,7 @@ def loop(at: RuleContext) -> Gradients:
     stacks = _stack_carried(at, [original.inputs[0], *original.inputs[2:]])
     turns = emit("Squeeze", emit("Shape", stacks[0], start=0, end=1), [0])
     last = turns - 1
-    wanted = [*(body.inputs[2 + index].name for index in chosen), *captured]
+    sources = [*(body.inputs[2 + index].name for index in chosen), *captured]
 
     def backward(turn: Tensor, go: Tensor, *gradients: Tensor) -> list[Tensor]:
         place, yes = last - turn, current("a condition").symbol(np.asarray(True))
@@ -165,7 +165,7 @@ def loop(at: RuleContext) -> Gradients:
             arriving[1 + index] = gradient
         for index, scan in enumerate(scans):
             arriving[1 + len(carried) + index] = None if scan is None else emit("Gather", scan, place)
-        return [go, *_differentiate_step(at, body, operands, arriving, wanted, gradients[len(chosen) :])]
+        return [go, *_differentiate_step(at, body, operands, arriving, sources, gradients[len(chosen) :])]
 
     results: Any = apply("Loop", (turns, None, *starts), {"body": backward}, outputs=len(starts))
     at.captured.update(zip(captured, results[len(chosen) :], strict=True))
@@ -180,12 +180,12 @@ def _differentiate_step(
     body: Function,
     inputs: Sequence[Tensor],
     arriving: Sequence[Tensor | None],
-    wanted: Sequence[str],
+    sources: Sequence[str],
     sums: Sequence[Tensor],
 ) -> list[Tensor]:
     """Gradients of one iteration; gradients of captures are added to the running `sums`."""
-    gradients = _repeat_backward(at, body, inputs, arriving, wanted)
-    count = len(wanted) - len(sums)
+    gradients = _repeat_backward(at, body, inputs, arriving, sources)
+    count = len(sources) - len(sums)
     return [*gradients[:count], *(add_up(pair) for pair in zip(sums, gradients[count:], strict=True))]
 
 
@@ -205,7 +205,7 @@ def scan(at: RuleContext) -> Gradients:
     arriving_scans = [(index, g) for index, g in enumerate(at.gradients[states:]) if g is not None]
     input_layout, output_layout = _read_layout(at, "input", count), _read_layout(at, "output", len(at.node.outputs) - states)
     stacks = _stack_carried(at, original.inputs[:states])
-    wanted = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
+    sources = [*(body.inputs[index].name for index in chosen), *active_rows, *captured]
 
     def backward(*values: Tensor) -> list[Tensor]:
         gradients, sums, elements = values[: len(chosen)], values[len(chosen) : len(starts)], values[len(starts) :]
@@ -214,7 +214,7 @@ def scan(at: RuleContext) -> Gradients:
             arriving[index] = gradient
         for (index, _), gradient in zip(arriving_scans, elements[states + count :], strict=True):
             arriving[states + index] = gradient
-        computed = _differentiate_step(at, body, elements[: states + count], arriving, wanted, sums)
+        computed = _differentiate_step(at, body, elements[: states + count], arriving, sources, sums)
         of_states, of_rows = computed[: len(chosen)], computed[len(chosen) : len(chosen) + len(rows)]
         return [*of_states, *computed[len(chosen) + len(rows) :], *of_rows]
 

@@ -69,8 +69,8 @@ def fit(whole: Tensor, like: Tensor, begins: Sequence[int], leasts: Sequence[int
 def _fit_end(whole: Tensor, like: Tensor, cut: Sequence[int], begins: Sequence[int], axes: Any) -> Tensor:
     """Cut `cut` elements off the front, and pad or crop the end to the end of `like`."""
     ends = (calculate("Add", extent(like, a), integers(b)) for a, b in zip(axes, begins, strict=True))
-    more = [calculate("Sub", end, extent(whole, a)) for a, end in zip(axes, ends, strict=True)]
-    return _pad(whole, join(integers(*(-begin for begin in cut)), *more), axes)
+    missing = [calculate("Sub", end, extent(whole, a)) for a, end in zip(axes, ends, strict=True)]
+    return _pad(whole, join(integers(*(-begin for begin in cut)), *missing), axes)
 
 
 def _pad(x: Tensor, pads: Any, axes: Any) -> Tensor:
@@ -325,7 +325,7 @@ def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
         whole = emit("ConvTranspose", g, ones, group=channels, **options)
     else:  # merge channels into the batch
         spatial = [extent(g, axis) for axis in range(2, 2 + len(window.kernel))]
-        apart = emit("Reshape", g, join(integers(-1, 1), *spatial))
-        whole = emit("ConvTranspose", apart, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
+        merged = emit("Reshape", g, join(integers(-1, 1), *spatial))
+        whole = emit("ConvTranspose", merged, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
         whole = reshape(whole, emit("Concat", emit("Shape", like, end=2), emit("Shape", whole, start=2), axis=0))
     return fit(whole, like, window.begins, window.spans)

@@ -311,12 +311,12 @@ def resize(at: RuleContext) -> Gradients:
         at.refuse("it resizes a crop (tf_crop_and_resize), for which there is no rule; cut the crop out by Slice")
     if at.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
         at.refuse("it keeps the aspect ratio; give it the sizes that follow from that")
-    rank, (shape, wanted) = at.rank(at.x), (at.x.tensor_type.shape, at.y.tensor_type.shape)
+    rank, (shape, target) = at.rank(at.x), (at.x.tensor_type.shape, at.y.tensor_type.shape)
     axes = [axis % rank for axis in at.attr("axes") or range(rank)]
     scales, sizes = at.constant(2), at.constant(3)
     gradient = at.g
     for place, axis in enumerate(axes):
-        size, result = (None if dims is None else dims[axis] for dims in (shape, wanted))
+        size, result = (None if dims is None else dims[axis] for dims in (shape, target))
         if not isinstance(size, int) or not isinstance(result, int) or (scales is None and sizes is None):
             at.refuse("its extents are not known; bind the symbolic ones first")
         scale = None if scales is None or scales.size == 0 else scales.tolist()[place]

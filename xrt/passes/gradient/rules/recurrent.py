@@ -185,11 +185,11 @@ def _scan(body: Callable[..., list[Tensor]], states: Sequence[Tensor], rows: Seq
 def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     """The cell, and the input products of the whole sequence, biases included."""
     weights, recurrent = (transpose(_squeeze(at.input(k)), [1, 0]) for k in (1, 2))
-    inputs, bias, peepholes, rest = emit("MatMul", at.x, weights), at.optional(3), at.optional(_PEEPHOLES), None
+    inputs, bias, peepholes, candidate_bias = emit("MatMul", at.x, weights), at.optional(3), at.optional(_PEEPHOLES), None
     if bias is not None:
         input_bias, state_bias = _split(_squeeze(bias), 2)
         if at.attr("linear_before_reset"):
-            *early, rest = _split(state_bias, _GATES[at.node.op])
+            *early, candidate_bias = _split(state_bias, _GATES[at.node.op])
             state_bias = emit("Concat", *early, zeros(integers(hidden), at.x.dtype), axis=0)
         inputs = inputs + (input_bias + state_bias)
     # Outside of the Scan, so that no step copies the weights.
@@ -198,7 +198,7 @@ def _make_cell(at: RuleContext, hidden: int) -> tuple[_Cell, Tensor]:
     names = at.attr("activations") or _ACTIVATIONS[at.node.op]
     parts = () if peepholes is None else tuple(_split(_squeeze(peepholes), 3))
     flags = bool(at.attr("input_forget")), bool(at.attr("linear_before_reset"))
-    return _Cell(products, rest, parts, tuple(_read_activation(at, name) for name in names), *flags), inputs
+    return _Cell(products, candidate_bias, parts, tuple(_read_activation(at, name) for name in names), *flags), inputs
 
 
 def _read_activation(at: RuleContext, name: str) -> Callable[[Tensor], Tensor]:
@@ -290,9 +290,9 @@ def _go_back_lstm(layer: _Layer) -> ProductGradients:
     gates, size = add_up(layer.multiply()), layer.size
     gates = gates + (layer.biases[0] + layer.biases[1]) if layer.biases else gates
     inner, outer = split(gates, integers(3 * size, size), -1, 2)
-    opened, g = emit("Sigmoid", inner), emit("Tanh", outer)
-    i, o, f = split(opened, integers(*[size] * 3), -1, 3)
-    slopes = split(opened * (1 - opened), integers(*[size] * 3), -1, 3)
+    activated, g = emit("Sigmoid", inner), emit("Tanh", outer)
+    i, o, f = split(activated, integers(*[size] * 3), -1, 3)
+    slopes = split(activated * (1 - activated), integers(*[size] * 3), -1, 3)
     added = i * g
 
     def advance(c: Tensor, kept: Tensor, new: Tensor) -> list[Tensor]:
