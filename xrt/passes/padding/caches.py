@@ -101,8 +101,8 @@ def make_static_caches(function: Function, states: Iterable[State], capacity: in
     caches = [cache for state in chosen if (cache := _find_cache(function, state)) is not None]
     if not caches:
         raise ModelError(f"no state of {function.name!r} grows by a Concat of what was and what is new")
-    if strange := sorted({cache.dim for cache in caches} - {caches[0].dim}):
-        raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(strange)}); give them one")
+    if others := sorted({cache.dim for cache in caches} - {caches[0].dim}):
+        raise ModelError(f"the caches grow along extents of several names ({caches[0].dim}, {', '.join(others)}); give them one")
     function = decompose_without_rule(function)
     added = _find_added(function, caches)
     p = _CachePadder(function, caches, added, CAPACITY if capacity is None else capacity)

@@ -82,16 +82,16 @@ def apply_matmul(p: Padder, node: Node) -> Node:
 @rule("Gemm")
 def apply_gemm(p: Padder, node: Node) -> Node:
     """As MatMul; the bias broadcasts to the product."""
-    left, right, *more = node.inputs
-    turned = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
-    left, right = _contract(p, left, 1 - turned[0], right, turned[1])
-    product: tuple[Axis, ...] = (p.axes(left)[turned[0]], p.axes(right)[1 - turned[1]])
-    added = p.axes(more[0]) if more and more[0] else ()
+    left, right, *bias = node.inputs
+    transposed = [int(bool(node.attr(name, 0))) for name in ("transA", "transB")]
+    left, right = _contract(p, left, 1 - transposed[0], right, transposed[1])
+    product: tuple[Axis, ...] = (p.axes(left)[transposed[0]], p.axes(right)[1 - transposed[1]])
+    added = p.axes(bias[0]) if bias and bias[0] else ()
     for axis, other in zip(reversed(product), reversed(added), strict=False):
         if other not in (axis, ONE) and (p.is_padded(axis) or p.is_padded(other)):
             raise p.refuse("what it adds has another extent than the padded axis", axis, other)
     p.set(node.outputs[0], product)
-    return replace(node, inputs=(left, right, *more))
+    return replace(node, inputs=(left, right, *bias))
 
 
 @rule("Einsum")

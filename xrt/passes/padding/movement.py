@@ -35,12 +35,12 @@ def apply_unsqueeze(p: Padder, node: Node) -> None:
 def apply_squeeze(p: Padder, node: Node) -> None:
     """Drop axes of extent 1."""
     axes, squeezed = p.axes(node.inputs[0]), p.integers(node, 1, "axes")
-    gone = {n % len(axes) for n in squeezed} if squeezed else {n for n, axis in enumerate(axes) if axis == ONE}
+    dropped = {n % len(axes) for n in squeezed} if squeezed else {n for n, axis in enumerate(axes) if axis == ONE}
     if squeezed is None and any(p.is_padded(axis) or axis[0].number is None for axis in axes):
         raise Unpaddable("it drops all axes of one element, and some extents are open")
-    if any(map(p.is_padded, padded := [axes[n] for n in gone])):
+    if any(map(p.is_padded, padded := [axes[n] for n in dropped])):
         raise p.refuse("it drops a padded axis", *padded)
-    p.set(node.outputs[0], [axis for n, axis in enumerate(axes) if n not in gone])
+    p.set(node.outputs[0], [axis for n, axis in enumerate(axes) if n not in dropped])
 
 
 @rule("Concat")
@@ -97,12 +97,12 @@ def apply_split(p: Padder, node: Node) -> None:
 @rule("Expand")
 def apply_expand(p: Padder, node: Node) -> None:
     """Axes of extent 1 may expand to padded ones."""
-    axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
-    if wanted is None or None in wanted:
+    axes, extents = p.axes(node.inputs[0]), p.elements(node.inputs[1])
+    if extents is None or None in extents:
         raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
-    rank = max(len(axes), len(wanted))
+    rank = max(len(axes), len(extents))
     source = [ONE] * (rank - len(axes)) + list(axes)
-    target = [ONE] * (rank - len(wanted)) + [(extent,) for extent in wanted if extent is not None]
+    target = [ONE] * (rank - len(extents)) + [(extent,) for extent in extents if extent is not None]
     expanded: list[Axis] = []
     for axis, other in zip(source, target, strict=True):
         if axis != ONE and other not in (ONE, (multiply(axis),)) and (p.is_padded(axis) or p.is_padded(other)):
@@ -209,10 +209,10 @@ def apply_depth_to_space(p: Padder, node: Node) -> None:
     if p.is_padded(channels) or any(len(axis) != 1 for axis in spatial):
         raise p.refuse("its channels are padded", channels)
     size = node.attr("blocksize")
-    rest = channels[0].divide(Extent.of(size * size))
-    if rest is None:
+    depth = channels[0].divide(Extent.of(size * size))
+    if depth is None:
         raise Unpaddable("its channels are not known")
-    p.set(node.outputs[0], [batch, (rest,), *((axis[0] * Extent.of(size),) for axis in spatial)])
+    p.set(node.outputs[0], [batch, (depth,), *((axis[0] * Extent.of(size),) for axis in spatial)])
 
 
 Target: TypeAlias = Sequence["Extent | None"]
@@ -226,33 +226,33 @@ class _Parts:
         self._p = p
         self.remaining = _join_clean(p, [part for axis in axes for part in axis])
 
-    def take(self, wanted: Extent, *, last: bool) -> Axis:
+    def take(self, extent: Extent, *, last: bool) -> Axis:
         """Match an output extent at the front (or back) of the remaining extents; raises Unpaddable on a mismatch."""
         matched: list[Extent] = []
-        while wanted != ONE[0]:
+        while extent != ONE[0]:
             if not self.remaining:
-                raise self._p.refuse(f"the new shape has an extent {wanted} that the old one has not in this order", wanted)
+                raise self._p.refuse(f"the new shape has an extent {extent} that the old one has not in this order", extent)
             part = self.remaining.pop(-1 if last else 0)
             # A part may be split over several output extents.
-            wanted, used = self._match(part, wanted, last)
+            extent, used = self._match(part, extent, last)
             matched.insert(0 if last else len(matched), used)
         return _merge(self._p, matched)
 
-    def _match(self, part: Extent, wanted: Extent, last: bool) -> tuple[Extent, Extent]:
+    def _match(self, part: Extent, extent: Extent, last: bool) -> tuple[Extent, Extent]:
         """Match one part: the extent still to match, and the matched portion. The unmatched portion is put back."""
-        if (rest := wanted.divide(part)) is not None:
+        if (rest := extent.divide(part)) is not None:
             return rest, part
-        rest = part.divide(wanted)
-        inner = wanted if last else rest
+        rest = part.divide(extent)
+        inner = extent if last else rest
         if rest is None or (self._p.is_padded(part) and (inner is None or self._p.is_padded(inner))):
             raise self._p.refuse(
-                f"the new shape has {wanted} where the old one has {part}; a size that stands there as a number, or in "
+                f"the new shape has {extent} where the old one has {part}; a size that stands there as a number, or in "
                 "another order, would be another one with padding",
                 part,
-                wanted,
+                extent,
             )
         self.remaining.insert(len(self.remaining) if last else 0, rest)
-        return ONE[0], wanted
+        return ONE[0], extent
 
     def rest(self) -> Axis:
         """All remaining extents as one axis."""
@@ -282,11 +282,11 @@ def _merge(p: Padder, parts: Sequence[Extent]) -> Axis:
 @rule("Reshape")
 def apply_reshape(p: Padder, node: Node) -> None:
     """Padded extents stay whole or merge with their neighbors."""
-    axes, wanted = p.axes(node.inputs[0]), p.elements(node.inputs[1])
-    if wanted is None:
+    axes, extents = p.axes(node.inputs[0]), p.elements(node.inputs[1])
+    if extents is None:
         raise Unpaddable(f"its shape {node.inputs[1]!r} is not known")
     target: list[Extent | None] = []
-    for number, extent in enumerate(wanted):
+    for number, extent in enumerate(extents):
         if extent is None:
             raise Unpaddable(f"its shape {node.inputs[1]!r} is known in part")
         is_copied = extent.number == 0 and not node.attr("allowzero", 0)
@@ -420,10 +420,10 @@ def apply_scatter_elements(p: Padder, node: Node) -> Node:
 @rule("TensorScatter")
 def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     """Replace by a ScatterElements if the update is padded; its padding repeats the last valid entry."""
-    past, update, *rest = node.inputs
+    past, update, *optional = node.inputs
     axes, places = p.axes(past), p.axes(update)
     axis = node.attr("axis", -2) % len(axes)
-    if p.is_padded(axes[axis]) or (rest and rest[0] in p.states):
+    if p.is_padded(axes[axis]) or (optional and optional[0] in p.states):
         raise p.refuse("it writes along an axis of the past that is padded, or to padded places", *axes)
     p.match(axes, places, skip=axis)
     p.set(node.outputs[0], axes)
@@ -435,9 +435,9 @@ def apply_tensor_scatter(p: Padder, node: Node) -> Node | None:
     last = _repeat_last(p, update, axis)
     along = [-1 if number == axis else 1 for number in range(len(axes))]
     positions = p.node("Reshape", last, p.constant(np.array(along, np.int64)))
-    if rest and rest[0]:
+    if optional and optional[0]:
         by_batch = p.constant(np.array([-1] + [1] * (len(axes) - 1), np.int64))
-        positions = p.node("Add", positions, p.node("Reshape", rest[0], by_batch))
+        positions = p.node("Add", positions, p.node("Reshape", optional[0], by_batch))
     positions = p.node("Expand", positions, p.node("Shape", update))
     operands = past, positions, p.node("Gather", update, last, axis=axis)
     return replace(node, op_type="ScatterElements", inputs=operands, attributes=()).with_attributes(axis=axis)

@@ -89,8 +89,8 @@ class Extent:
         """The value as a number; None if it depends on a dim."""
         if not self.terms:
             return 0
-        (monomial, factor), *more = self.terms
-        return None if monomial or more else factor
+        (monomial, factor), *others = self.terms
+        return None if monomial or others else factor
 
     @property
     def atoms(self) -> frozenset[str]:
@@ -146,14 +146,14 @@ def _substitute(atom: Atom, change: Callable[[str], Extent | None]) -> Extent:
 
 def _divide_term(term: tuple[Monomial, int], other: tuple[Monomial, int]) -> tuple[Monomial, int] | None:
     """Divide two terms; None if that is not exact."""
-    rest, (wanted, divisor) = list(term[0]), other
+    remaining, (atoms, divisor) = list(term[0]), other
     if divisor == 0 or term[1] % divisor:
         return None
-    for atom in wanted:
-        if atom not in rest:
+    for atom in atoms:
+        if atom not in remaining:
             return None
-        rest.remove(atom)
-    return tuple(rest), term[1] // divisor
+        remaining.remove(atom)
+    return tuple(remaining), term[1] // divisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,11 +97,11 @@ def apply_conv_transpose(p: Padder, node: Node) -> Node:
         raise Unpaddable("its output has a given size")
     window, axes = _read_window(p, node, _read_kernel(p, node)), p.axes(data)
     ones = (1,) * len(window.kernel)
-    more = node.attr("output_padding") or [0] * len(ones)
+    extras = node.attr("output_padding") or [0] * len(ones)
     # A window that reaches behind the end forces the mask.
     masked, _ = _slide_window(p, data, Window(ones, ones, ones, begins=(0,) * len(ones), ends=ones), 0)
     spatial: list[Axis] = []
-    steps = zip(axes[2:], window.strides, window.spans, more, window.begins, window.ends, strict=True)
+    steps = zip(axes[2:], window.strides, window.spans, extras, window.begins, window.ends, strict=True)
     for axis, stride, span, extra, begin, end in steps:
         size = (axis[0] - Extent.of(1)) * Extent.of(stride) + Extent.of(span + extra - begin - end)
         p.require(size)
