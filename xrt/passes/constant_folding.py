@@ -75,13 +75,13 @@ class _Folding:
         """Fold a Function; `outer` has the values that a body can capture."""
         splice = Splice(function, self.names)
         knowledge = Knowledge(function, outer, splice.constants, splice.types)
-        arrived = set[str]()
+        inlined_names = set[str]()
         for node in splice.iter_pending():
             branch = find_taken_branch(node, knowledge.find_constant) if node.bodies else None
             if branch is not None and splice.inline(node, branch):
-                arrived.update(inner.name for inner in splice.inlined)
+                inlined_names.update(inner.name for inner in splice.inlined)
                 continue
-            knowledge.infer(node, again=node.name in arrived)  # an If has only the common type of its branches
+            knowledge.infer(node, again=node.name in inlined_names)  # an If has only the common type of its branches
             # A node with control edges orders effects, which a constant cannot.
             results = None if node.control or splice.is_awaited(node) else self.node(node, knowledge)
             if results is None:

@@ -94,7 +94,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 # ---------------------------------------------------------------------- computed
 
 
-def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, gives: DType | None = None) -> Rule:
+def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = None, to: DType | None = None) -> Rule:
     """Make the rule of an elementwise operator.
 
     ``compute`` works on arrays of numbers; ``rule`` on two elements of which at least one is symbolic or unknown.
@@ -108,7 +108,7 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         # All numbers: one NumPy call instead of a loop over elements.
         if all(operand.is_known for operand in operands):
             array = _compute(compute, [operand.elements.astype(operand.dtype.numpy) for operand in operands])
-            return [None if array is None else Contents(gives or dtype, array.astype(object))]
+            return [None if array is None else Contents(to or dtype, array.astype(object))]
         result = np.empty(np.broadcast_shapes(*(operand.elements.shape for operand in operands)), object)
         if result.size > MOST_ELEMENTS:
             return [None]
@@ -116,7 +116,7 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         for index in np.ndindex(result.shape):
             elements = [operand[index] for operand in spread]
             result[index] = _compute_element(elements, dtype, compute, rule)
-        return [Contents(gives or dtype, result)]
+        return [Contents(to or dtype, result)]
 
     return apply
 

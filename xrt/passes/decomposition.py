@@ -36,8 +36,8 @@ def _decompose(alone: Function) -> Function | None:
 def _expand(alone: Function) -> Function | None:
     """Replace the operator by ONNX's body. Constants are inputs meanwhile: onnx wants the types of all values."""
     constants = alone.constants
-    opened = alone.replace(inputs=(*alone.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
-    body = expand(opened)
+    lifted = alone.replace(inputs=(*alone.inputs, *(Value(name, c.type) for name, c in constants.items())), constants={})
+    body = expand(lifted)
     if body is None:
         return None
     inputs = tuple(value for value in body.inputs if value.name not in constants)

@@ -68,13 +68,13 @@ def _reshape(node: Node, types: Sequence[Type | None], contents: InputContents) 
     if target is None:
         return None
     copies = not node.attr("allowzero", 0)
-    wanted = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
-    if wanted.count(-1) != 1:
-        return tuple(None if _is_negative(extent) else extent for extent in wanted)
-    place = wanted.index(-1)
-    others = wanted[:place] + wanted[place + 1 :]
-    wanted[place] = None if data is None else _infer_rest(data, others)
-    return tuple(wanted)
+    extents = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
+    if extents.count(-1) != 1:
+        return tuple(None if _is_negative(extent) else extent for extent in extents)
+    place = extents.index(-1)
+    others = extents[:place] + extents[place + 1 :]
+    extents[place] = None if data is None else _infer_rest(data, others)
+    return tuple(extents)
 
 
 def _is_negative(extent: Dim) -> bool:

@@ -100,8 +100,8 @@ def pack_weights(function: Function, options: QuantizationOptions | None = None)
     nodes = [
         _pack_product(node, emission, packed, options) if node.name in selected else node for node in emission.function.nodes
     ]
-    done = emission.finish(nodes)
-    return done.replace(opsets={**done.opsets, DOMAIN: 1})
+    result = emission.finish(nodes)
+    return result.replace(opsets={**result.opsets, DOMAIN: 1})
 
 
 def why_not_packed(node: Node, function: Function, options: QuantizationOptions) -> str | None:
@@ -132,8 +132,8 @@ def _pack_product(
     inputs = (node.inputs[0], *parameters, *((*missing, bias) if bias else ()))
     inner, columns = matrix.shape[axis], matrix.shape[1 - axis]
     product = Node("MatMulNBits", inputs, node.outputs, domain=DOMAIN)
-    done = product.with_attributes(K=inner, N=columns, bits=8, block_size=BLOCK, accuracy_level=IN_BYTES)
-    return replace(done, name=node.name)
+    configured = product.with_attributes(K=inner, N=columns, bits=8, block_size=BLOCK, accuracy_level=IN_BYTES)
+    return replace(configured, name=node.name)
 
 
 def _pack(matrix: Array, options: QuantizationOptions) -> Mapping[str, Array]:
