@@ -69,7 +69,7 @@ class TensorCall(Protocol):
         ...
 
     @property
-    def packed(self) -> Sequence[torch.Tensor]:
+    def packed_weights(self) -> Sequence[torch.Tensor]:
         """Copies of constants made by kernels."""
         ...
 
@@ -107,7 +107,7 @@ class TorchExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
         workspace = MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
-        packed = sum(tensor.nbytes for tensor in self.program.packed)
+        packed = sum(tensor.nbytes for tensor in self.program.packed_weights)
         return (workspace, MemoryUse("packed weights", packed, "gates in PyTorch's order")) if packed else (workspace,)
 
 

@@ -33,7 +33,7 @@ class TorchKernelContext(NodeInfo):
 
     compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
     """Compiles a closed Function; `body` does so for a node's bodies."""
-    packed: list[Tensor] = field(default_factory=list)
+    packed_weights: list[Tensor] = field(default_factory=list)
     """Reordered copies of constants; kernels append to it, and the executable reports their memory."""
 
     @property
@@ -354,7 +354,7 @@ class LibraryLayer:
         self._call = _find_function(at)
         has_bias = len(at.node.inputs) > 3 and bool(at.node.inputs[3])
         self._is_constant = all(find_constant_input(at.node, at.function, i) is not None for i in range(1, 4 if has_bias else 3))
-        self._packed = at.packed
+        self._packed = at.packed_weights
         self._weights: list[Tensor] | None = None
 
     def accepts(self, x: Tensor, rest: Sequence[Tensor]) -> bool:

@@ -44,7 +44,7 @@ class TensorProgram:
     """Each step's node."""
     constants: frozenset[int]
     """Addresses of constants, including those in bodies and decompositions."""
-    packed: list[torch.Tensor] = field(default_factory=list)
+    packed_weights: list[torch.Tensor] = field(default_factory=list)
     """Copies of constants made by kernels, including those in bodies."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:

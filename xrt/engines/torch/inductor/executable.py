@@ -77,7 +77,7 @@ class CompiledProgram:
     """The library of a Function, and a list of kernels for sizes 0 and 1, which PyTorch's compiler specializes."""
 
     constants: frozenset[int] = frozenset()
-    packed: tuple[Any, ...] = ()
+    packed_weights: tuple[Any, ...] = ()
 
     def __init__(self, library: Library, function: Function) -> None:
         self.library, self.function = library, function
