@@ -115,9 +115,9 @@ def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Ten
         moved = transpose(parts, [2, 1, 0, *range(3, 3 + len(window.kernel))])
         rows = reshape(moved, join(each, calculate("Mul", batch, integers(group)), *extents))
     # If the strides leave part of the input unread, the result is larger than the kernel: reduce the padding or crop.
-    rests = _find_rests(x, g, window)
-    is_read = rests is not None and all(rest <= end for rest, end in zip(rests, window.ends, strict=True))
-    ends = [end - rest for rest, end in zip(rests, window.ends, strict=True)] if rests and is_read else window.ends
+    unread = _count_unread(x, g, window)
+    is_read = unread is not None and all(rest <= end for rest, end in zip(unread, window.ends, strict=True))
+    ends = [end - rest for rest, end in zip(unread, window.ends, strict=True)] if unread and is_read else window.ends
     gradient = emit(
         "Conv",
         rows,
@@ -133,8 +133,8 @@ def _convolve_exchanged(x: Tensor, g: Tensor, window: Window, group: int) -> Ten
     return transpose(gradient, exchanged)
 
 
-def _find_rests(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
-    """How much of each padded extent no window reads; None if an extent is unknown."""
+def _count_unread(x: Tensor, g: Tensor, window: Window) -> list[int] | None:
+    """Number of elements at the end of each padded axis that no window reads; None if an extent is unknown."""
     if not _knows_places(x, g, len(window.kernel)):
         return None
     sizes = zip(x.shape[2:], window.begins, window.ends, strict=True)
