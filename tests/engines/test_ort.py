@@ -542,10 +542,10 @@ def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_th
         ],
         {"q": packed},
     )
-    handed = export_model(f)
-    assert len(handed.model) < 2000
-    assert sorted(content.nbytes for content in handed.files.values()) == [2048, 64 * 64 * 4, 64 * 64 * 4]
-    assert handed.copied == 2048
+    export = export_model(f)
+    assert len(export.model) < 2000
+    assert sorted(content.nbytes for content in export.files.values()) == [2048, 64 * 64 * 4, 64 * 64 * 4]
+    assert export.copied == 2048
     executable = compiled(f)
     x = rng.standard_normal((2, 64)).astype(np.float32)
     for choice, w in zip((True, False), weights, strict=True):

@@ -82,9 +82,9 @@ class Host(Accelerator):
 
 
 def bound(function: Function, host: Host) -> OrtOnDevice:
-    handed = export_model(session_function(function))
-    session = open_session(handed, quiet_options(), ["CPUExecutionProvider"])
-    made = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), handed.files)
+    export = export_model(session_function(function))
+    session = open_session(export, quiet_options(), ["CPUExecutionProvider"])
+    made = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)
     made.prepare()
     return made
 

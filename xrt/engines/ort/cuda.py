@@ -112,7 +112,7 @@ class OrtOnDevice(Executable):
         session: InferenceSession,
         accelerator: Accelerator,
         stream: Any,
-        place: DeviceBuffer,
+        device: DeviceBuffer,
         owner: object = None,
     ) -> None:
         """``session`` computes `list_computed_outputs` on the stream. ``owner`` is kept alive with it."""
@@ -120,13 +120,13 @@ class OrtOnDevice(Executable):
         self._session: InferenceSession | None = session
         self._accelerator = accelerator
         self._stream = stream
-        self._place = place
+        self._device = device
         self._owner = owner
         self._outputs = list_computed_outputs(function)
         self._constants: dict[str, Any] = {}
         self._lock = renew_after_fork(threading.Lock())
         self._options = onnxruntime.RunOptions()
-        if place.kind != "cpu":
+        if device.kind != "cpu":
             self._options.add_run_config_entry(UNSYNCHRONIZED, "1")
 
     def prepare(self) -> None:
@@ -143,41 +143,41 @@ class OrtOnDevice(Executable):
         if session is None:
             raise RunFailed(f"the executable of {self.function.name!r} is closed")
         accelerator, stream = self._accelerator, self._stream
-        callers = stream if options.stream is None else options.stream
-        arguments = dict(zip((value.name for value in self.function.inputs), map(self._flat, inputs), strict=True))
-        results = {value.name: self._empty(value) for value in self._outputs}
+        caller_stream = stream if options.stream is None else options.stream
+        arguments = dict(zip((value.name for value in self.function.inputs), map(self._make_contiguous, inputs), strict=True))
+        results = {value.name: self._allocate(value) for value in self._outputs}
         try:
             with self._lock:
                 # Order: caller's earlier work, the session's work, caller's later work.
-                accelerator.follow(stream, callers)
-                computed = self._computed(session, arguments, results)
-                accelerator.follow(callers, stream)
+                accelerator.follow(stream, caller_stream)
+                computed = self._compute(session, arguments, results)
+                accelerator.follow(caller_stream, stream)
         except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
-        return self._in_order(arguments, computed)
+        return self._order_outputs(arguments, computed)
 
-    def _computed(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
+    def _compute(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
         """Enqueue the session's work on its stream and return its outputs."""
-        binding, place = session.io_binding(), self._place
+        binding, device = session.io_binding(), self._device
         for name, array in arguments.items():
-            binding.bind_input(name, place.kind, place.index, _element(array.dtype), list(array.shape), self._address(array))
+            binding.bind_input(name, device.kind, device.index, _element(array.dtype), list(array.shape), self._address(array))
         for name, array in buffers.items():
             # A dynamic output: the library allocates it.
             if array is None:
-                binding.bind_output(name, place.kind, place.index)
+                binding.bind_output(name, device.kind, device.index)
             else:
                 shape = list(array.shape)
-                binding.bind_output(name, place.kind, place.index, _element(array.dtype), shape, self._address(array))
+                binding.bind_output(name, device.kind, device.index, _element(array.dtype), shape, self._address(array))
         session.run_with_iobinding(binding, self._options)
         if all(array is not None for array in buffers.values()):
             return buffers
         results = dict(zip(buffers, binding.get_outputs(), strict=True))
-        return {name: self._taken(results[name]) if array is None else array for name, array in buffers.items()}
+        return {name: self._copy_result(results[name]) if array is None else array for name, array in buffers.items()}
 
-    def _flat(self, array: Any) -> Any:
+    def _make_contiguous(self, array: Any) -> Any:
         return array if array.flags.c_contiguous else self._accelerator.xp.ascontiguousarray(array)
 
-    def _empty(self, value: Value) -> Any:
+    def _allocate(self, value: Value) -> Any:
         """Allocate an output of static shape; None if the shape is dynamic."""
         if not isinstance(value.type, TensorType) or not is_static(value.type):
             return None
@@ -187,13 +187,13 @@ class OrtOnDevice(Executable):
         """The address of an array. Empty arrays have none; any non-zero value works."""
         return self._accelerator.address(array) or 1
 
-    def _taken(self, result: Any) -> Any:
+    def _copy_result(self, result: Any) -> Any:
         """Copy an array that the library allocated, on its stream."""
         type_ = DType.from_onnx(result.element_type())
-        with self._accelerator.activate(self._stream) if self._place.kind != "cpu" else nullcontext():
+        with self._accelerator.activate(self._stream) if self._device.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
-    def _in_order(self, arguments: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
+    def _order_outputs(self, arguments: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
         """One value per output of the Function; copies inputs, constants and repeated outputs."""
         fresh, sources = dict(computed), {**self._constants, **arguments, **computed}
         return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]

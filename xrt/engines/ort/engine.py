@@ -149,33 +149,33 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = _export(function)
+            export = _export(function)
         except ValueError as error:  # ModelError, or a name that is not valid UTF-8
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         options = self.make_session_options(context.threads, context.device, function)
         if context.device != "cpu":
-            return self._on_device(function, handed, options, context)
-        if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
+            return self._open_on_device(function, export, options, context)
+        if context.is_kept and self.providers == _CPU and (executable := self._optimize(function, export, context.threads)):
             return executable
-        return self._opened(function, handed, options)
+        return self._open(function, export, options)
 
-    def _optimized(self, function: Function, handed: ExportedModel, threads: int) -> OrtExecutable | None:
+    def _optimize(self, function: Function, export: ExportedModel, threads: int) -> OrtExecutable | None:
         """Open a session on the optimized model and keep that for `save`, so that the library optimizes once, not twice.
 
         None if that fails; if the plain session fails too, its error is reported.
         """
         try:
             with in_memory() as file:
-                return self._restored(
-                    optimize_model(function, handed, self.make_session_options(threads, function=function), file),
+                return self._restore(
+                    optimize_model(function, export, self.make_session_options(threads, function=function), file),
                     function,
                     threads,
                 )
         except Exception:  # noqa: BLE001  # the library's errors have no common base class
             return None
 
-    def _on_device(
-        self, function: Function, handed: ExportedModel, options: SessionOptions, context: CompileContext
+    def _open_on_device(
+        self, function: Function, export: ExportedModel, options: SessionOptions, context: CompileContext
     ) -> OrtOnDevice:
         """Open a session on the device; raises CompileRefused with the nodes that would run on the CPU."""
         accelerator = context.accelerator
@@ -188,23 +188,23 @@ class Ort(GraphCompiler):
         # Needed by `check_assigned`.
         options.add_session_config_entry(RECORDED, "1")
         with accelerator.activate(stream):
-            session = open_session(handed, options, self._device_providers(provider_options(accelerator, stream), context))
+            session = open_session(export, options, self._device_providers(provider_options(accelerator, stream), context))
         check_assigned(session, function)
         index = int(accelerator.name.partition(":")[2] or 0)
-        return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), handed.files)
+        return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), export.files)
 
     def _device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
         """The providers of a session on a device; ``stream_options`` are those for device and stream."""
         return [(CUDA, {**self._options_of(CUDA), **stream_options}), *_CPU]
 
-    def _opened(
-        self, function: Function, handed: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
+    def _open(
+        self, function: Function, export: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
     ) -> OrtExecutable:
         """Open a session on the exported model."""
-        with AllocationTracker(handed.nbytes) as growth:
-            session = open_session(handed, options, self._providers())
+        with AllocationTracker(export.nbytes) as growth:
+            session = open_session(export, options, self._providers())
         kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
-        executable = kind(function, session, handed.files, partial(report_memory, handed.copied, handed.mapped, growth), inplace)
+        executable = kind(function, session, export.files, partial(report_memory, export.copied, export.mapped, growth), inplace)
         # The calling thread counts in both pools but is not the library's.
         executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
@@ -216,20 +216,20 @@ class Ort(GraphCompiler):
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
         if executable.saved is not None:
-            return self._packed(executable.saved, executable.files, context)
+            return self._pack(executable.saved, executable.files, context)
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed = _export(executable.function)
+        export = _export(executable.function)
         options = self.make_session_options(context.threads, function=executable.function)
         with (context.workdir / "session").open("w+b") as file:
-            data = optimize_model(executable.function, handed, options, file)
+            data = optimize_model(executable.function, export, options, file)
         function = executable.function
-        return self._packed(data, SavedSession.read(data).export(function).files, context)
+        return self._pack(data, SavedSession.read(data).export(function).files, context)
 
-    def _packed(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
+    def _pack(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
         """Add packed weights to a saved session that several processes will load."""
         saved = SavedSession.read(data)
-        if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_UNPACKED, "0") == "1":
+        if not context.is_shared or context.workdir is None or saved.has_packed or self.config.get(_NO_PACKING, "0") == "1":
             return data
         try:
             return saved.pack(files, self._load_options(1), context.workdir)
@@ -243,19 +243,19 @@ class Ort(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
         """Open a session on the optimized model without optimizing it again."""
-        return self._restored(data, function, context.threads)
+        return self._restore(data, function, context.threads)
 
     def serves_threads(self, saved: int, threads: int) -> bool:
         """Always: a session gets its threads when it is opened, and the optimizer does not depend on them."""
         return True
 
-    def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
+    def _restore(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
         # The session has the names of the Function that was saved.
         border, inplace = saved.border(function), dict(saved.header["inplace"])
-        executable = self._mapped(saved, function, border, threads)
+        executable = self._open_mapped(saved, function, border, threads)
         if executable is None:
-            executable = self._opened(border, saved.export(function), self._load_options(threads), inplace)
+            executable = self._open(border, saved.export(function), self._load_options(threads), inplace)
         # `save` can return the same bytes.
         executable.saved = data
         return executable
@@ -264,13 +264,13 @@ class Ort(GraphCompiler):
         """The engine itself for int8: the CPU provider has integer kernels for quantized Functions."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
-    def _mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
+    def _open_mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
         """Open a session with memory-mapped packed weights; None if that is not possible."""
         placed = saved.place(function)
         if placed is None:
             return None
         try:
-            executable = self._opened(border, placed.handed, self._load_options(threads), dict(saved.header["inplace"]))
+            executable = self._open(border, placed.export, self._load_options(threads), dict(saved.header["inplace"]))
         except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
@@ -287,8 +287,8 @@ class Ort(GraphCompiler):
         return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
 
     def available_devices(self) -> tuple[str, ...]:
-        has = self.on_device in onnxruntime.get_available_providers()
-        return tuple(device for device in self.devices if device != "cuda" or has)
+        has_provider = self.on_device in onnxruntime.get_available_providers()
+        return tuple(device for device in self.devices if device != "cuda" or has_provider)
 
     def missing_features(self) -> str:
         if self.available_devices() == self.devices:
@@ -334,7 +334,7 @@ class Ort(GraphCompiler):
         return {key.removeprefix(start): value for key, value in self.provider_options.items() if key.startswith(start)}
 
 
-_UNPACKED = "session.disable_prepacking"
+_NO_PACKING = "session.disable_prepacking"
 _DISABLED = "optimization.disable_specified_optimizers"
 _CONFIG = {
     # Threads that keep spinning after a run slow down the next region or session up to eight times.
@@ -361,7 +361,7 @@ def _export(function: Function) -> ExportedModel:
 
 def _check_border(function: Function) -> None:
     """Raise CompileRefused if an input or output has an unknown or unsupported type."""
-    from xrt.engines.ort.executable import why_not_given
+    from xrt.engines.ort.executable import why_not_bindable
 
     for value in function.inputs:
         if value.type is None:
@@ -370,7 +370,7 @@ def _check_border(function: Function) -> None:
             )
     computed = list_computed_outputs(function)
     reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
-    reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
+    reason = next(filter(None, reasons), None) or why_not_bindable(function.inputs, computed)
     if reason:
         raise CompileRefused(reason)
 
@@ -418,5 +418,5 @@ class TensorRT(Ort):
             provider_options["trt_max_workspace_size"] = str(self.max_workspace_size)
         if self.engine_cache:
             provider_options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
-        behind = super()._device_providers(stream_options, context)
-        return [(PROVIDER, {**self._options_of(PROVIDER), **provider_options, **stream_options}), *behind]
+        fallbacks = super()._device_providers(stream_options, context)
+        return [(PROVIDER, {**self._options_of(PROVIDER), **provider_options, **stream_options}), *fallbacks]

@@ -85,78 +85,78 @@ class OrtExecutable(Executable):
         """Memory of the weights by file name in the model; the session reads it in place."""
         self._inputs = [value.name for value in function.inputs]
         # A single input is common and allows a faster call.
-        self._only = self._inputs[0] if len(self._inputs) == 1 else None
+        self._single_input = self._inputs[0] if len(self._inputs) == 1 else None
         self._names = [value.name for value in computed]
         self._calls = None if session is None else SessionCalls(session, function.inputs, computed)
-        self._compute: Callable[..., dict[str, Any]] = self._calls or _nothing
-        self._call: Callable[..., Any] = self._calls.direct if self._calls else _nothing
-        self._gives_all = computed == function.outputs
-        self._is_direct = self._gives_all and self._calls is not None and self._calls.is_direct
+        self._compute: Callable[..., dict[str, Any]] = self._calls or _compute_nothing
+        self._call: Callable[..., Any] = self._calls.direct if self._calls else _compute_nothing
+        self._computes_all = computed == function.outputs
+        self._is_direct = self._computes_all and self._calls is not None and self._calls.is_direct
         self._constants = {v.name: function.constants[v.name].array for v in function.outputs if v.name in function.constants}
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
-            if self._only is None:
+            if self._single_input is None:
                 feed = dict(zip(self._inputs, inputs, strict=True))
             else:  # the common case: 0.3 us faster
                 (value,) = inputs
-                feed = {self._only: value}
+                feed = {self._single_input: value}
             if self._is_direct and options.out is None:
                 return self._call(self._names, feed, None)  # type: ignore[no-any-return]  # the library returns a list
             return self._run_indirectly(feed, options.out)
         except InputError:
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._make_error(error) from error
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
         # Values that need a conversion take the general path.
         if not self._is_direct:
             return super().fast_call()
         if self.supports_io_binding() and all(_is_small(value) for value in (*self.function.inputs, *self.function.outputs)):
-            return through_frames(self._fixed_frame, self._failed)
-        return self._direct_from_one() if self._only is not None else self._direct_from_many()
+            return through_frames(self._make_frame, self._make_error)
+        return self._make_unary_call() if self._single_input is not None else self._make_direct_call()
 
-    def _fixed_frame(self) -> BoundSession:
-        inputs, outputs = ([_empty(value) for value in values] for values in (self.function.inputs, self.function.outputs))
-        return BoundSession(self._bound(inputs, outputs), tuple(inputs), tuple(outputs))
+    def _make_frame(self) -> BoundSession:
+        inputs, outputs = ([_allocate(value) for value in values] for values in (self.function.inputs, self.function.outputs))
+        return BoundSession(self._bind_arrays(inputs, outputs), tuple(inputs), tuple(outputs))
 
-    def _direct_from_one(self) -> Callable[..., Sequence[Any]]:
-        call, names, only = self._call, self._names, self._only
+    def _make_unary_call(self) -> Callable[..., Sequence[Any]]:
+        call, names, name = self._call, self._names, self._single_input
 
         def run(value: Any) -> Sequence[Any]:
             try:
-                return call(names, {only: value}, None)  # type: ignore[no-any-return]  # the library returns a list
+                return call(names, {name: value}, None)  # type: ignore[no-any-return]  # the library returns a list
             except Exception as error:
-                raise self._failed(error) from error
+                raise self._make_error(error) from error
 
         return run
 
-    def _direct_from_many(self) -> Callable[..., Sequence[Any]]:
+    def _make_direct_call(self) -> Callable[..., Sequence[Any]]:
         call, names, inputs = self._call, self._names, self._inputs
 
         def run(*values: Any) -> Sequence[Any]:
             try:
                 return call(names, dict(zip(inputs, values, strict=True)), None)  # type: ignore[no-any-return]  # as above
             except Exception as error:
-                raise self._failed(error) from error
+                raise self._make_error(error) from error
 
         return run
 
     def supports_io_binding(self) -> bool:
-        return self._gives_all and self._calls is not None and self._calls.can_fix()
+        return self._computes_all and self._calls is not None and self._calls.can_fix()
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         if not self.supports_io_binding():
             return super().bind(inputs, outputs)
-        return self._reporting(self._bound(inputs, outputs))
+        return self._convert_errors(self._bind_arrays(inputs, outputs))
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if self._calls is None or not self.supports_io_binding():
             return super().bind_outputs(outputs)
-        return self._reporting(self._calls.bind_buffers(self._inputs, dict(zip(self._names, outputs, strict=True))))
+        return self._convert_errors(self._calls.bind_buffers(self._inputs, dict(zip(self._names, outputs, strict=True))))
 
-    def _bound(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+    def _bind_arrays(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """A call over these arrays; requires `supports_io_binding`."""
         if self._calls is None:
             raise RuntimeError("the executable is closed")
@@ -165,28 +165,28 @@ class OrtExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         first = [value not in self.function.outputs[:place] for place, value in enumerate(self.function.outputs)]
         names = [value.name for value in self.function.outputs]
-        can = [self._calls is not None and self._calls.can_fill(name) for name in names]
-        return [BIND_FROM if is_first and fills else None for is_first, fills in zip(first, can, strict=True)]
+        can_fill = [self._calls is not None and self._calls.can_fill(name) for name in names]
+        return [BIND_FROM if is_first and fills else None for is_first, fills in zip(first, can_fill, strict=True)]
 
-    def _reporting(self, call: Callable[..., None]) -> Callable[..., None]:
+    def _convert_errors(self, call: Callable[..., None]) -> Callable[..., None]:
         """The call with errors of the library as RunFailed."""
 
         def run(*inputs: Any) -> None:
             try:
                 call(*inputs)
             except Exception as error:
-                raise self._failed(error) from error
+                raise self._make_error(error) from error
 
         return run
 
-    def _failed(self, error: Exception) -> RunFailed:
+    def _make_error(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses()
 
     def close(self) -> None:
-        self._call = self._compute = _closed
+        self._call = self._compute = _raise_closed
         self._calls = None
         self.files = FrozenDict()
 
@@ -194,12 +194,12 @@ class OrtExecutable(Executable):
 
     def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
         buffers: Sequence[Any] = [None] * len(self.function.outputs) if out is None else out
-        outputs = self._in_order(feed, self._compute(feed, self._to_bind(feed, buffers)))
-        return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
+        outputs = self._order_outputs(feed, self._compute(feed, self._choose_buffers(feed, buffers)))
+        return [result if buffer is None else _fill(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
 
-    def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
+    def _order_outputs(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
         """One value per output of the Function; copies inputs, constants and repeated outputs."""
-        if self._gives_all:
+        if self._computes_all:
             return list(results.values())
         fresh = dict(results)
         sources = {**self._constants, **feed, **results}
@@ -208,22 +208,22 @@ class OrtExecutable(Executable):
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return tuple(self.inplace.items()) if self._calls is not None else ()
 
-    def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
+    def _choose_buffers(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
         """The buffers that the session writes directly: large ones, and inputs that it may overwrite.
 
         None shares memory with another input.
         """
-        over = {output: self._inputs[place] for place, output in self.inplace.items()}
-        chosen: dict[str, Array] = {}
+        overwritten = {output: self._inputs[place] for place, output in self.inplace.items()}
+        bound: dict[str, Array] = {}
         for place, (value, buffer) in enumerate(zip(self.function.outputs, buffers, strict=True)):
-            if buffer is None or value.name in chosen or not self._calls or not self._calls.can_fill(value.name):
+            if buffer is None or value.name in bound or not self._calls or not self._calls.can_fill(value.name):
                 continue
-            is_inplace = place in over and feed[over[place]] is buffer
-            others = [array for name, array in feed.items() if not (is_inplace and name == over[place])]
+            is_inplace = place in overwritten and feed[overwritten[place]] is buffer
+            others = [array for name, array in feed.items() if not (is_inplace and name == overwritten[place])]
             # Buffers of an update in place must be bound at any size, else the state would be copied.
             if (is_inplace or buffer.nbytes >= BIND_FROM) and not _overlaps(buffer, others):
-                chosen[value.name] = buffer
-        return chosen
+                bound[value.name] = buffer
+        return bound
 
 
 class ParallelOrtExecutable(OrtExecutable):
@@ -253,7 +253,7 @@ def _is_small(value: Value) -> bool:
     return nbytes is not None and 0 < nbytes <= COPY_TO
 
 
-def _empty(value: Value) -> Array:
+def _allocate(value: Value) -> Array:
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         raise TypeError(f"{value} has no fixed size")
     return np.empty(value.type.shape, value.type.dtype.numpy)
@@ -263,11 +263,11 @@ def _overlaps(buffer: Array, values: Iterable[Any]) -> bool:
     return any(np.may_share_memory(buffer, array) for array in values)
 
 
-def _nothing(*_: Any) -> dict[str, Any]:
+def _compute_nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
-def _closed(*_: Any) -> dict[str, Any]:
+def _raise_closed(*_: Any) -> dict[str, Any]:
     raise RuntimeError("the executable is closed")
 
 
@@ -280,7 +280,7 @@ def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-def _filled(buffer: Array, result: Array) -> Array:
+def _fill(buffer: Array, result: Array) -> Array:
     """Copy the result into the buffer; raises InputError if type or shape differ."""
     if buffer is result:
         return buffer
@@ -296,15 +296,15 @@ def _filled(buffer: Array, result: Array) -> Array:
 Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
 
 
-def why_not_given(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | None:
+def why_not_bindable(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | None:
     """Explain why a session with these inputs and outputs could not be called; None if it can."""
-    if _gives_directly(outputs) or all(_numeric(value.type) for value in (*inputs, *outputs)):
+    if _needs_no_conversion(outputs) or all(_is_numeric(value.type) for value in (*inputs, *outputs)):
         return None
-    boxed = next(value for value in outputs if choose_transport(value.type) is not ValueTransport.DIRECT)
-    odd = next(value for value in (*inputs, *outputs) if not _numeric(value.type))
+    indirect = next(value for value in outputs if choose_transport(value.type) is not ValueTransport.DIRECT)
+    unbindable = next(value for value in (*inputs, *outputs) if not _is_numeric(value.type))
     return (
-        f"{boxed.name!r} of type {boxed.type} comes out only by binding, and ONNX Runtime's Python interface cannot bind "
-        f"{odd.name!r} with it, which is not a tensor of numbers"
+        f"{indirect.name!r} of type {indirect.type} comes out only by binding, and ONNX Runtime's Python interface cannot bind "
+        f"{unbindable.name!r} with it, which is not a tensor of numbers"
     )
 
 
@@ -318,21 +318,21 @@ class SessionCalls:
         self._inputs = {value.name: value.type for value in inputs}
         self._outputs = {value.name: value.type for value in outputs}
         self._names = list(self._outputs)
-        self._gives_directly = _gives_directly(outputs)
-        self._binds = all(_numeric(value.type) for value in (*inputs, *outputs))
-        self.direct: Call = _quickest(session)
+        self._needs_no_conversion = _needs_no_conversion(outputs)
+        self._can_bind = all(_is_numeric(value.type) for value in (*inputs, *outputs))
+        self.direct: Call = _find_fastest_call(session)
         """Called with output names and a feed of values that need no conversion; returns new values."""
-        self.is_direct = self._gives_directly and _gives_directly(inputs)
+        self.is_direct = self._needs_no_conversion and _needs_no_conversion(inputs)
         """Whether no input or output needs a conversion."""
 
     def can_fill(self, name: str) -> bool:
         """Whether the session can write this output to a caller's buffer."""
-        return self._binds and name in self._outputs and choose_transport(self._outputs[name]) is not ValueTransport.PACKED
+        return self._can_bind and name in self._outputs and choose_transport(self._outputs[name]) is not ValueTransport.PACKED
 
     def can_fix(self) -> bool:
         """Whether all inputs and outputs can be bound to fixed arrays: numeric tensors without sub-byte packing."""
         types = (*self._inputs.values(), *self._outputs.values())
-        return self._binds and all(choose_transport(type_) is not ValueTransport.PACKED for type_ in types)
+        return self._can_bind and all(choose_transport(type_) is not ValueTransport.PACKED for type_ in types)
 
     def bind_arrays(self, feed: Mapping[str, Array], buffers: Mapping[str, Array]) -> Callable[[], None]:
         """A call over these C-contiguous arrays, one per input and output; requires `can_fix`."""
@@ -341,7 +341,7 @@ class SessionCalls:
             binding.bind_ortvalue_input(name, by_reference(array, _dtype(self._inputs[name])))
         for name, array in buffers.items():
             binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
-        return _bound_call(self._session, binding)
+        return _make_bound_call(self._session, binding)
 
     def bind_buffers(self, names: Sequence[str], buffers: Mapping[str, Array]) -> Callable[..., None]:
         """A call with the inputs as arguments that writes to these buffers; requires `can_fix`.
@@ -351,11 +351,11 @@ class SessionCalls:
         binding = self._session.io_binding()
         for name, array in buffers.items():
             binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
-        run, give = _bound_call(self._session, binding), _giving(binding, {name: self._inputs[name] for name in names})
+        run, give = _make_bound_call(self._session, binding), _make_binder(binding, {name: self._inputs[name] for name in names})
 
         def call(*values: Array) -> None:
             # Copies must live until the run ends.
-            contiguous = [value if _lies_in_order(value) else np.array(value, order="C") for value in values]
+            contiguous = [value if _is_contiguous(value) else np.array(value, order="C") for value in values]
             for name, value in zip(names, contiguous, strict=True):
                 give(name, value)
             run()
@@ -364,15 +364,15 @@ class SessionCalls:
 
     def __call__(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         """Compute all outputs by name; those in ``buffers`` (which must satisfy `can_fill`) are written there."""
-        if self._gives_directly and not buffers:
-            boxed = {name: _boxed(value, self._inputs[name]) for name, value in feed.items()}
-            return dict(zip(self._names, self.direct(self._names, boxed, None), strict=True))
+        if self._needs_no_conversion and not buffers:
+            feed_values = {name: _to_value(value, self._inputs[name]) for name, value in feed.items()}
+            return dict(zip(self._names, self.direct(self._names, feed_values, None), strict=True))
         return self._by_binding(feed, buffers)
 
     def _by_binding(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         binding = self._session.io_binding()
-        boxed = {name: to_ort(array, _dtype(self._inputs[name])) for name, array in feed.items()}
-        for name, value in boxed.items():
+        feed_values = {name: to_ort(array, _dtype(self._inputs[name])) for name, array in feed.items()}
+        for name, value in feed_values.items():
             binding.bind_ortvalue_input(name, value)
         for name, type_ in self._outputs.items():
             if name in buffers:
@@ -384,11 +384,11 @@ class SessionCalls:
         return {name: buffers[name] if name in buffers else from_ort(value, _dtype(type_)) for (name, type_), value in bound}
 
 
-def _gives_directly(values: Sequence[Value]) -> bool:
+def _needs_no_conversion(values: Sequence[Value]) -> bool:
     return all(choose_transport(value.type) is ValueTransport.DIRECT for value in values)
 
 
-def _quickest(session: InferenceSession) -> Call:
+def _find_fastest_call(session: InferenceSession) -> Call:
     """The session's inner call, which takes 0.8 of the public one's time; the public one if a version has none."""
     inner = getattr(session, "_sess", None)
     call: Call = getattr(inner, "run", session.run)
@@ -404,39 +404,39 @@ class BoundSession:
     outputs: tuple[Array, ...]
 
 
-def through_frames(make: Callable[[], BoundSession], failed: Callable[[Exception], Exception]) -> Callable[..., list[Array]]:
+def through_frames(make: Callable[[], BoundSession], make_error: Callable[[Exception], Exception]) -> Callable[..., list[Array]]:
     """A call that copies inputs to bound arrays and outputs from them; concurrent calls use separate frames."""
     first = make()
     if len(first.inputs) == len(first.outputs) == 1:
-        return _through_pairs(first, make, failed)
+        return _through_pairs(first, make, make_error)
     # A list is thread-safe as a pool: pop and append are atomic.
     idle = [first]
 
     def run(*values: Array) -> list[Array]:
         try:
-            fixed = idle.pop()
+            frame = idle.pop()
         except IndexError:
-            fixed = make()
+            frame = make()
         try:
-            for place, value in zip(fixed.inputs, values, strict=True):
+            for place, value in zip(frame.inputs, values, strict=True):
                 place[...] = value
-            fixed.call()
+            frame.call()
         except Exception as error:
-            raise failed(error) from error
-        results = [output.copy() for output in fixed.outputs]
-        idle.append(fixed)
+            raise make_error(error) from error
+        results = [output.copy() for output in frame.outputs]
+        idle.append(frame)
         return results
 
     return run
 
 
 def _through_pairs(
-    first: BoundSession, make: Callable[[], BoundSession], failed: Callable[[Exception], Exception]
+    first: BoundSession, make: Callable[[], BoundSession], make_error: Callable[[Exception], Exception]
 ) -> Callable[..., list[Array]]:
     """The same for one input and one output, the common case: half a microsecond faster."""
 
-    def parts(fixed: BoundSession) -> tuple[Callable[[], None], Array, Array]:
-        return fixed.call, fixed.inputs[0], fixed.outputs[0]
+    def parts(frame: BoundSession) -> tuple[Callable[[], None], Array, Array]:
+        return frame.call, frame.inputs[0], frame.outputs[0]
 
     idle = [parts(first)]
 
@@ -450,7 +450,7 @@ def _through_pairs(
             place[...] = value
             call()
         except Exception as error:
-            raise failed(error) from error
+            raise make_error(error) from error
         result = output.copy()
         idle.append(frame)
         return [result]
@@ -458,7 +458,7 @@ def _through_pairs(
     return run
 
 
-def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
+def _make_bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
     """Run a binding by the session's inner call (0.85 of the public one's time) if the version has it."""
     run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
     inner = getattr(binding, "_iobinding", None)
@@ -471,7 +471,7 @@ def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], N
     return call
 
 
-def _giving(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
+def _make_binder(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
     """How to bind a C-contiguous input: by the inner method if the version has it and NumPy has all the types."""
     inner = getattr(getattr(binding, "_iobinding", None), "bind_input", None)
     if inner is not None and all(choose_transport(type_) is ValueTransport.DIRECT for type_ in inputs.values()):
@@ -479,24 +479,24 @@ def _giving(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[
     return lambda name, array: binding.bind_ortvalue_input(name, by_reference(array, _dtype(inputs[name])))
 
 
-def _lies_in_order(array: Array) -> bool:
+def _is_contiguous(array: Array) -> bool:
     flags = array.flags
     return flags.c_contiguous and flags.aligned
 
 
-def _boxed(value: Any, type_: Type | None) -> Any:
+def _to_value(value: Any, type_: Type | None) -> Any:
     if isinstance(type_, TensorType) and choose_transport(type_) is not ValueTransport.DIRECT:
         return to_ort(value, type_.dtype)
     return value
 
 
-def _numeric(type_: Type | None) -> bool:
+def _is_numeric(type_: Type | None) -> bool:
     """Whether values of the type can be bound: tensors, but not of strings."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING
 
 
 def _dtype(type_: Type | None) -> DType:
-    """The element type of a value that satisfies `_numeric`."""
+    """The element type of a value that satisfies `_is_numeric`."""
     if not isinstance(type_, TensorType):
         raise TypeError(f"a value of type {type_} cannot be bound")
     return type_.dtype
@@ -524,7 +524,7 @@ _BITS = {
 }
 _PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
 _NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
-_WAYS = (
+_TRANSPORTS = (
     dict.fromkeys(_BITS, ValueTransport.BITS)
     | dict.fromkeys(_PACKED, ValueTransport.PACKED)
     | dict.fromkeys(_NONE, ValueTransport.NONE)
@@ -534,7 +534,7 @@ _WAYS = (
 def choose_transport(type_: Type | None) -> ValueTransport:
     """How values of this type are passed; DIRECT if the type is unknown."""
     if isinstance(type_, TensorType):
-        return _WAYS.get(type_.dtype, ValueTransport.DIRECT)
+        return _TRANSPORTS.get(type_.dtype, ValueTransport.DIRECT)
     if type_ is None:
         return ValueTransport.DIRECT
     if isinstance(type_, MapType):  # the library converts all values of a dict to float
@@ -557,7 +557,7 @@ def to_ort(array: Array, dtype: DType) -> OrtValue:
     if array.dtype != dtype.numpy:
         raise TypeError(f"an array of {array.dtype} was given for {dtype}")
     if dtype in _PACKED:
-        return _packed(array, dtype)
+        return _pack(array, dtype)
     return by_reference(array, dtype)
 
 
@@ -576,10 +576,10 @@ def from_ort(value: OrtValue, dtype: DType) -> Array:
     size = value.tensor_size_in_bytes()
     raw: Array = np.empty(size, np.uint8)
     ctypes.memmove(raw.ctypes.data, value.data_ptr(), size)
-    return _unpacked(raw, dtype, shape) if dtype in _PACKED else raw.view(dtype.numpy).reshape(shape)
+    return _unpack(raw, dtype, shape) if dtype in _PACKED else raw.view(dtype.numpy).reshape(shape)
 
 
-def _packed(array: Array, dtype: DType) -> OrtValue:
+def _pack(array: Array, dtype: DType) -> OrtValue:
     value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
     padded = np.zeros((value.tensor_size_in_bytes(), 8 // dtype.bits), np.uint8)
     padded.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & _mask(dtype)
@@ -588,7 +588,7 @@ def _packed(array: Array, dtype: DType) -> OrtValue:
     return value
 
 
-def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
+def _unpack(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
     elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)
     array: Array = elements[: math.prod(shape)].view(dtype.numpy)
     return array.reshape(shape)

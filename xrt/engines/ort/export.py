@@ -83,8 +83,8 @@ def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] |
     count = axes.array.size
     if len(shape) != type_.rank or not 0 < count < len(shape) or 0 in shape or not LEAST <= math.prod(shape[:count]) <= MOST:
         return None
-    chosen = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1))
-    return (shape, count) if chosen == list(range(count)) else None
+    positions = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1))
+    return (shape, count) if positions == list(range(count)) else None
 
 
 def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> str:

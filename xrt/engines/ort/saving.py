@@ -36,7 +36,7 @@ ALIGNMENT = 64
 SMALL = 1024
 """Weights below this many bytes stay in the model."""
 
-_OWN = "weights"
+_WEIGHTS = "weights"
 _STRING = 8
 """ONNX's element type of strings."""
 
@@ -57,13 +57,13 @@ class SavedSession:
 
     def export(self, function: Function) -> ExportedModel:
         """The model to open, with the weights of an equal Function."""
-        return self._hand_over(dict(self._constants(function)))
+        return self._make_export(dict(self._constants(function)))
 
-    def _hand_over(self, constants: Mapping[str, Bytes]) -> ExportedModel:
+    def _make_export(self, constants: Mapping[str, Bytes]) -> ExportedModel:
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
         content = np.frombuffer(self.data[:inner_size], np.uint8)
         copied, mapped = (inner_size, 0) if find_file_offset(content) is None else (0, inner_size)
-        files = {**constants, _OWN: content} if inner_size else constants
+        files = {**constants, _WEIGHTS: content} if inner_size else constants
         return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied, mapped)
 
     @property
@@ -81,8 +81,8 @@ class SavedSession:
         size = self.header["weights"]
         start = size + self.header["model"]
         marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
-        files = {_OWN: np.frombuffer(self.data, np.uint8)}
-        release(files[_OWN])
+        files = {_WEIGHTS: np.frombuffer(self.data, np.uint8)}
+        release(files[_WEIGHTS])
         for name, content in self._constants(function):
             release(content)  # free pages that the check has read; the library maps the file itself
             files[name] = content
@@ -94,10 +94,10 @@ class SavedSession:
         ``constants`` are the files of the session, ``options`` those of a load. Errors of the library pass through.
         """
         size, model_size = self.header["weights"], self.header["model"]
-        handed = self._hand_over({name: content for name, content in constants.items() if name != _OWN})
+        export = self._make_export({name: content for name, content in constants.items() if name != _WEIGHTS})
         with (folder / "packed-session").open("w+b") as file:
             file.write(self.data[:size])
-            marked = pack_weights(handed, options, folder, file, _OWN)
+            marked = pack_weights(export, options, folder, file, _WEIGHTS)
             if marked is None:
                 return self.data
             marks = {name: value for name, value in asdict(marked).items() if name != "model"}
@@ -112,9 +112,9 @@ class SavedSession:
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
             content = function.find_weight_bytes(bytes.fromhex(digest))
             if content is None:
-                weights = weights or _weights(function)
+                weights = weights or _list_weights(function)
                 content = get_tensor_bytes(weights[index][1])
-            yield _name(index), content
+            yield _name_constant(index), content
 
     def border(self, function: Function) -> Function:
         """A Function with the session's names of inputs and outputs.
@@ -122,17 +122,17 @@ class SavedSession:
         One node stands for the whole session; an output that is an input or a constant stays one.
         """
         sides = (function.inputs, self.header["inputs"]), (function.outputs, self.header["outputs"])
-        named = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
-        inputs, outputs = (tuple(Value(named[v.name], v.type) for v in side) for side, _ in sides)
-        computed = dict.fromkeys(named[v.name] for v in function.outputs if function.computes(v.name))
+        session_names = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
+        inputs, outputs = (tuple(Value(session_names[v.name], v.type) for v in side) for side, _ in sides)
+        computed = dict.fromkeys(session_names[v.name] for v in function.outputs if function.computes(v.name))
         input_names = {v.name for v in function.inputs}
-        passed = [v.name for v in function.outputs if v.name not in input_names and not function.computes(v.name)]
-        constants = {named[name]: function.constants[name] for name in passed}
+        passed_through = [v.name for v in function.outputs if v.name not in input_names and not function.computes(v.name)]
+        constants = {session_names[name]: function.constants[name] for name in passed_through}
         node = Node("Session", (), tuple(computed), domain="ort", name="session")
         return Function(inputs, outputs, (node,), constants, name=function.name)
 
 
-def _weights(function: Function) -> list[tuple[str, Array]]:
+def _list_weights(function: Function) -> list[tuple[str, Array]]:
     """The large constants, those of bodies included, in order of first use, which is the same for equal Functions."""
     from xrt.formats.onnx import external_weights, externalize_weights
 
@@ -142,7 +142,7 @@ def _weights(function: Function) -> list[tuple[str, Array]]:
     return [(name, arrays[name]) for name in used]
 
 
-def _name(index: int) -> str:
+def _name_constant(index: int) -> str:
     return f"constant_{index}"
 
 
@@ -153,7 +153,7 @@ def in_memory() -> BinaryIO:
     return os.fdopen(os.memfd_create("xrt-session", os.MFD_CLOEXEC), "w+b")
 
 
-def optimize_model(function: Function, handed: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
+def optimize_model(function: Function, export: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
     """Write the optimized model to the new file, as `SavedSession` reads it, and map the file.
 
     ``options`` are modified: nothing runs here, so one thread suffices, and more would spin for 30 ms when they start. Errors of
@@ -164,9 +164,9 @@ def optimize_model(function: Function, handed: ExportedModel, options: SessionOp
     level = options.graph_optimization_level
     if options.use_per_session_threads:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-    places = _Places(function, file)
-    give_files(handed, options)
-    compiler = ModelCompiler(options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place)
+    places = _WeightPlacer(function, file)
+    give_files(export, options)
+    compiler = ModelCompiler(options, export.model, graph_optimization_level=level, get_initializer_location_func=places.place)
     model = compiler.compile_to_bytes()
     header = {
         "inplace": sorted(find_inplace_outputs(function).items()),
@@ -189,11 +189,11 @@ def _finish(file: BinaryIO, header: Mapping[str, Any]) -> memoryview:
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-class _Places:
+class _WeightPlacer:
     """Chooses where each weight of an optimized model is stored, and writes new ones to the file."""
 
     def __init__(self, function: Function, file: BinaryIO) -> None:
-        weights = _weights(function)
+        weights = _list_weights(function)
         self._weights = {name: (index, array) for index, (name, array) in enumerate(weights)}
         self._places = [_locate(array) for _, array in weights]
         self._constants = {
@@ -218,11 +218,11 @@ class _Places:
         index, array = self._weights.get(name, (0, None))
         if array is not None and array.nbytes == size and _is_same(memory, array):
             self.used.add(index)
-            return OrtExternalInitializerInfo(_name(index), 0, size)
+            return OrtExternalInitializerInfo(_name_constant(index), 0, size)
         at = self._file.tell()
         self._file.write(memory)
         self._file.write(bytes(-size % ALIGNMENT))
-        return OrtExternalInitializerInfo(_OWN, at, size)
+        return OrtExternalInitializerInfo(_WEIGHTS, at, size)
 
 
 def _locate(array: Array) -> tuple[int, int]:
@@ -272,11 +272,11 @@ class MarkedModel:
 
 
 def pack_weights(
-    handed: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO, own_name: str
+    export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO, file_name: str
 ) -> MarkedModel | None:
     """Append packed weights to a file that begins with the plain ones; return a model with marks for both.
 
-    ``options`` are those of a later load; ``folder`` is written to; ``own_name`` is the name of the file in the model. None if
+    ``options`` are those of a later load; ``folder`` is written to; ``file_name`` is the name of the file in the model. None if
     the library packs nothing. Its errors pass through.
     """
     from xrt.formats.onnx.messages import read_entries, write_entries
@@ -286,8 +286,8 @@ def pack_weights(
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _FILE)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
-    open_session(handed, options, ["CPUExecutionProvider"])
-    source_entries, packed_entries = read_entries(handed.model), read_entries(packed.read_bytes())
+    open_session(export, options, ["CPUExecutionProvider"])
+    source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
     forms = {
         name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
     }
@@ -295,9 +295,9 @@ def pack_weights(
         return None
     marks: list[tuple[str, int]] = []
     with (folder / _FILE).open("rb") as source:
-        copier = _Copier(source, file, own_name, marks)
+        copier = _Copier(source, file, file_name, marks)
         entries = {name: tuple(copier.mark(dict(source_entries[name]), forms[name])) for name in source_entries}
-    return _find_marks(write_entries(handed.model, entries), marks, len(source_entries))
+    return _find_marks(write_entries(export.model, entries), marks, len(source_entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +306,13 @@ class _Copier:
 
     source: BinaryIO
     file: BinaryIO
-    own_name: str
+    file_name: str
     marks: list[tuple[str, int]]
 
     def mark(self, entry: Mapping[str, str], forms: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield the external-data entries of one initializer."""
         yield "location", _NAME
-        yield "offset", self._number(entry["location"], int(entry.get("offset", "0")))
+        yield "offset", self._add_mark(entry["location"], int(entry.get("offset", "0")))
         yield "length", entry["length"]
         for count, form in enumerate(forms):
             key, *blobs = form.split("|")
@@ -322,12 +322,12 @@ class _Copier:
         """Copy one buffer of a packed weight."""
         offset, length, checksum = blob.split(";")
         self.file.write(bytes(-self.file.tell() % ALIGNMENT))
-        mark = self._number(self.own_name, self.file.tell())
+        mark = self._add_mark(self.file_name, self.file.tell())
         self.source.seek(int(offset))
         self.file.write(self.source.read(int(length)))
         return f"{mark};{length};{checksum}"
 
-    def _number(self, name: str, offset: int) -> str:
+    def _add_mark(self, name: str, offset: int) -> str:
         self.marks.append((name, offset))
         return f"\x02{len(self.marks) - 1:0{_NUMBER_WIDTH - 1}d}"
 
@@ -354,7 +354,7 @@ def _find_marks(model: bytes, marks: Sequence[tuple[str, int]], count: int) -> M
 class PlacedModel:
     """A model whose weights the library maps from a file that XRT has mapped too."""
 
-    handed: ExportedModel
+    export: ExportedModel
     mapping: FileMapping
     files: Sequence[Bytes]
     """The parts of the file."""
@@ -385,8 +385,8 @@ def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> P
         model[at : at + _NAME_WIDTH] = _pad(name)
     for at, file, offset in marked.offsets:
         model[at : at + _NUMBER_WIDTH] = b"%0*d" % (_NUMBER_WIDTH, starts[file] + offset)
-    handed = ExportedModel(bytes(model), mapped=size, folder=os.fspath(mapping.path.parent))
-    return PlacedModel(handed, mapping, tuple(files.values()))
+    export = ExportedModel(bytes(model), mapped=size, folder=os.fspath(mapping.path.parent))
+    return PlacedModel(export, mapping, tuple(files.values()))
 
 
 def _pad(name: bytes) -> bytes:

@@ -60,16 +60,16 @@ def quiet_options() -> SessionOptions:
     return options
 
 
-def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    """Open a session; ``handed.files`` must live as long as it does.
+def open_session(export: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
+    """Open a session; ``export.files`` must live as long as it does.
 
     If the process has a global thread pool (``onnxruntime.set_global_thread_pool_sizes``), the library allows no other and the
     session uses it. Raises CompileRefused if the model is invalid or not implemented; other errors of the library pass through.
     """
-    give_files(handed, options)
+    give_files(export, options)
     try:
         # Without a fallback: the library would print the error and open the session on another provider.
-        session = InferenceSession(handed.model, options, list(providers), enable_fallback=0)
+        session = InferenceSession(export.model, options, list(providers), enable_fallback=0)
     except (native.NotImplemented, native.InvalidGraph) as error:
         raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
     except RuntimeError as error:
@@ -77,7 +77,7 @@ def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequ
             raise
         options.use_per_session_threads = False
         options.intra_op_num_threads = options.inter_op_num_threads = 0  # any other number prints a warning
-        return open_session(ExportedModel(handed.model), options, providers)
+        return open_session(ExportedModel(export.model), options, providers)
     if options.intra_op_num_threads != 1:
         with suppress(AttributeError):  # without the inner session the threads just spin
             _end_spinning(session._sess)
@@ -93,22 +93,22 @@ def _end_spinning(session: native.InferenceSession) -> None:
         session.run([], {}, None)
 
 
-def give_files(handed: ExportedModel, options: SessionOptions) -> None:
+def give_files(export: ExportedModel, options: SessionOptions) -> None:
     """Register the model's external files in memory or on disk, to be read in place."""
-    if handed.folder:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", handed.folder)
-    if handed.files:
-        sizes = [content.nbytes for content in handed.files.values()]
-        options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
+    if export.folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", export.folder)
+    if export.files:
+        sizes = [content.nbytes for content in export.files.values()]
+        options.add_external_initializers_from_files_in_memory(list(export.files), list(export.files.values()), sizes)
         options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
 
 
-def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str | None:
+def why_not_opened(export: ExportedModel, providers: Sequence[Provider]) -> str | None:
     """Explain why the library cannot open a session on the model; None if it can. The session is closed at once."""
     options = quiet_options()
     options.intra_op_num_threads = 1  # starting threads would take most of the time
     try:
-        open_session(handed, options, providers)
+        open_session(export, options, providers)
     except CompileRefused as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  # the library's errors have no common base class

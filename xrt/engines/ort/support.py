@@ -69,14 +69,14 @@ def _answer(query: NodeQuery, providers: tuple[str, ...]) -> str | None:
     missing = re.search(r"implementation for ([\w.]+)\(\d+\)|Type Error: .* of operator \((\w+)\)", reason or "")
     if missing is None:
         return reason
-    types = ", ".join(_name_type(given) for given in query.inputs if given is not None)
+    types = ", ".join(_name_type(operand) for operand in query.inputs if operand is not None)
     inner = missing[1] or missing[2]
     inside = "" if inner == query.op_type else f", which it expands to {inner}"
     return f"{LIBRARY} has no kernel for {query.op_type} of {types or 'no inputs'}{inside}"
 
 
-def _name_type(given: object) -> str:
-    return str(given.dtype if isinstance(given, Constant | TensorType) else given)
+def _name_type(operand: object) -> str:
+    return str(operand.dtype if isinstance(operand, Constant | TensorType) else operand)
 
 
 def _any_size(type_: Any) -> Any:

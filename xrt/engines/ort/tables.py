@@ -58,14 +58,14 @@ def wraps_nothing(node: Node, function: Function) -> bool:
 
 def is_fused_with_relu(node: Node, function: Function) -> bool:
     """Whether a Clip follows a Relu with a type that their fusion lacks."""
-    maker = function.producer(node.inputs[0])
-    return maker is not None and maker.op_type == "Relu" and find_dtype(node, 0, function) not in (DType.FLOAT32, DType.FLOAT16)
+    source = function.producer(node.inputs[0])
+    return source is not None and source.op_type == "Relu" and find_dtype(node, 0, function) not in (DType.FLOAT32, DType.FLOAT16)
 
 
 def _is_sized_by_data(node: Node, index: int, function: Function) -> bool:
     """Whether the input comes from an operator whose output size depends on data and may be 0."""
-    maker = function.producer(node.inputs[index])
-    return maker is not None and has_trait(maker, Trait.SIZED_BY_DATA)
+    source = function.producer(node.inputs[index])
+    return source is not None and has_trait(source, Trait.SIZED_BY_DATA)
 
 
 def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
