@@ -105,13 +105,13 @@ class OpenVino(GraphCompiler):
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = export_function(lowered)
-                model = core().compile_model(imported.model, DEVICE, self._settings(context, function))
+                model = core().compile_model(imported.model, DEVICE, self._make_settings(context, function))
                 # The plugin may silently choose another precision.
                 check_precision(model, self._choose_precision(context))
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-        return OpenVinoExecutable(function, compiled, imported.held, partial(report_memory, imported.copied, growth))
+        return OpenVinoExecutable(function, compiled, imported.arrays, partial(report_memory, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Export the compiled model, constants included."""
@@ -124,7 +124,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         check_pools()
         with AllocationTracker(len(data)) as growth:
-            compiled, inplace = load_model(data, DEVICE, self._settings(context, function))
+            compiled, inplace = load_model(data, DEVICE, self._make_settings(context, function))
         executable = OpenVinoExecutable(function, compiled, data, partial(report_memory, 0, growth, data), inplace)
         # `save` can return the same bytes.
         executable.saved = data
@@ -136,14 +136,14 @@ class OpenVino(GraphCompiler):
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Decline a precision that the processor or the engine's own ``precision`` excludes."""
-        wanted = context.options.precision
-        if wanted == "fp32":
+        precision = context.options.precision
+        if precision == "fp32":
             return None
-        if self.precision in ("allowed", wanted) and wanted in ("bf16", "fp16") and has_precision(wanted):
+        if self.precision in ("allowed", precision) and precision in ("bf16", "fp16") and has_precision(precision):
             return None
         return (
             "engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: "
-            f"it does not honour precision={wanted!r}"
+            f"it does not honour precision={precision!r}"
         )
 
     def lower_precision(self, precision: Precision) -> GraphCompiler | None:
@@ -168,7 +168,7 @@ class OpenVino(GraphCompiler):
         """The precision of the engine if it is fixed, else the one that the caller allows."""
         return context.options.precision if self.precision == "allowed" else self.precision
 
-    def _settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
+    def _make_settings(self, context: CompileContext, function: Function) -> dict[str, Any]:
         is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in function.inputs)
         precision = self._choose_precision(context)
         # Without streams a call computes in its own thread, and the library starts no threads for one.

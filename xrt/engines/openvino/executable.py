@@ -73,7 +73,7 @@ def to_tensor(array: Array, dtype: DType) -> Any:
     return openvino.Tensor(array.view(bits), list(array.shape), _TYPES[dtype])
 
 
-def in_order(array: Array) -> Array:
+def make_contiguous(array: Array) -> Array:
     """The array, or a copy if it is not C-contiguous or not aligned."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
@@ -121,7 +121,7 @@ class CompiledModel:
     @classmethod
     def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
         """Raises TypeError for an element type that cannot be an input or output."""
-        inputs, outputs = (tuple(map(_type_of, ports)) for ports in (model.inputs, model.outputs))
+        inputs, outputs = (tuple(map(_find_type, ports)) for ports in (model.inputs, model.outputs))
         fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
         return cls(model, used, inputs, outputs, tuple(fixed), tuple(passed))
 
@@ -142,7 +142,7 @@ class CompiledModel:
         return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))
 
 
-def _type_of(port: Any) -> TensorType:
+def _find_type(port: Any) -> TensorType:
     type_ = type_from(port.element_type, port.partial_shape)
     if type_ is None:
         raise TypeError(f"a value of type {port.element_type.get_type_name()} cannot cross the border")
@@ -159,32 +159,32 @@ class RequestFrame:
         """An ``empty`` frame has no tensors set yet."""
         self._request = compiled.model.create_infer_request()
         self._compiled: CompiledModel = compiled
-        self._set: dict[tuple[str, int], object] = {}
+        self._tensors: dict[tuple[str, int], object] = {}
         if empty:
             return
         self._outputs = [
-            self._fixed("output", place, type_) if may else None
-            for place, (type_, may) in enumerate(zip(compiled.outputs, compiled.fixed, strict=True))
+            self._preset("output", place, type_) if can_preset else None
+            for place, (type_, can_preset) in enumerate(zip(compiled.outputs, compiled.fixed, strict=True))
         ]
-        self._inputs = [self._fixed("input", place, type_) for place, type_ in enumerate(compiled.inputs)]
+        self._inputs = [self._preset("input", place, type_) for place, type_ in enumerate(compiled.inputs)]
 
-    def _fixed(self, side: str, place: int, type_: TensorType) -> Array | None:
+    def _preset(self, side: str, place: int, type_: TensorType) -> Array | None:
         """Allocate and set memory for a small value of static shape; None for others."""
         nbytes = type_.nbytes if type_.is_static else None
         if not nbytes or nbytes > COPY_TO:
             return None
         array = empty(type_)
-        self.give(side, place, array, type_.dtype)
+        self.set_tensor(side, place, array, type_.dtype)
         return array
 
-    def give(self, side: str, place: int, array: Array, dtype: DType) -> None:
+    def set_tensor(self, side: str, place: int, array: Array, dtype: DType) -> None:
         """Set a tensor over a C-contiguous array and keep both alive until it is replaced."""
         tensor = to_tensor(array, dtype)
         if side == "input":
             _Request.set_input_tensor(self._request, place, tensor)
         else:
             _Request.set_output_tensor(self._request, place, tensor)
-        self._set[side, place] = array, tensor
+        self._tensors[side, place] = array, tensor
 
     def run(
         self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None] = ()
@@ -195,12 +195,12 @@ class RequestFrame:
         """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
-                self.give("input", place, in_order(inputs[source]), self._compiled.inputs[place].dtype)
+                self.set_tensor("input", place, make_contiguous(inputs[source]), self._compiled.inputs[place].dtype)
             else:
                 fixed[...] = inputs[source]
-        targets = [self._target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
+        targets = [self._choose_target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
         self.infer()
-        return [self._result(*three) for three in zip(range(len(targets)), targets, buffers, strict=True)]
+        return [self._read_result(*item) for item in zip(range(len(targets)), targets, buffers, strict=True)]
 
     def forget_model(self) -> None:
         """Drop the reference to the model; the frame cannot run afterwards."""
@@ -210,21 +210,21 @@ class RequestFrame:
         """Compute with the tensors that are set. Releases the GIL."""
         _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
 
-    def _target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
+    def _choose_target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
         """The array that the request writes to; None if it writes to its own memory or to a preset array."""
         type_ = self._compiled.outputs[place]
         if shape is not None and not self._compiled.passed[place]:
             # The shape is known from the inputs, so the request can write to the final array directly.
             target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
-            self.give("output", place, target, type_.dtype)
+            self.set_tensor("output", place, target, type_.dtype)
             return target
         if self._outputs[place] is not None or not self._compiled.fixed[place] or not type_.nbytes:
             return None
         target = empty(type_) if buffer is None else buffer
-        self.give("output", place, target, type_.dtype)
+        self.set_tensor("output", place, target, type_.dtype)
         return target
 
-    def _result(self, place: int, target: Array | None, buffer: Array | None) -> Array:
+    def _read_result(self, place: int, target: Array | None, buffer: Array | None) -> Array:
         fixed = self._outputs[place]
         if target is not None:
             if self._compiled.fixed[place] or tuple(_Request.get_output_tensor(self._request, place).shape) == target.shape:
@@ -240,14 +240,14 @@ class RequestFrame:
         return buffer
 
 
-def bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+def make_bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
     """A call over these C-contiguous arrays with a separate request; requires `is_fixed`."""
     # No memory for small values: all tensors are set once, on the caller's arrays.
     frame = RequestFrame(compiled, empty=True)
     for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
-        frame.give("output", place, array, type_.dtype)
+        frame.set_tensor("output", place, array, type_.dtype)
     for place, (source, type_) in enumerate(zip(compiled.used, compiled.inputs, strict=True)):
-        frame.give("input", place, inputs[source], type_.dtype)
+        frame.set_tensor("input", place, inputs[source], type_.dtype)
     return frame.infer
 
 
@@ -296,15 +296,15 @@ class OpenVinoExecutable(Executable):
         names = [value.name for value in list_computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
         """Per output of the Function, the output of the model."""
-        self._open = [_trace_dims(value, function) for value in list_computed_outputs(function)]
+        self._dynamic_dims = [_trace_dims(value, function) for value in list_computed_outputs(function)]
         """Per output of the model, how to derive a dynamic shape from the inputs; None if static or unknown."""
         used = () if compiled is None else compiled.used
-        self._sized = [place for place in used if _has_symbol(function.inputs[place])]
+        self._symbolic_inputs = [place for place in used if _has_symbol(function.inputs[place])]
         """The used inputs with symbolic dims."""
-        self._shared = _find_shared_dims(function)
-        self._has_open = any(dims is not None for dims in self._open)
-        self._gives_all = compiled is not None and self._places == list(range(len(names)))
-        self._none: list[Array | None] = [None] * len(names)
+        self._shared_dims = _find_shared_dims(function)
+        self._has_dynamic = any(dims is not None for dims in self._dynamic_dims)
+        self._computes_all = compiled is not None and self._places == list(range(len(names)))
+        self._no_buffers: list[Array | None] = [None] * len(names)
         self.inplace = (find_inplace_outputs(function) if compiled is not None else {}) if inplace is None else inplace
         # One frame per concurrent call so far; pop and append are atomic.
         self._idle: list[RequestFrame] = []
@@ -315,40 +315,40 @@ class OpenVinoExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         # Fast path: every output is computed once, in order, without caller's buffers.
-        if self._gives_all and options.out is None:
-            return self._computed(inputs, self._none)
+        if self._computes_all and options.out is None:
+            return self._compute(inputs, self._no_buffers)
         buffers = options.out or [None] * len(self.function.outputs)
-        _check(buffers, self.function.outputs)
-        computed = self._computed(inputs, self._to_fill(inputs, buffers)) if self._none else []
-        return self._in_order(inputs, computed, buffers)
+        _check_buffers(buffers, self.function.outputs)
+        computed = self._compute(inputs, self._choose_buffers(inputs, buffers)) if self._no_buffers else []
+        return self._order_outputs(inputs, computed, buffers)
 
-    def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
+    def _compute(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
             # The plugin supports empty inputs in some operators only.
-            if self._sized and not all(inputs[place].size for place in self._sized):
+            if self._symbolic_inputs and not all(inputs[place].size for place in self._symbolic_inputs):
                 raise ValueError("an input of open shape has no elements, which it computes in part of its operators only")
-            if self._shared:
+            if self._shared_dims:
                 self._check_shared_dims(inputs)
-            frame = self._taken()
+            frame = self._acquire_frame()
             results = frame.run(inputs, buffers, self._find_shapes(inputs))
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._make_error(error) from error
         # A frame is reused only after success: a failed request is dropped.
         self._idle.append(frame)
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
         """Shapes of the dynamic outputs that follow from the inputs, None for others; empty if all are static."""
-        if not self._has_open:
+        if not self._has_dynamic:
             return ()
         return [
             None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
-            for dims in self._open
+            for dims in self._dynamic_dims
         ]
 
     def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
         """Raise ValueError if a dim has two sizes: with one thread the library would read beyond the smaller input."""
-        for dim, (first, axis), *others in self._shared:
+        for dim, (first, axis), *others in self._shared_dims:
             size = inputs[first].shape[axis]
             for place, other in others:
                 if inputs[place].shape[other] != size:
@@ -357,7 +357,7 @@ class OpenVinoExecutable(Executable):
                         f"dim {dim!r} is {size} in input {names[0]!r} and {inputs[place].shape[other]} in {names[1]!r}"
                     )
 
-    def _taken(self) -> RequestFrame:
+    def _acquire_frame(self) -> RequestFrame:
         """A frame that no other call uses."""
         try:
             return self._idle.pop()
@@ -367,32 +367,32 @@ class OpenVinoExecutable(Executable):
             return RequestFrame(self.compiled)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if not self._gives_all:
+        if not self._computes_all:
             return super().fast_call()
-        computed, none = self._computed, self._none
+        computed, none = self._compute, self._no_buffers
         return lambda *inputs: computed(inputs, none)
 
     def supports_io_binding(self) -> bool:
-        return self._gives_all and self.compiled is not None and self.compiled.is_fixed
+        return self._computes_all and self.compiled is not None and self.compiled.is_fixed
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         if self.compiled is None or not self.supports_io_binding():
             return super().bind(inputs, outputs)
-        call = bound_call(self.compiled, inputs, outputs)
+        call = make_bound_call(self.compiled, inputs, outputs)
 
         def run() -> None:
             try:
                 call()
             except Exception as error:
-                raise self._failed(error) from error
+                raise self._make_error(error) from error
 
         return run
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:
             return ()
-        can = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
-        return [COPY_TO if fills else None for fills in can]
+        fillable = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
+        return [COPY_TO if fills else None for fills in fillable]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         """Scatters: the library reads their first input only where it writes, or copies it first.
@@ -417,40 +417,40 @@ class OpenVinoExecutable(Executable):
         self._idle.clear()
         self._owner = None
 
-    def _failed(self, error: Exception) -> RunFailed:
+    def _make_error(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
     # ------------------------------------------------------------------ copies, buffers of the caller's
 
-    def _to_fill(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
+    def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
         """Per computed output, the buffer that the model writes to directly: none that may overlap another input."""
-        chosen, over = list(self._none), {output: place for place, output in self.inplace_pairs()}
+        targets, overwritten = list(self._no_buffers), {output: place for place, output in self.inplace_pairs()}
         for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
             # An output listed twice is computed into the first buffer and copied to the second.
-            if place is None or chosen[place] is not None or buffer is None:
+            if place is None or targets[place] is not None or buffer is None:
                 continue
-            updated = over.get(output) if output in over and inputs[over[output]] is buffer else None
+            updated = overwritten.get(output) if output in overwritten and inputs[overwritten[output]] is buffer else None
             if not _overlaps(buffer, [value for i, value in enumerate(inputs) if i != updated]):
-                chosen[place] = buffer
-        return chosen
+                targets[place] = buffer
+        return targets
 
-    def _in_order(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
+    def _order_outputs(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
         """One array per output of the Function; no two share memory."""
         arguments = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
         results: list[Array] = []
         for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
             if place is not None:
-                source, is_own = computed[place], not any(computed[place] is result for result in results)
+                source, is_unshared = computed[place], not any(computed[place] is result for result in results)
             else:
                 source = arguments[value.name] if value.name in arguments else self.function.constants[value.name].array
-                is_own = False
-            results.append(_own(source, buffer, is_own=is_own))
+                is_unshared = False
+            results.append(_copy_if_shared(source, buffer, is_unshared=is_unshared))
         return results
 
 
-def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
+def _copy_if_shared(source: Array, buffer: Array | None, *, is_unshared: bool) -> Array:
     """Copy the value into the buffer or a new array, unless it has no other users."""
-    if buffer is source or (buffer is None and is_own):
+    if buffer is source or (buffer is None and is_unshared):
         return source
     if buffer is None:
         return np.array(source, order="C")
@@ -458,16 +458,16 @@ def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
     return buffer
 
 
-def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
+def _check_buffers(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
     """Raise InputError for a buffer whose type or shape differs from its output."""
     for buffer, value in zip(buffers, outputs, strict=True):
         if buffer is None or not isinstance(value.type, TensorType) or not value.type.is_static:
             continue
-        due = np.dtype(value.type.dtype.numpy)
-        if buffer.dtype != due or buffer.shape != value.type.shape:
+        dtype = np.dtype(value.type.dtype.numpy)
+        if buffer.dtype != dtype or buffer.shape != value.type.shape:
             raise InputError(
                 f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
-                f"{due}{list(value.type.shape or ())}; give one just like it, or None"
+                f"{dtype}{list(value.type.shape or ())}; give one just like it, or None"
             )
 
 

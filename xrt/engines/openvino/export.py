@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt.engines.openvino.executable import Array, in_order, to_tensor
+from xrt.engines.openvino.executable import Array, make_contiguous, to_tensor
 from xrt.engines.openvino.library import core, openvino
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Value
@@ -27,7 +27,7 @@ class ImportedModel:
     """Per input of the model, the position of the Function's input: the frontend drops unused ones."""
     passed: tuple[bool, ...]
     """Per output, whether it is an input or a constant itself."""
-    held: tuple[Array, ...]
+    arrays: tuple[Array, ...]
     """Must live as long as the model and everything compiled from it."""
     copied: int
     """Total bytes of constants that were copied because they were not contiguous."""
@@ -39,26 +39,26 @@ def export_function(function: Function) -> ImportedModel:
     Large constants are inputs while the frontend reads the model and are replaced afterwards, so that protobuf does not copy
     them. Raises ModelError or an error of OpenVINO's frontend.
     """
-    heavy = {name: c for name, c in function.constants.items() if c.nbytes >= HEAVY and c.dtype is not DType.STRING}
-    light = {name: c for name, c in function.constants.items() if name not in heavy}
+    large = {name: c for name, c in function.constants.items() if c.nbytes >= HEAVY and c.dtype is not DType.STRING}
+    small = {name: c for name, c in function.constants.items() if name not in large}
     # Large constants come after the real inputs, so that positions tell them apart.
-    inputs = (*function.inputs, *(Value(name, c.type) for name, c in heavy.items()))
-    model = read_model(function.replace(inputs=inputs, constants=light) if heavy else function)
-    weights = list(heavy.values())
-    contiguous = [in_order(c.array) for c in weights]
-    places = _places([value.name for value in inputs], model)
+    inputs = (*function.inputs, *(Value(name, c.type) for name, c in large.items()))
+    model = read_model(function.replace(inputs=inputs, constants=small) if large else function)
+    weights = list(large.values())
+    contiguous = [make_contiguous(c.array) for c in weights]
+    places = _map_inputs([value.name for value in inputs], model)
     count = len(function.inputs)
     for place, parameter in zip(places, model.get_parameters(), strict=True):
         if place >= count:
-            _put(model, parameter, to_tensor(contiguous[place - count], weights[place - count].dtype))
+            _replace_by_constant(model, parameter, to_tensor(contiguous[place - count], weights[place - count].dtype))
     _keep_order_of_ties(model)
     # Constants in place of inputs may determine more types and shapes.
     model.validate_nodes_and_infer_types()
     copied = sum(array.nbytes for array, c in zip(contiguous, weights, strict=True) if array is not c.array)
-    return ImportedModel(model, tuple(p for p in places if p < count), _passed(model), tuple(contiguous), copied)
+    return ImportedModel(model, tuple(p for p in places if p < count), _find_passed_through(model), tuple(contiguous), copied)
 
 
-def _places(names: Sequence[str], model: Any) -> list[int]:
+def _map_inputs(names: Sequence[str], model: Any) -> list[int]:
     """Map the inputs of the model, which may have fewer, to positions in ``names``.
 
     An input that is also an output is named like the output and keeps its own name only sometimes. Raises TypeError if a position
@@ -74,9 +74,9 @@ def _places(names: Sequence[str], model: Any) -> list[int]:
     return [names.index(name) for name in matches if name is not None]
 
 
-def _passed(model: Any) -> tuple[bool, ...]:
-    makers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
-    return tuple(maker in ("Parameter", "Constant") for maker in makers)
+def _find_passed_through(model: Any) -> tuple[bool, ...]:
+    producers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
+    return tuple(producer in ("Parameter", "Constant") for producer in producers)
 
 
 def read_model(function: Function) -> Any:
@@ -84,7 +84,7 @@ def read_model(function: Function) -> Any:
     return core().read_model(lowest_model(function, NEWEST_OPSET).SerializeToString())
 
 
-def _put(model: Any, parameter: Any, tensor: Any) -> None:
+def _replace_by_constant(model: Any, parameter: Any, tensor: Any) -> None:
     """Replace an input by a constant that shares the tensor's memory."""
     constant = openvino.op.Constant(tensor, shared_memory=True)
     parameter.output(0).replace(constant.output(0))
@@ -95,10 +95,10 @@ def _keep_order_of_ties(model: Any) -> None:
     """Make each TopK stable, as ONNX requires; the frontend does not."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "TopK":
-            how = node.get_attributes()
+            attributes = node.get_attributes()
             data, count = node.input_value(0), node.input_value(1)
-            kind = how["index_element_type"]
-            stable = openvino.opset13.topk(data, count, how["axis"], how["mode"], "value", kind, stable=True)
+            kind = attributes["index_element_type"]
+            stable = openvino.opset13.topk(data, count, attributes["axis"], attributes["mode"], "value", kind, stable=True)
             # Redirect all readers from the old node to the stable one.
             for old, new in zip(node.outputs(), stable.outputs(), strict=True):
                 for reader in list(old.get_target_inputs()):

@@ -33,15 +33,15 @@ _TELEMETRY = "openvino_telemetry"
 @contextmanager
 def _without_telemetry() -> Iterator[None]:
     modules: dict[str, Any] = sys.modules
-    before = modules.get(_TELEMETRY)
+    previous = modules.get(_TELEMETRY)
     modules[_TELEMETRY] = None  # importing it now raises ModuleNotFoundError
     try:
         yield
     finally:
         del modules[_TELEMETRY]
         # Restore the real module for other users in this process.
-        if before is not None:
-            modules[_TELEMETRY] = before
+        if previous is not None:
+            modules[_TELEMETRY] = previous
 
 
 with _without_telemetry():

@@ -37,15 +37,15 @@ def decompose(function: Function, is_lowered: Callable[[Node, Function], bool]) 
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _decompose(alone: Function) -> Function | None:
-    lowered = passes.find_decomposition(alone.nodes[0], alone)
-    return None if lowered is None or lowered.opset() != alone.opset() else _fold(lowered)
+def _decompose(isolated: Function) -> Function | None:
+    lowered = passes.find_decomposition(isolated.nodes[0], isolated)
+    return None if lowered is None or lowered.opset() != isolated.opset() else _fold(lowered)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _decompose_pad(alone: Function) -> Function | None:
-    lowered = rewrite_nodes(alone, _write_pad)
-    return None if lowered is alone else _fold(lowered.replace(types={}))
+def _decompose_pad(isolated: Function) -> Function | None:
+    lowered = rewrite_nodes(isolated, _write_pad)
+    return None if lowered is isolated else _fold(lowered.replace(types={}))
 
 
 def _fold(lowered: Function) -> Function | None:
@@ -54,19 +54,19 @@ def _fold(lowered: Function) -> Function | None:
         folded = passes.fold_constants(passes.infer_shapes(lowered), evaluate)
     except ModelError:
         return None
-    return _with_constants_passed_on(passes.drop_dead_nodes(passes.infer_shapes(folded)))
+    return _add_identities(passes.drop_dead_nodes(passes.infer_shapes(folded)))
 
 
-def _with_constants_passed_on(lowered: Function) -> Function:
+def _add_identities(lowered: Function) -> Function:
     """Add an Identity for each result that was folded to a constant, so that its type is checked as a node's."""
     computed = [value.name for value in lowered.outputs if value.name in lowered.constants]
     if not computed:
         return lowered
     names = {name: f"{name}/constant" for name in computed}
     nodes = tuple(rename_node(node, names, {}) for node in lowered.nodes)
-    passed = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
+    identities = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
     constants = {names.get(name, name): constant for name, constant in lowered.constants.items()}
-    return lowered.replace(nodes=(*nodes, *passed), constants=constants)
+    return lowered.replace(nodes=(*nodes, *identities), constants=constants)
 
 
 def _write_pad(w: NodeWriter) -> str | None:

@@ -41,7 +41,7 @@ def _why_not_scan(node: Node, function: Function) -> str | None:
     return None
 
 
-def _closed(body: Function, outer: Function) -> Function:
+def _close_body(body: Function, outer: Function) -> Function:
     """The body with its captures as inputs or constants."""
     captured = [name for name in body.captures if name not in outer.constants]
     return body.replace(
@@ -60,7 +60,7 @@ def _why_not_operator(node: Node, function: Function) -> str | None:
     return None
 
 
-def _typed(node: Node, function: Function) -> list[str]:
+def _list_typed_outputs(node: Node, function: Function) -> list[str]:
     """Results whose types must be known: all but an unused mask of a Dropout, which is often not inferred.
 
     This also declines results that the operator does not have, on which the library crashes.
@@ -75,7 +75,7 @@ _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp",
 """Operators that match the reference on empty tensors. A Slice or Compress with an empty result crashes the process."""
 
 
-def _why_empty(node: Node, function: Function) -> str | None:
+def _why_not_empty(node: Node, function: Function) -> str | None:
     if node.op_type in _WITH_NOTHING:
         return None
     data = list_data_inputs(node, function)
@@ -107,31 +107,31 @@ def check_conversion(node: Node, function: Function) -> str | None:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _answer(question: NodeQuery) -> str | None:
-    alone = question.to_function()
+def _answer(query: NodeQuery) -> str | None:
+    alone = query.to_function()
     try:
         model = read_model(alone)
     except (RuntimeError, ValueError, TypeError) as error:
-        return f"{LIBRARY} does not convert this {question.op_type}: {summarize_error(error)}"
+        return f"{LIBRARY} does not convert this {query.op_type}: {summarize_error(error)}"
     results = [type_from(port.element_type, port.partial_shape) or port.element_type.get_type_name() for port in model.outputs]
-    return _ignored(question, alone, model) or explain_disagreement(LIBRARY, question.op_type, results, question.asked)
+    return _why_ignored(query, alone, model) or explain_disagreement(LIBRARY, query.op_type, results, query.required_types)
 
 
-def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:
+def _why_ignored(query: NodeQuery, alone: Function, model: Any) -> str | None:
     """Explain that the frontend dropped an input that matters; None if it did not."""
     count = len(model.get_parameters())
     # Dropped inputs without elements do not matter.
     holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
-    if count >= len(alone.inputs) - holds_nothing or question.op_type in _IMMATERIAL:
+    if count >= len(alone.inputs) - holds_nothing or query.op_type in _IMMATERIAL:
         return None
-    return f"{LIBRARY} ignores an input of this {question.op_type}: it keeps {count} of {len(alone.inputs)}"
+    return f"{LIBRARY} ignores an input of this {query.op_type}: it keeps {count} of {len(alone.inputs)}"
 
 
 _SUPPORT = LibrarySupport(
     operator=(_why_not_operator,),
     why_not_type=lambda node, name, type_: why_not_carried(name, type_),
-    outputs=_typed,
-    tables=(_why_empty, why_not_computed, find_issue, _why_not_scan),
+    outputs=_list_typed_outputs,
+    tables=(_why_not_empty, why_not_computed, find_issue, _why_not_scan),
     answer=check_conversion,
-    close_body=_closed,
+    close_body=_close_body,
 )

@@ -137,9 +137,9 @@ def list_data_inputs(node: Node, function: Function) -> frozenset[str]:
         return frozenset(node.uses)
     kinds = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
     pairs = zip(kinds, (node.inputs, node.outputs), strict=True)
-    named = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
+    typed_names = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
     main = kinds[0][min(EXPORTED[node.op_type][1], len(kinds[0]) - 1)]
-    return frozenset(name for kind, name in named if kind == main)
+    return frozenset(name for kind, name in typed_names if kind == main)
 
 
 # ---------------------------------------------------------------------- conditions
@@ -306,16 +306,16 @@ def _divides_constant_integers(node: Node, function: Function) -> bool:
 
 def _is_folded(node: Node, function: Function) -> bool:
     """Whether the library folds the node at compile time: it depends on no input and no node with bodies."""
-    seen, left = {""}, list(node.inputs)
-    while left:
-        name = left.pop()
+    seen, remaining = {""}, list(node.inputs)
+    while remaining:
+        name = remaining.pop()
         if name in seen or name in function.constants:
             continue
         seen.add(name)
         producer = function.producer(name)
         if producer is None or producer.bodies:
             return False
-        left += producer.inputs
+        remaining += producer.inputs
     return True
 
 

@@ -159,7 +159,7 @@ class NodeQuery:
         )
 
     @property
-    def asked(self) -> tuple[Type | None, ...]:
+    def required_types(self) -> tuple[Type | None, ...]:
         """The types of the required outputs."""
         return tuple(output[0] for output in self.outputs if output is not None)
 

@@ -81,7 +81,7 @@ def _check_conversion(query: NodeQuery) -> str | None:
             legalize(imported.module, make_target(None, 3))
     except Exception as cause:  # noqa: BLE001  # TVM may raise anything
         return f"TVM cannot take this {query.op_type}: {summarize_error(cause)}"
-    declared = query.asked
+    declared = query.required_types
     if len(imported.results) != len(declared):
         return f"TVM takes this {query.op_type} for one of {len(imported.results)} results, where {len(declared)} are asked for"
     is_open = any(isinstance(type_, TensorType) and not type_.is_static for type_ in query.inputs)

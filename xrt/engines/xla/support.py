@@ -58,7 +58,7 @@ def _check_conversion(query: NodeQuery) -> str | None:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # any error of JAX is the reason
         return f"XLA cannot take this {node.op}: {summarize_error(cause)}"
-    return explain_disagreement("XLA", node.op, [TensorType(DType.of(x), x.shape) for x in results], query.asked)
+    return explain_disagreement("XLA", node.op, [TensorType(DType.of(x), x.shape) for x in results], query.required_types)
 
 
 _SUPPORT = LibrarySupport(operator=(why_not_defined,), why_not_type=_why_not_type, typed="inputs", tables=(), answer=_answer)
