@@ -63,7 +63,7 @@ class BlasThreads:
         return max((library.get() for library in self.libraries), default=1)
 
     @property
-    def unlimited(self) -> int:
+    def unlimited_threads(self) -> int:
         """The largest number of threads of any library without limits; 1 if there is none."""
         with self._lock:
             return max(self._user_threads, default=1) if self._budgets else self.threads
@@ -119,7 +119,7 @@ def blas_limit(threads: int) -> AbstractContextManager[None] | None:
     """
     blas = find_blas()
     # Compare with the unlimited number: another call may be limiting the libraries now.
-    return _Limit(blas, threads) if blas.unlimited > threads else None
+    return _Limit(blas, threads) if blas.unlimited_threads > threads else None
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_v
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toy.kernels import KernelContext
-from xrt.engines.toy.tape import describe_kernel
+from xrt.engines.toy.tape import describe_value
 from xrt.errors import CompileRefused, RunFailed, XRTError
 from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
 
@@ -44,37 +44,37 @@ STEPS = frozenset(
 
 def find_shape_values(function: Function) -> frozenset[str]:
     """Find the shape values: results of Shape and Size, small Constant nodes, and values computed from these. Linear."""
-    found: set[str] = set()
+    shape_values: set[str] = set()
     for node in function.nodes:
-        if not node.domain and _makes_sizes(node, function, found):
-            found.update(node.defines)
-    return frozenset(found)
+        if not node.domain and _computes_sizes(node, function, shape_values):
+            shape_values.update(node.defines)
+    return frozenset(shape_values)
 
 
-def _makes_sizes(node: Node, function: Function, found: set[str]) -> bool:
+def _computes_sizes(node: Node, function: Function, shape_values: set[str]) -> bool:
     if node.op_type in SHAPES:
         return True
     if node.op_type == "Constant":
         return all(_is_few(attribute.value) for attribute in node.attributes)
     reads = [name for name in node.inputs if name]
-    if node.op_type not in STEPS or not any(name in found for name in reads):
+    if node.op_type not in STEPS or not any(name in shape_values for name in reads):
         return False
-    return all(name in found or _is_small(function.constants.get(name)) for name in reads)
+    return all(name in shape_values or _is_small(function.constants.get(name)) for name in reads)
 
 
 def _is_few(value: object) -> bool:
     """Whether a Constant node's attribute holds at most `FEW` numbers."""
     if isinstance(value, Constant):
         return _is_small(value)
-    few = value if isinstance(value, tuple) else (value,)
-    return len(few) <= FEW and all(isinstance(one, int | float) for one in few)
+    numbers = value if isinstance(value, tuple) else (value,)
+    return len(numbers) <= FEW and all(isinstance(number, int | float) for number in numbers)
 
 
 def _is_small(constant: Constant | None) -> bool:
     return constant is not None and constant.array.size <= FEW and constant.array.dtype.kind in "biuf"
 
 
-HELD = frozenset(
+SUPPORTED = frozenset(
     [
         *(DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64),
         *(DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.COMPLEX64, DType.COMPLEX128),
@@ -97,15 +97,15 @@ def why_not_on_device(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *node.defines):
         if _holds_map(function.get_type(name)):
             return f"value {name!r} is {function.get_type(name)}, and maps lie on the host"
-        dtype = _element(function.get_type(name))
-        if dtype is not None and dtype not in HELD:
+        dtype = _find_dtype(function.get_type(name))
+        if dtype is not None and dtype not in SUPPORTED:
             return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
     return None
 
 
-def _element(type_: Type | None) -> DType | None:
+def _find_dtype(type_: Type | None) -> DType | None:
     if isinstance(type_, SequenceType):
-        return _element(type_.element)
+        return _find_dtype(type_.element)
     return type_.dtype if isinstance(type_, TensorType) else None
 
 
@@ -155,47 +155,47 @@ class DeviceExecutable(Executable):
         self.function = function
         self._choice = choice
         self._accelerator = accelerator
-        self._layout: DevicePlan | None = None
+        self._plan: DevicePlan | None = None
         self._template: list[Any] = []
 
     def prepare(self) -> None:
         """Select kernels and upload the constants to the device."""
         accelerator = self._accelerator
-        self._layout = _Builder(self.function, self._choice, accelerator).layout()
-        self._template = [None] * self._layout.count
+        self._plan = _PlanBuilder(self.function, self._choice, accelerator).plan()
+        self._template = [None] * self._plan.count
         stream = accelerator.new_stream()
         with accelerator.activate(stream):
-            for slot, array, on_host in self._layout.constants:
+            for slot, array, on_host in self._plan.constants:
                 self._template[slot] = array if on_host else accelerator.upload(array)
         accelerator.wait([stream])
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        return _fresh(self.compute(inputs), [*inputs, *self._template])
+        return _copy_shared(self.compute(inputs), [*inputs, *self._template])
 
     def compute(self, inputs: Sequence[Any]) -> list[Any]:
         """Compute the outputs, which may alias inputs, constants or each other. Raises RunFailed."""
-        if self._layout is None:
+        if self._plan is None:
             raise RunFailed(
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
             )
-        return _played(self._layout, self._template, inputs, self._accelerator, self._choice.engine)
+        return _run_steps(self._plan, self._template, inputs, self._accelerator, self._choice.engine)
 
     def why_not_capturable(self) -> str | None:
-        layout = self._layout
-        if layout is None:
+        plan = self._plan
+        if plan is None:
             return "it is not prepared"
         for node in self.function.nodes:
             if node.bodies:
                 return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
             if any(not is_static(self.function.get_type(name)) for name in node.defines if self._is_read(name)):
                 return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
-        return next((step.not_recorded for step in layout.steps if step.not_recorded), None)
+        return next((step.not_recorded for step in plan.steps if step.not_recorded), None)
 
     def _is_read(self, name: str) -> bool:
         return bool(self.function.users(name)) or any(value.name == name for value in self.function.outputs)
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        weights = sum(array.nbytes for _, array, on_host in (self._layout.constants if self._layout else ()) if not on_host)
+        weights = sum(array.nbytes for _, array, on_host in (self._plan.constants if self._plan else ()) if not on_host)
         why = "inner values, each until its last reader has been put on the stream"
         return (
             MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
@@ -203,139 +203,139 @@ class DeviceExecutable(Executable):
         )
 
     def close(self) -> None:
-        self._layout, self._template = None, []
+        self._plan, self._template = None, []
 
 
-# ---------------------------------------------------------------------- playing
+# ---------------------------------------------------------------------- running
 
 
-def _played(
-    layout: DevicePlan, template: Sequence[Any], inputs: Iterable[Any], accelerator: Accelerator, engine: str
+def _run_steps(
+    plan: DevicePlan, template: Sequence[Any], inputs: Iterable[Any], accelerator: Accelerator, engine: str
 ) -> list[Any]:
     slots = list(template)
-    for slot, value in zip(layout.inputs, inputs, strict=True):
-        slots[slot] = _on_device(value, accelerator)
+    for slot, value in zip(plan.inputs, inputs, strict=True):
+        slots[slot] = _to_device(value, accelerator)
     step: DeviceStep
     try:
-        for step in layout.steps:
-            _take(step, slots, accelerator)
+        for step in plan.steps:
+            _run_step(step, slots, accelerator)
     except XRTError:
         raise
     except Exception as cause:
-        raise _failure(engine, step, slots, cause) from cause
-    return [slots[slot] for slot in layout.outputs]
+        raise _make_error(engine, step, slots, cause) from cause
+    return [slots[slot] for slot in plan.outputs]
 
 
-def _take(step: DeviceStep, slots: list[Any], accelerator: Accelerator) -> None:
+def _run_step(step: DeviceStep, slots: list[Any], accelerator: Accelerator) -> None:
     result = step.run(*[slots[slot] for slot in step.arguments])
     values = result if type(result) is tuple else (result,)
     if len(values) < len(step.results):
         raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
     for slot, value in zip(step.results, values, strict=False):
-        slots[slot] = np.asarray(value, order="C") if step.on_host else _on_device(value, accelerator)
+        slots[slot] = np.asarray(value, order="C") if step.on_host else _to_device(value, accelerator)
     for slot in step.frees:
         slots[slot] = None
 
 
-def _on_device(value: Any, accelerator: Accelerator) -> Any:
+def _to_device(value: Any, accelerator: Accelerator) -> Any:
     """Convert a value to C-contiguous arrays on the device; lists are converted element by element, None stays None."""
     if value is None:
         return None
     if isinstance(value, list):
-        return [_on_device(item, accelerator) for item in value]
+        return [_to_device(item, accelerator) for item in value]
     xp = accelerator.xp
     if isinstance(value, xp.ndarray):
         return value if value.flags.c_contiguous else xp.ascontiguousarray(value)
     return accelerator.upload(np.asarray(value, order="C"))
 
 
-def _fresh(results: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+def _copy_shared(results: Sequence[Any], others: Iterable[Any]) -> list[Any]:
     """Copy each result that is, or may be a view of, an input, a constant or an earlier result."""
-    taken = {id(array) for value in others for array in (value if isinstance(value, list) else [value])}
-    return [_own(value, taken) for value in results]
+    used_ids = {id(array) for value in others for array in (value if isinstance(value, list) else [value])}
+    return [_make_unshared(value, used_ids) for value in results]
 
 
-def _own(value: Any, taken: set[int]) -> Any:
+def _make_unshared(value: Any, used_ids: set[int]) -> Any:
     if isinstance(value, list):
-        return [_own(item, taken) for item in value]
-    if value is not None and (id(value) in taken or value.base is not None):
+        return [_make_unshared(item, used_ids) for item in value]
+    if value is not None and (id(value) in used_ids or value.base is not None):
         value = value.copy()
-    taken.add(id(value))
+    used_ids.add(id(value))
     return value
 
 
-def _failure(engine: str, step: DeviceStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
+def _make_error(engine: str, step: DeviceStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
     where = f"node {node.name!r} ({node.op})" if node is not None else "a copy between host and device"
-    given = ", ".join(describe_kernel(slots[i]) for i in step.arguments) or "no inputs"
-    return RunFailed(f"engine {engine!r} failed at {where} on ({given}): {type(cause).__name__}: {cause}")
+    arguments = ", ".join(describe_value(slots[i]) for i in step.arguments) or "no inputs"
+    return RunFailed(f"engine {engine!r} failed at {where} on ({arguments}): {type(cause).__name__}: {cause}")
 
 
-# ---------------------------------------------------------------------- laying out
+# ---------------------------------------------------------------------- planning
 
 
 @dataclass(slots=True)
-class _Builder:
+class _PlanBuilder:
     """Builds the plan of a Function: one kernel per node, and a transfer where a value is read on the other side."""
 
     function: Function
     choice: KernelSelection
     accelerator: Accelerator
     slots: dict[Place, int] = field(default_factory=dict)
-    made: set[Place] = field(default_factory=set)
+    computed: set[Place] = field(default_factory=set)
     steps: list[DeviceStep] = field(default_factory=list)
 
-    def layout(self) -> DevicePlan:
+    def plan(self) -> DevicePlan:
         """Build the slots and steps. Linear."""
         function = self.function
         sizes = find_shape_values(function)
-        inputs = tuple(self._make((value.name, False)) for value in function.inputs)
+        inputs = tuple(self._define((value.name, False)) for value in function.inputs)
         for node in function.nodes:
-            self._node(node, on_host=all(name in sizes for name in node.defines))
-        outputs = tuple(self._place((value.name, False)) for value in function.outputs)
+            self._add_node(node, on_host=all(name in sizes for name in node.defines))
+        outputs = tuple(self._find_slot((value.name, False)) for value in function.outputs)
         constants = tuple(self._constants())
-        kept = {*inputs, *outputs, *(slot for slot, _, _ in constants)}
-        return DevicePlan(len(self.slots) + 1, constants, inputs, outputs, tuple(_freeing(self.steps, kept)))
+        permanent = {*inputs, *outputs, *(slot for slot, _, _ in constants)}
+        return DevicePlan(len(self.slots) + 1, constants, inputs, outputs, tuple(_add_frees(self.steps, permanent)))
 
     def _slot(self, place: Place) -> int:
         return self.slots.setdefault(place, len(self.slots) + 1)
 
-    def _make(self, place: Place) -> int:
-        self.made.add(place)
+    def _define(self, place: Place) -> int:
+        self.computed.add(place)
         return self._slot(place)
 
-    def _place(self, place: Place) -> int:
+    def _find_slot(self, place: Place) -> int:
         """The slot of a value on host or device; adds a transfer if it is only on the other side. Slot 0 is an absent value."""
         name, on_host = place
         if not name:
             return 0
-        if place not in self.made and name not in self.function.constants:
-            self.steps.append(self._crossing(name, on_host))
-        return self._make(place)
+        if place not in self.computed and name not in self.function.constants:
+            self.steps.append(self._make_transfer(name, on_host))
+        return self._define(place)
 
-    def _crossing(self, name: str, on_host: bool) -> DeviceStep:
+    def _make_transfer(self, name: str, on_host: bool) -> DeviceStep:
         arguments, results = (self._slot((name, not on_host)),), (self._slot((name, on_host)),)
         if on_host:
             return DeviceStep(self.accelerator.download, arguments, results, True, None, f"value {name!r} is wanted on the host")
         return DeviceStep(self.accelerator.upload, arguments, results, False, None, f"value {name!r} is computed on the host")
 
-    def _node(self, node: Node, on_host: bool) -> None:
-        kernel, wanted_on_host = self._kernel(node, on_host)
+    def _add_node(self, node: Node, on_host: bool) -> None:
+        kernel, host_inputs = self._make_kernel(node, on_host)
         names = (*node.inputs, *node.captures)
         reads_on_host = on_host and node.op_type not in SHAPES  # SHAPES read no data, so their input may be on either side
-        arguments = tuple(self._place((name, reads_on_host or i in wanted_on_host)) for i, name in enumerate(names))
-        listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
-        results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
+        arguments = tuple(self._find_slot((name, reads_on_host or i in host_inputs)) for i, name in enumerate(names))
+        count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+        results = tuple(self._define((name, on_host)) if name else 0 for name in node.outputs[:count])
         self.steps.append(DeviceStep(kernel, arguments, results, on_host, node))
 
-    def _kernel(self, node: Node, on_host: bool) -> tuple[Run, tuple[int, ...]]:
-        found = self.choice.in_python(replace(node, device="") if on_host else node, self.function)
-        if isinstance(found, str):
-            raise CompileRefused(f"engine {self.choice.engine!r} cannot take node {node.name!r} ({node.op}): {found}")
-        env = KernelContext(node, self.function, np if on_host else self.accelerator.xp, self._body)
-        return (found.code(node, env), found.host) if isinstance(found, Kernel) else (found(node, env), ())
+    def _make_kernel(self, node: Node, on_host: bool) -> tuple[Run, tuple[int, ...]]:
+        kernel = self.choice.in_python(replace(node, device="") if on_host else node, self.function)
+        if isinstance(kernel, str):
+            raise CompileRefused(f"engine {self.choice.engine!r} cannot take node {node.name!r} ({node.op}): {kernel}")
+        env = KernelContext(node, self.function, np if on_host else self.accelerator.xp, self._compile_body)
+        return (kernel.code(node, env), kernel.host) if isinstance(kernel, Kernel) else (kernel(node, env), ())
 
-    def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
+    def _compile_body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
         """Compile a body to a callable; uploads its constants now."""
         inner = DeviceExecutable(plan_device_steps(function, self.accelerator.name), self.choice, self.accelerator)
         inner.prepare()
@@ -347,13 +347,13 @@ class _Builder:
                 yield slot, self.function.constants[name].array, on_host
 
 
-def _freeing(steps: Sequence[DeviceStep], kept: set[int]) -> Iterator[DeviceStep]:
+def _add_frees(steps: Sequence[DeviceStep], permanent: set[int]) -> Iterator[DeviceStep]:
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
         last.update(dict.fromkeys((*step.arguments, *step.results), number))
     freed: dict[int, list[int]] = {}
     for slot, number in last.items():
-        if slot not in kept:
+        if slot not in permanent:
             freed.setdefault(number, []).append(slot)
     for number, step in enumerate(steps):
         yield replace(step, frees=tuple(freed.get(number, ())))

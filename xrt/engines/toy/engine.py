@@ -19,7 +19,7 @@ from xrt.engines.toolkit.node_query import close_over
 from xrt.engines.toolkit.support import why_not_bodies
 from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import KernelContext, ops
-from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, alone, select_kernel, with_segments
+from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, isolate_node, select_kernel, with_segments
 from xrt.engines.toy.tape import VIEWS, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape, order_updates
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node, is_static
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _versions() -> tuple[str, ...]:
+def _list_versions() -> tuple[str, ...]:
     """Versions of XRT and of its libraries, cached because reading them takes milliseconds of a first call."""
     from importlib import metadata
 
@@ -54,7 +54,7 @@ class Toy(GraphCompiler):
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     supports_dynamic_shapes: ClassVar[bool] = True
     kernels: ClassVar[OpTable[Any]] = ops
-    """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extend(name)`` here and adds to that."""
+    """The Python kernels. A derived engine replaces them by ``Toy.kernels.extend(name)`` and adds to that."""
 
     native: Literal["auto", "on", "off"] = "auto"
     """Use of native kernels: ``auto`` where XRT's library was built, ``on`` or an error, ``off`` never."""
@@ -72,8 +72,8 @@ class Toy(GraphCompiler):
 
     def version(self) -> str:
         """The versions of XRT and of the libraries that may affect results; native libraries are identified by their bytes."""
-        python = _versions()
-        native = [f"native {library.signature}" for library in self._libraries()]
+        python = _list_versions()
+        native = [f"native {library.signature}" for library in self._list_libraries()]
         return ", ".join([*python, *(native or ["no native kernels"])])
 
     def available_devices(self) -> tuple[str, ...]:
@@ -96,37 +96,37 @@ class Toy(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
-            return self._on_device(plan_device_steps(function, context.device), context)
-        self._check(function)
+            return self._compile_on_device(plan_device_steps(function, context.device), context)
+        self._check_support(function)
         if self.native == "auto":
             warn_once_of_absence()
-        return ToyExecutable(self.name, function, _Assembly(self._choice(), context.threads).executable)
+        return ToyExecutable(self.name, function, _Compiler(self._choice(), context.threads).compile)
 
-    def _on_device(self, function: Function, context: CompileContext) -> Executable:
+    def _compile_on_device(self, function: Function, context: CompileContext) -> Executable:
         """Compile to kernels over the device's array module; native kernels run on the CPU only."""
         if context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
-        self._check(function)
+        self._check_support(function)
         return DeviceExecutable(function, select_kernel(self.name, self.kernels, ()), context.accelerator)
 
-    def _check(self, function: Function) -> None:
+    def _check_support(self, function: Function) -> None:
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
-    def _libraries(self) -> tuple[NativeLibrary, ...]:
+    def _list_libraries(self) -> tuple[NativeLibrary, ...]:
         """The enabled libraries of native kernels, the user's before XRT's."""
         return open_bundled(self.libraries, with_shipped=self.native != "off")
 
     def _choice(self) -> KernelSelection:
-        return select_kernel(self.name, self.kernels, self._libraries())
+        return select_kernel(self.name, self.kernels, self._list_libraries())
 
 
 MOST_SHAPES_OF_A_BODY = 2
 """Maximum number of native tapes per body. The shape of a Loop's carried value stays fixed, or changes each iteration."""
 
 
-class _Assembly:
+class _Compiler:
     """Compiles closed Functions to executables."""
 
     def __init__(self, choice: KernelSelection, threads: int) -> None:
@@ -134,69 +134,69 @@ class _Assembly:
         self._choice = choice
         self._threads = threads
 
-    def executable(self, function: Function) -> Executable:
+    def compile(self, function: Function) -> Executable:
         """Compile the Function; raises CompileRefused or CompileFailed, naming the node."""
         if not self._choice.has_native:
-            return self._played(function)
+            return self._interpret(function)
         if all(is_static(value.type) for value in function.inputs):
-            return self._of_known_shapes(function)
-        return self._by_shapes(function) if self._is_served(function) else self._played(function)
+            return self._compile_static(function)
+        return self._compile_by_shapes(function) if self._has_native_kernel(function) else self._interpret(function)
 
-    def _by_shapes(self, function: Function, most: int = MOST_SHAPES) -> ByShapes:
-        return ByShapes(function, self._of_known_shapes, lambda: self._played(function), most)
+    def _compile_by_shapes(self, function: Function, most: int = MOST_SHAPES) -> ByShapes:
+        return ByShapes(function, self._compile_static, lambda: self._interpret(function), most)
 
-    def _of_known_shapes(self, function: Function) -> Executable:
+    def _compile_static(self, function: Function) -> Executable:
         """Compile to one native call if native kernels support all nodes, else to a tape of Python kernels and native runs."""
-        segments = with_segments(_inferred(function), self._choice, self._threads)
-        return segments.whole() or self._played(segments.function, segments.kernel)
+        segments = with_segments(_infer_types(function), self._choice, self._threads)
+        return segments.whole() or self._interpret(segments.function, segments.kernel)
 
-    def _is_served(self, function: Function) -> bool:
+    def _has_native_kernel(self, function: Function) -> bool:
         """Whether a native kernel may support any node once the shapes are known."""
-        function, choice = _inferred(function), self._choice
+        function, choice = _infer_types(function), self._choice
         return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
 
     # ------------------------------------------------------------------ in Python
 
-    def _played(
+    def _interpret(
         self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
     ) -> InterpretedExecutable:
         function = order_updates(function, VIEWS)
-        return InterpretedExecutable(function, self._tape(function, segment), self._threads, self._choice.has_native)
+        return InterpretedExecutable(function, self._make_tape(function, segment), self._threads, self._choice.has_native)
 
-    def _tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
-        return make_tape(function, lambda node: segment(node) or self._kernel(node, function), self._choice.engine)
+    def _make_tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
+        return make_tape(function, lambda node: segment(node) or self._make_kernel(node, function), self._choice.engine)
 
-    def _kernel(self, node: Node, function: Function) -> StepKernel:
+    def _make_kernel(self, node: Node, function: Function) -> StepKernel:
         """The Python kernel of a node."""
-        found = self._choice.in_python(node, function)
-        if isinstance(found, str):
-            return StepKernel(self._native_only(node, function, found))
-        env = KernelContext(node, function, np, self._body)
-        if isinstance(found, Kernel):
-            return StepKernel(found.code(node, env), found.mutable)
-        return StepKernel(found(node, env))
+        kernel = self._choice.in_python(node, function)
+        if isinstance(kernel, str):
+            return StepKernel(self._make_native_kernel(node, function, kernel))
+        env = KernelContext(node, function, np, self._compile_body)
+        if isinstance(kernel, Kernel):
+            return StepKernel(kernel.code(node, env), kernel.mutable)
+        return StepKernel(kernel(node, env))
 
-    def _native_only(self, node: Node, function: Function, reason: str) -> Run:
+    def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:
         """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
         if self._choice.has_native and self._choice.native(node, function):
-            executable = ByShapes(alone(node, function), self._of_known_shapes)
+            executable = ByShapes(isolate_node(node, function), self._compile_static)
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
-            return lambda *arrays: tuple(executable.run(_picked(node, arrays, reads)))
+            return lambda *arrays: tuple(executable.run(_select_arrays(node, arrays, reads)))
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
-    def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
+    def _compile_body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
         """Compile a node's body to a callable; the shapes of its inputs may differ from the declared ones."""
-        if self._choice.has_native and self._is_served(function):
-            return self._by_shapes(function, MOST_SHAPES_OF_A_BODY).run
-        return self._tape(function).play
+        if self._choice.has_native and self._has_native_kernel(function):
+            return self._compile_by_shapes(function, MOST_SHAPES_OF_A_BODY).run
+        return self._make_tape(function).play
 
 
-def _picked(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:
+def _select_arrays(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:
     arrays_by_name = dict(zip(node.inputs, arrays, strict=True))
     return [arrays_by_name[name] for name in reads if name]
 
 
-def _inferred(function: Function) -> Function:
+def _infer_types(function: Function) -> Function:
     """Infer the shapes of the Function's values as completely as possible."""
     has_static_types = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
     return function if has_static_types else infer_shapes(function)

@@ -107,7 +107,7 @@ def product_threads(threads: int, native: bool) -> ProductThreads | nullcontext[
     Uses at most as many threads as BLAS is configured for, since the user may have limited them.
     """
     blas = find_blas()
-    return ProductThreads(blas, threads, native) if blas.unlimited > 1 else nullcontext()
+    return ProductThreads(blas, threads, native) if blas.unlimited_threads > 1 else nullcontext()
 
 
 def multiply(xp: Any, a: Array, b: Array) -> Array:
@@ -121,10 +121,10 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
     result = native.multiply(calls, a, b, threads) if calls is not None else None
     if result is not None:
         return result
-    return _in_python(a, b, threads if a.size * b.shape[-1] >= LEAST_IN_PYTHON else 1)
+    return _multiply_in_python(a, b, threads if a.size * b.shape[-1] >= LEAST_IN_PYTHON else 1)
 
 
-def _in_python(a: Array, b: Array, threads: int) -> Array:
+def _multiply_in_python(a: Array, b: Array, threads: int) -> Array:
     """Split the product along the longer side of the result and compute one part per thread."""
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)

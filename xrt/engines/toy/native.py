@@ -72,17 +72,17 @@ def with_segments(function: Function, choice: KernelSelection, threads: int) -> 
     single: frozenset[str] = frozenset()
     while True:
         try:
-            return _folded(order_updates(_in_chains(function, choice, single)), choice, threads, refused)
-        except _Refused as refusal:
+            return _fold_runs(order_updates(_fuse_chains(function, choice, single)), choice, threads, refused)
+        except _KernelRefusal as refusal:
             refused |= {(refusal.node.name, refusal.kernel)}
             single |= {*refusal.node.attr("nodes", ())} if refusal.node.domain == DOMAIN else frozenset()
 
 
-def _in_chains(function: Function, choice: KernelSelection, single: frozenset[str]) -> Function:
+def _fuse_chains(function: Function, choice: KernelSelection, single: frozenset[str]) -> Function:
     return fuse_elementwise(function, lambda node: node.name not in single and choice.joins_chain(node, function))
 
 
-class _Refused(Exception):
+class _KernelRefusal(Exception):
     """Raised when a kernel refuses its node in ``prepare``."""
 
     def __init__(self, node: Node, kernel: NativeKernel) -> None:
@@ -90,39 +90,39 @@ class _Refused(Exception):
         self.node, self.kernel = node, kernel
 
 
-def _folded(function: Function, choice: KernelSelection, threads: int, refused: Refusals) -> Segments:
+def _fold_runs(function: Function, choice: KernelSelection, threads: int, refused: Refusals) -> Segments:
     early: dict[str, PreparedKernel] = {}
-    function, kernels = _chosen(function, choice, refused, early)
+    function, kernels = _choose_kernels(function, choice, refused, early)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
     runs: dict[str, list[Node]] = {}
-    for is_native, run in _runs(function, kernels):
+    for is_native, run in _iter_runs(function, kernels):
         if not is_native:
             nodes += run
             continue
-        part = _closed(function, run, f"native_{len(tapes)}")
-        steps = [early.get(node.name) or _prepared(kernels[node.name], node, part) for node in part.nodes]
+        part = _extract_part(function, run, f"native_{len(tapes)}")
+        steps = [early.get(node.name) or _prepare_kernel(kernels[node.name], node, part) for node in part.nodes]
         inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
         outputs = [v.name for v in part.outputs]
         runs[part.name] = run
         tapes[part.name] = NativeTape(inputs, outputs, steps, part.constants, threads)
         nodes.append(Node(SEGMENT.op_type, tuple(inputs), tuple(outputs), domain=SEGMENT.domain, name=part.name))
-    return Segments(function.replace(nodes=tuple(_with_controls(nodes, runs))), tapes)
+    return Segments(function.replace(nodes=tuple(_redirect_control(nodes, runs))), tapes)
 
 
-def _with_controls(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
+def _redirect_control(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
     """Redirect control edges from folded nodes to the node of their run; ``runs`` maps names of run nodes to folded nodes."""
     owner = {node.name: name for name, run in runs.items() for node in run}
     for node in nodes:
-        own = [name for one in runs.get(node.name, (node,)) for name in one.control]
-        kept = tuple(dict.fromkeys(owner.get(name, name) for name in own if owner.get(name, name) != node.name))
-        yield node if kept == node.control else replace(node, control=kept)
+        names = [name for source in runs.get(node.name, (node,)) for name in source.control]
+        control = tuple(dict.fromkeys(owner.get(name, name) for name in names if owner.get(name, name) != node.name))
+        yield node if control == node.control else replace(node, control=control)
 
 
-# ---------------------------------------------------------------------- which nodes
+# ---------------------------------------------------------------------- selection of nodes
 
 
-def _chosen(
+def _choose_kernels(
     function: Function, choice: KernelSelection, refused: Refusals, early: dict[str, PreparedKernel]
 ) -> tuple[Function, dict[str, NativeKernel]]:
     """Select the native kernel of each node that has one; also return the Function with the output types that kernels declare.
@@ -139,24 +139,24 @@ def _chosen(
             continue
         kernels[node.name] = kernel
         if not all(is_static(function.get_type(name)) for name in node.defines):
-            early[node.name] = _prepared(kernel, node, function)
-            function = _with_types(function, early[node.name].outputs)
+            early[node.name] = _prepare_kernel(kernel, node, function)
+            function = _add_types(function, early[node.name].outputs)
     return function, kernels
 
 
-def _prepared(kernel: NativeKernel, node: Node, function: Function) -> PreparedKernel:
+def _prepare_kernel(kernel: NativeKernel, node: Node, function: Function) -> PreparedKernel:
     try:
         return PreparedKernel(kernel, node, function)
     except CompileRefused as reason:
-        raise _Refused(node, kernel) from reason
+        raise _KernelRefusal(node, kernel) from reason
 
 
-def _with_types(function: Function, types: Mapping[str, Type]) -> Function:
+def _add_types(function: Function, types: Mapping[str, Type]) -> Function:
     outputs = [Value(v.name, types.get(v.name, v.type)) for v in function.outputs]
     return function.with_types({**function.types, **types}, outputs)
 
 
-def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
+def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
     """Yield runs of native and of other nodes in turn, ordered so that runs are long: (is native, nodes).
 
     A run takes every ready node of its kind, in the Function's order. Cost: O(n log n).
@@ -165,9 +165,9 @@ def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool,
     followers: list[list[int]] = [[] for _ in function.nodes]
     waiting = [0] * len(function.nodes)
     for index, node in enumerate(function.nodes):
-        makers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
-        for maker in makers - {None}:
-            followers[maker].append(index)  # type: ignore[index]  # None is removed above
+        producers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
+        for producer in producers - {None}:
+            followers[producer].append(index)  # type: ignore[index]  # None is removed above
             waiting[index] += 1
     ready: dict[bool, list[int]] = {True: [], False: []}
     for index, count in enumerate(waiting):
@@ -187,7 +187,7 @@ def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool,
         kind = not kind
 
 
-def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
+def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Function:
     """Extract the nodes as a Function: its inputs are the values read from outside, its outputs the values read outside."""
     inside = {node.name for node in nodes}
     defined = dict.fromkeys(name for node in nodes for name in node.defines)
@@ -209,7 +209,7 @@ def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
     )
 
 
-# ---------------------------------------------------------------------- shapes that only a call knows
+# ---------------------------------------------------------------------- shapes known only at a call
 
 
 class ByShapes(Executable):
@@ -225,27 +225,27 @@ class ByShapes(Executable):
     def __init__(
         self,
         function: Function,
-        made: Callable[[Function], Executable],
+        compiler: Callable[[Function], Executable],
         otherwise: Callable[[], Executable] | None = None,
         most: int = MOST_SHAPES,
     ) -> None:
         self.function = function
-        self._made = made
+        self._compiler = compiler
         self._otherwise = otherwise
         self._most = most
         self._any_shape: Executable | None = None
-        self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        self._executables: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = renew_after_fork(threading.Lock())
         self._making = renew_after_fork(threading.Lock())  # serializes compilation; calls with known shapes do not wait for it
         self._inplace = tuple({**_find_updates(function), **find_inplace_outputs(function)}.items())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        found, out = self._of(inputs), options.out
-        over = [pair for pair in self._inplace if out is not None and out[pair[1]] is inputs[pair[0]]]
-        if out is None or {*over} <= {*found.inplace_pairs()}:
-            return found.run(inputs, options)
-        written = {place for _, place in over}
-        results = [*found.run(inputs, replace(options, out=[None if i in written else one for i, one in enumerate(out)]))]
+        inner, out = self._find_executable(inputs), options.out
+        pairs = [pair for pair in self._inplace if out is not None and out[pair[1]] is inputs[pair[0]]]
+        if out is None or {*pairs} <= {*inner.inplace_pairs()}:
+            return inner.run(inputs, options)
+        written = {place for _, place in pairs}
+        results = [*inner.run(inputs, replace(options, out=[None if i in written else buffer for i, buffer in enumerate(out)]))]
         for place in written:
             np.copyto(out[place], results[place])
             results[place] = out[place]
@@ -259,57 +259,57 @@ class ByShapes(Executable):
         places = {place for _, place in self._inplace}
         return [0 if place in places else None for place in range(len(self.function.outputs))]
 
-    def _of(self, inputs: Sequence[Any]) -> Executable:
+    def _find_executable(self, inputs: Sequence[Any]) -> Executable:
         key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)
-        found = self._met_before(key)
-        if found is not None:
-            return found
+        executable = self._look_up(key)
+        if executable is not None:
+            return executable
         with self._making:
-            return self._met_before(key) or self._keep(key, self._made(self._bound(inputs)))
+            return self._look_up(key) or self._store(key, self._compiler(self._specialize(inputs)))
 
-    def _met_before(self, key: object) -> Executable | None:
+    def _look_up(self, key: object) -> Executable | None:
         """Look up the executable for these types; falls back to the one for every shape once that exists."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-            return found or self._any_shape
+            executable = self._executables.get(key)
+            if executable is not None:
+                self._executables.move_to_end(key)
+            return executable or self._any_shape
 
-    def _keep(self, key: object, made: Executable) -> Executable:
+    def _store(self, key: object, executable: Executable) -> Executable:
         with self._lock:
-            self._kept[key] = made
-            if len(self._kept) == self._most and self._otherwise is not None:
+            self._executables[key] = executable
+            if len(self._executables) == self._most and self._otherwise is not None:
                 self._any_shape = self._otherwise()
                 self._any_shape.prepare()
-            elif len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        return made
+            elif len(self._executables) > self._most:
+                self._executables.popitem(last=False)
+        return executable
 
-    def _bound(self, inputs: Sequence[Any]) -> Function:
+    def _specialize(self, inputs: Sequence[Any]) -> Function:
         """Specialize the Function for the types of these inputs."""
         pairs = list(zip(self.function.inputs, inputs, strict=True))
-        given = tuple(_declared(value, array) for value, array in pairs)
-        shapes = {v.name: x.shape for (v, x), g in zip(pairs, given, strict=True) if isinstance(g.type, TensorType)}
-        function = self.function.replace(inputs=given)
+        declared = tuple(_declare_type(value, array) for value, array in pairs)
+        shapes = {v.name: x.shape for (v, x), g in zip(pairs, declared, strict=True) if isinstance(g.type, TensorType)}
+        function = self.function.replace(inputs=declared)
         return specialize(function, shapes) if shapes else infer_shapes(function)
 
 
 def _find_updates(function: Function) -> dict[int, int]:
     """Map input positions to positions of the outputs that aliases write to them, if both have the same static type."""
     inputs, outputs = ([value.name for value in values] for values in (function.inputs, function.outputs))
-    places = ((inputs.index(given), outputs.index(result)) for given, result in function.aliases)
+    places = ((inputs.index(source), outputs.index(result)) for source, result in function.aliases)
     types = {(i, o): (function.inputs[i].type, function.outputs[o].type) for i, o in places}
-    return {i: o for (i, o), (given, result) in types.items() if given == result and is_static(given)}
+    return {i: o for (i, o), (source, result) in types.items() if source == result and is_static(source)}
 
 
-def _declared(value: Value, array: Any) -> Value:
+def _declare_type(value: Value, array: Any) -> Value:
     """Give an input without a declared type the tensor type of the array."""
     if value.type is not None or type(array) is not np.ndarray:
         return value
     return Value(value.name, TensorType(DType.of(array), array.shape))
 
 
-def alone(node: Node, function: Function) -> Function:
+def isolate_node(node: Node, function: Function) -> Function:
     """Extract one node as a Function; all values that it reads, except constants, are inputs."""
     constants: dict[str, Constant] = {n: function.constants[n] for n in node.uses if n in function.constants}
     reads: Iterable[str] = dict.fromkeys(n for n in node.uses if n not in constants)
@@ -326,7 +326,7 @@ def alone(node: Node, function: Function) -> Function:
 Refusals: TypeAlias = frozenset[tuple[str, NativeKernel]]
 """(node name, kernel that refused it)."""
 NONE: Refusals = frozenset()
-Found: TypeAlias = Kernel[Any] | Factory | str
+SelectedKernel: TypeAlias = Kernel[Any] | Factory | str
 """A kernel of the table, the factory for reference operators, or the reason why no kernel supports the node."""
 
 
@@ -345,48 +345,48 @@ class KernelSelection:
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why no kernel supports the node, ignoring bodies; native kernels are tried only if no Python kernel fits."""
-        found = self.in_python(node, function)
-        if isinstance(found, str) and self.has_native:
-            found = self.best(node, function)
-        return found if isinstance(found, str) else None
+        kernel = self.in_python(node, function)
+        if isinstance(kernel, str) and self.has_native:
+            kernel = self.best(node, function)
+        return kernel if isinstance(kernel, str) else None
 
-    def in_python(self, node: Node, function: Function) -> Found:
+    def in_python(self, node: Node, function: Function) -> SelectedKernel:
         """Find the Python kernel for the node."""
         return self._find(node, function, self.python, ())
 
-    def best(self, node: Node, function: Function, without: tuple[Any, ...] = ()) -> Found:
+    def best(self, node: Node, function: Function, without: tuple[Any, ...] = ()) -> SelectedKernel:
         """Find the kernel of highest priority for the node, native ones included, skipping those in ``without``."""
         return self._find(node, function, self.everything, without)
 
     def native(self, node: Node, function: Function, refused: Refusals = NONE) -> NativeKernel | None:
         """The native kernel selected for the node, skipping those that ``refused`` it; None if a Python kernel is selected."""
-        found = self.best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
-        return found.code if isinstance(found, Kernel) and isinstance(found.code, NativeKernel) else None
+        kernel = self.best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
+        return kernel.code if isinstance(kernel, Kernel) and isinstance(kernel.code, NativeKernel) else None
 
     def joins_chain(self, node: Node, function: Function) -> bool:
         """Whether the node may join a chain of elementwise operators: it has no kernel of the chain's priority or higher."""
         if self.chain is None or lower_to_opcodes(node, function) is None:
             return False
-        found = self.best(node, function)
-        return not isinstance(found, Kernel) or found.priority < self.chain
+        kernel = self.best(node, function)
+        return not isinstance(kernel, Kernel) or kernel.priority < self.chain
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         """Positions of the inputs whose memory the result may overwrite; all inputs if the node joins a chain."""
         if self.joins_chain(node, function):
             return tuple(range(len(node.inputs)))
-        found = self.in_python(node, function)
-        return found.mutable[: len(node.inputs)] if isinstance(found, Kernel) else ()
+        kernel = self.in_python(node, function)
+        return kernel.mutable[: len(node.inputs)] if isinstance(kernel, Kernel) else ()
 
-    def _find(self, node: Node, function: Function, table: OpTable[Any], without: tuple[Any, ...]) -> Found:
-        if reason := _unknown(node, function, table):
+    def _find(self, node: Node, function: Function, table: OpTable[Any], without: tuple[Any, ...]) -> SelectedKernel:
+        if reason := _why_not_defined(node, function, table):
             return reason
-        own = table.find(node, function, node.device or "cpu", without)
-        if not isinstance(own, str):
-            return own
+        kernel = table.find(node, function, node.device or "cpu", without)
+        if not isinstance(kernel, str):
+            return kernel
         absent = reference.why_not(node, function)
         if absent is None:
             return reference.make_reference_kernel
-        return f"{own}; {absent}" if (node.domain, node.op_type) in table else absent
+        return f"{kernel}; {absent}" if (node.domain, node.op_type) in table else absent
 
 
 @lru_cache(maxsize=64)
@@ -399,7 +399,7 @@ def select_kernel(engine: str, table: OpTable[Any], libraries: tuple[NativeLibra
     return KernelSelection(engine, table, everything, bool(libraries), max(chains, default=None))
 
 
-def _unknown(node: Node, function: Function, table: OpTable[Any]) -> str | None:
+def _why_not_defined(node: Node, function: Function, table: OpTable[Any]) -> str | None:
     """Explain why the operator is not defined; None if it is. A custom operator is defined by having a kernel in the table."""
     version = function.opsets.get(node.domain)
     if version is None:

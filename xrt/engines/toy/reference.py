@@ -69,21 +69,21 @@ def make_reference_kernel(node: Node, env: KernelContext) -> Run:
     """
     from onnx.reference import ReferenceEvaluator  # imported on use because the import is slow
 
-    model = to_model(_alone(node, env.function))
+    model = to_model(_isolate_node(node, env.function))
     names = (*node.inputs, *node.captures)
-    own = threading.local()
-    own.evaluator = ReferenceEvaluator(model)
+    local = threading.local()
+    local.evaluator = ReferenceEvaluator(model)
 
     def run(*values: Any) -> tuple[Any, ...]:
-        if not hasattr(own, "evaluator"):
-            own.evaluator = ReferenceEvaluator(model)
-        results = iter(own.evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
-        return tuple(_plain(next(results)) if name else None for name in node.outputs)
+        if not hasattr(local, "evaluator"):
+            local.evaluator = ReferenceEvaluator(model)
+        results = iter(local.evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
+        return tuple(_convert_result(next(results)) if name else None for name in node.outputs)
 
     return run
 
 
-def _alone(node: Node, function: Function) -> Function:
+def _isolate_node(node: Node, function: Function) -> Function:
     """Extract the node as a Function; all values that it reads are inputs."""
     reads = dict.fromkeys(node.uses)
     return Function(
@@ -95,10 +95,10 @@ def _alone(node: Node, function: Function) -> Function:
     )
 
 
-def _plain(value: Any) -> Any:
+def _convert_result(value: Any) -> Any:
     """Convert a reference result to XRT's representation: strings as object arrays, scalars as 0-d arrays."""
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_convert_result(item) for item in value]
     if value is None:
         return None
     array = np.asarray(value)

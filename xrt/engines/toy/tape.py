@@ -62,7 +62,7 @@ class TapeStep:
     reusable: tuple[int, ...]
     """Slots among ``free`` into whose buffers the kernel may write its result."""
     fills: tuple[int, ...]
-    """Slots of results that the kernel can write to given buffers: its only result, or all results of a native run."""
+    """Slots of results that the kernel can write to a caller's buffers: its only result, or all results of a native run."""
     is_run: bool
     """Whether the kernel is a run of native kernels."""
     pairs: frozenset[tuple[int, int]]
@@ -85,7 +85,7 @@ class Tape:
     """Engine name for error messages; may be an engine derived from toy."""
 
     def find_output_steps(self) -> tuple[TapeStep | None, ...]:
-        """For each output, the step that can write it to a given buffer; None if there is none, or for a repeated output."""
+        """For each output, the step that can write it to a caller's buffer; None if there is none, or for a repeated output."""
         writers = {slot: step for step in self.steps for slot in step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
@@ -99,15 +99,15 @@ class Tape:
         """
         last = self._find_last_reads()
         order = {id(step): number for number, step in enumerate(self.steps)}
-        found = []
+        pairs = []
         for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
             if step is None:
                 continue
-            for given in inputs:
-                source, own = self.inputs[given], order[id(step)]
-                if last[source] < own or (last[source] == own and (source, slot) in step.pairs):
-                    found.append((given, place))
-        return tuple(sorted(found))
+            for position in inputs:
+                source, written_at = self.inputs[position], order[id(step)]
+                if last[source] < written_at or (last[source] == written_at and (source, slot) in step.pairs):
+                    pairs.append((position, place))
+        return tuple(sorted(pairs))
 
     def _find_last_reads(self) -> list[int]:
         """For each slot, the last step that reads it or a view of it; -1 if there is none, ``len(steps)`` for outputs."""
@@ -139,16 +139,16 @@ class Tape:
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = store_result(value)
         del inputs
-        for one in (overwritten or {}).values():
-            one.count(slots)
+        for entry in (overwritten or {}).values():
+            entry.count(slots)
         step: TapeStep
         try:
             for step in self.steps:
-                _take(step, slots, buffers, overwritten)
+                _run_step(step, slots, buffers, overwritten)
         except XRTError:
             raise
         except Exception as cause:
-            raise _failure(self.engine, step, slots, cause) from cause
+            raise _make_error(self.engine, step, slots, cause) from cause
         return [slots[i] for i in self.outputs]
 
 
@@ -174,13 +174,13 @@ class Overwritten:
         return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
 
 
-def _take(
+def _run_step(
     step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None, overwritten: Mapping[int, Overwritten] | None
 ) -> None:
     """Run one step: compute, store the results, free dead values."""
-    out = _given(step, slots, buffers or {}, overwritten or {}) if (buffers or overwritten) and step.fills else None
+    out = _find_buffer(step, slots, buffers or {}, overwritten or {}) if (buffers or overwritten) and step.fills else None
     if out is None and step.reusable:
-        out = _buffer(step, slots)
+        out = _find_reusable(step, slots)
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
     values = result if type(result) is tuple else (result,)
@@ -207,18 +207,18 @@ def store_result(value: Any) -> Any:
     return np.asarray(value, order="C")
 
 
-def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwritten: Mapping[int, Overwritten]) -> Any:
-    """The given buffer for the step's result, or None unless all arguments broadcast to it and one has its shape.
+def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwritten: Mapping[int, Overwritten]) -> Any:
+    """The caller's buffer for the step's result, or None unless all arguments broadcast to it and one has its shape.
 
-    For a run of native kernels, the list of all buffers, which are known to fit; None if no buffer is given.
+    For a run of native kernels, the list of all buffers, which are known to fit; None if the caller passes none.
     """
-    given = [
+    candidates = [
         overwritten[slot].array if slot in overwritten and overwritten[slot].is_alone(slots) else buffers.get(slot)
         for slot in step.results
     ]
     if step.is_run:
-        return given if any(buffer is not None for buffer in given) else None
-    (buffer,) = given
+        return candidates if any(buffer is not None for buffer in candidates) else None
+    (buffer,) = candidates
     if buffer is None:
         return None
     arguments = [slots[i] for i in step.spread]
@@ -226,7 +226,7 @@ def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwri
     return buffer if fits else None
 
 
-def _buffer(step: TapeStep, slots: list[Any]) -> Any:
+def _find_reusable(step: TapeStep, slots: list[Any]) -> Any:
     """Find an argument's buffer that the result may overwrite; None if there is none.
 
     It must be large, own its memory, and be referenced by its slot alone: inputs, constants, captures and values with a
@@ -234,7 +234,7 @@ def _buffer(step: TapeStep, slots: list[Any]) -> Any:
     the dtype, so it fits if it has the broadcast shape of all arguments.
     """
     for slot in step.reusable:
-        if _holders(slots, slot) != ALONE:
+        if _count_references(slots, slot) != ALONE:
             continue
         value = slots[slot]
         if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or not value.flags.owndata:
@@ -244,13 +244,13 @@ def _buffer(step: TapeStep, slots: list[Any]) -> Any:
     return None
 
 
-def _holders(slots: list[Any], slot: int) -> int:
+def _count_references(slots: list[Any], slot: int) -> int:
     """Reference count of a slot's value, including the references of this call."""
     return sys.getrefcount(slots[slot])
 
 
-ALONE = _holders([np.empty(1)], 0)
-"""`_holders` of a value that only its slot references; measured, because it differs between interpreters."""
+ALONE = _count_references([np.empty(1)], 0)
+"""`_count_references` of a value that only its slot references; measured, because it differs between interpreters."""
 
 
 def _fits(argument: Any, buffer: Any) -> bool:
@@ -260,19 +260,19 @@ def _fits(argument: Any, buffer: Any) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 
 
-def _failure(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
+def _make_error(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
-    given = ", ".join(describe_kernel(slots[i]) for i in step.arguments) or "no inputs"
+    arguments = ", ".join(describe_value(slots[i]) for i in step.arguments) or "no inputs"
     return RunFailed(
-        f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
+        f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({arguments}): {type(cause).__name__}: {cause}; "
         "check the node's attributes and the shapes and types of its inputs"
     )
 
 
-def describe_kernel(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe a value for error messages: ``float32[2,3]``, a list of these, or ``None``."""
     if isinstance(value, list):
-        return f"[{', '.join(describe_kernel(item) for item in value)}]"
+        return f"[{', '.join(describe_value(item) for item in value)}]"
     if isinstance(value, dict):
         return f"map of {len(value)}"
     if not hasattr(value, "dtype"):
@@ -289,23 +289,23 @@ def make_tape(function: Function, kernel_of: Callable[[Node], StepKernel], engin
     for name, constant in function.constants.items():
         template[slot[name]] = constant.array
     last = list_last_uses(function)
-    steps = tuple(_step(node, slot, last[index], kernel_of(node)) for index, node in enumerate(function.nodes))
+    steps = tuple(_make_step(node, slot, last[index], kernel_of(node)) for index, node in enumerate(function.nodes))
     inputs = tuple(slot[v.name] for v in function.inputs)
     return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
 
 
-def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKernel) -> TapeStep:
+def _make_step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKernel) -> TapeStep:
     arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
-    listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
-    results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
+    count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+    results = tuple(slot[name] or UNWANTED for name in node.outputs[:count])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in kernel.mutable if i < len(arguments) and arguments[i] in free)
     is_run = kernel.pairs is not None
     fills = results if is_run or (kernel.mutable and len(results) == 1 and results[0] != UNWANTED) else ()
     pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(slot, results[0]) for slot in reusable if fills]
     spread = arguments[:1] if node.op_type in SCATTERS else arguments
-    kept = frozenset(pair for pair in pairs if pair[0] in free)
-    return TapeStep(kernel.run, arguments, results, free, reusable, fills, is_run, kept, spread, node)
+    valid_pairs = frozenset(pair for pair in pairs if pair[0] in free)
+    return TapeStep(kernel.run, arguments, results, free, reusable, fills, is_run, valid_pairs, spread, node)
 
 
 def order_updates(function: Function, views: Collection[str] = ()) -> Function:
@@ -314,11 +314,11 @@ def order_updates(function: Function, views: Collection[str] = ()) -> Function:
     Results of operators in ``views`` may alias the input, so their readers count as readers of the input. A reader that depends
     on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies the edges.
     """
-    wanted = {edge for given, result in function.aliases for edge in _edges(function, given, result, views)}
-    if not wanted:
+    edges = {edge for source, result in function.aliases for edge in _list_edges(function, source, result, views)}
+    if not edges:
         return function
     before: dict[str, list[str]] = {}
-    for reader, writer in sorted(wanted):
+    for reader, writer in sorted(edges):
         before.setdefault(writer, []).append(reader)
     nodes = [
         replace(node, control=tuple(dict.fromkeys((*node.control, *before[node.name])))) if node.name in before else node
@@ -330,36 +330,36 @@ def order_updates(function: Function, views: Collection[str] = ()) -> Function:
         return function
 
 
-def _edges(function: Function, given: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
+def _list_edges(function: Function, source: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
     writer, place = function.producer(result), function.position(result)
     if writer is None or place is None:
         return set()
     index = {node.name: number for number, node in enumerate(function.nodes)}
-    readers = _find_readers(function, given, views) - {writer.name, *writer.control}
+    readers = _find_readers(function, source, views) - {writer.name, *writer.control}
     late = max((index[name] for name in readers), default=-1)
-    return {(name, writer.name) for name in readers - _followers(function, writer, place, late)}
+    return {(name, writer.name) for name in readers - _find_dependents(function, writer, place, late)}
 
 
-def _find_readers(function: Function, given: str, views: Collection[str]) -> set[str]:
+def _find_readers(function: Function, value: str, views: Collection[str]) -> set[str]:
     """Names of the nodes that read a value or a view of it."""
-    found: set[str] = set()
-    names = [given]
+    readers: set[str] = set()
+    names = [value]
     for name in names:
         for use in function.users(name):
-            if use.node.name not in found and use.node.op in views:
+            if use.node.name not in readers and use.node.op in views:
                 names += filter(None, use.node.outputs)
-            found.add(use.node.name)
-    return found
+            readers.add(use.node.name)
+    return readers
 
 
-def _followers(function: Function, writer: Node, place: int, end: int) -> set[str]:
+def _find_dependents(function: Function, writer: Node, place: int, end: int) -> set[str]:
     """Names of the nodes up to position ``end`` that depend on the writer, and of the writer."""
-    found, made = {writer.name}, set(writer.defines)
+    dependents, values = {writer.name}, set(writer.defines)
     for node in function.nodes[place + 1 : end + 1]:
-        if not made.isdisjoint(node.uses) or not found.isdisjoint(node.control):
-            found.add(node.name)
-            made.update(node.defines)
-    return found
+        if not values.isdisjoint(node.uses) or not dependents.isdisjoint(node.control):
+            dependents.add(node.name)
+            values.update(node.defines)
+    return dependents
 
 
 # ---------------------------------------------------------------------- executables
@@ -376,7 +376,7 @@ class InterpretedExecutable(Executable):
     def __init__(self, function: Function, tape: Tape, threads: int, native: bool) -> None:
         self.function = function
         self._tape = tape
-        self._filled = tape.find_output_steps()
+        self._output_steps = tape.find_output_steps()
         self._products = product_threads(threads, native)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
@@ -386,21 +386,21 @@ class InterpretedExecutable(Executable):
         # ONNX defines the results of division by zero and overflow as NumPy computes them, so its warnings are noise.
         with self._products, np.errstate(all="ignore"):
             if options.out is None:
-                return _fresh(tape.play(inputs), inputs)
-            over = self._find_overwritten(inputs, options.out)
-            buffers = self._buffers(tape, options.out, inputs)
-            given = list(inputs)
-            for one in over.values():
-                given[one.input] = one.array
-            results = tape.play(given, buffers, over)
+                return _copy_shared(tape.play(inputs), inputs)
+            overwritten = self._find_overwritten(inputs, options.out)
+            buffers = self._choose_buffers(tape, options.out, inputs)
+            arguments = list(inputs)
+            for entry in overwritten.values():
+                arguments[entry.input] = entry.array
+            results = tape.play(arguments, buffers, overwritten)
             for place, slot in enumerate(tape.outputs):
-                if slot in over and results[place] is over[slot].array:
+                if slot in overwritten and results[place] is overwritten[slot].array:
                     results[place] = options.out[place]
-            results = _fresh(results, given, options.out)
-        return self._delivered(results, options.out)
+            results = _copy_shared(results, arguments, options.out)
+        return self._copy_to_buffers(results, options.out)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        return [FILLED_FROM if step else None for step in self._filled]
+        return [FILLED_FROM if step else None for step in self._output_steps]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return self._pairs
@@ -415,40 +415,40 @@ class InterpretedExecutable(Executable):
         return self._tape.find_inplace_pairs(alike)
 
     @cached_property
-    def _shared(self) -> frozenset[tuple[int, int]]:
+    def _pair_set(self) -> frozenset[tuple[int, int]]:
         """`_pairs` as a set, for lookups during calls."""
         return frozenset(self._pairs)
 
     def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
         """Map output slots to the inputs that these outputs overwrite in this call."""
         place = {id(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
-        found = {}
+        overwritten = {}
         for index, (slot, buffer) in enumerate(zip(self._tape.outputs, out, strict=False)):
             number = place.get(id(buffer), -1)
-            if (number, index) in self._shared and buffer.nbytes and buffer.flags.carray:
-                found[slot] = Overwritten(buffer, number, self._tape.inputs[number])
-        return found
+            if (number, index) in self._pair_set and buffer.nbytes and buffer.flags.carray:
+                overwritten[slot] = Overwritten(buffer, number, self._tape.inputs[number])
+        return overwritten
 
-    def _buffers(self, tape: Tape, out: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
+    def _choose_buffers(self, tape: Tape, out: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
         """Map output slots to the caller's buffers that fit and that a kernel can write to.
 
         Buffers that are also inputs are excluded.
         """
-        taken = {id(value) for value in inputs}
-        pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
-        return {slot: buffer for slot, step, value, buffer in pairs if step and id(buffer) not in taken and _is_of(buffer, value)}
+        ids = {id(value) for value in inputs}
+        pairs = zip(tape.outputs, self._output_steps, self.function.outputs, out, strict=False)
+        return {slot: buffer for slot, step, value, buffer in pairs if step and id(buffer) not in ids and _matches(buffer, value)}
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
         return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
-    def _delivered(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
+    def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
         """Copy results into the caller's buffers and return the buffers in their place."""
         if len(out) != len(results):
             raise InputError(f"function {self.function.name!r} has {len(results)} outputs; out= holds {len(out)} buffers")
         pairs = list(zip(self.function.outputs, results, out, strict=True))
         for value, result, buffer in pairs:
-            if buffer is not None and (reason := _misfit(result, buffer)):
+            if buffer is not None and (reason := _why_not_copyable(result, buffer)):
                 raise InputError(
                     f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
                 )
@@ -463,7 +463,7 @@ def _is_plain(type_: Type | None) -> bool:
     return isinstance(type_, TensorType) and is_static(type_) and type_.dtype is not DType.STRING
 
 
-def _is_of(buffer: Any, value: Value) -> bool:
+def _matches(buffer: Any, value: Value) -> bool:
     """Whether the buffer is a writable C-contiguous array of the value's dtype and static shape."""
     type_ = value.type
     if not isinstance(buffer, np.ndarray) or not isinstance(type_, TensorType) or buffer.shape != type_.shape:
@@ -471,20 +471,20 @@ def _is_of(buffer: Any, value: Value) -> bool:
     return bool(buffer.dtype == type_.dtype.numpy and buffer.flags.carray)
 
 
-def _misfit(result: Any, buffer: Any) -> str | None:
+def _why_not_copyable(result: Any, buffer: Any) -> str | None:
     """Explain why a result cannot be copied into a caller's buffer; None if it can."""
     if not isinstance(result, np.ndarray):
-        return f"the output is {describe_kernel(result)}, which no buffer holds"
+        return f"the output is {describe_value(result)}, which no buffer holds"
     if not isinstance(buffer, np.ndarray):
-        return f"the output is {describe_kernel(result)}, the buffer {type(buffer).__name__}"
+        return f"the output is {describe_value(result)}, the buffer {type(buffer).__name__}"
     if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        return f"the output is {describe_kernel(result)}, the buffer {describe_kernel(buffer)}"
+        return f"the output is {describe_value(result)}, the buffer {describe_value(buffer)}"
     if not (buffer.flags.c_contiguous and buffer.flags.writeable):
         return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
     return None
 
 
-def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
+def _copy_shared(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
     """Copy each result that may share memory with an input, a constant or an earlier result.
 
     The caller's ``buffers`` are not copied.
@@ -492,29 +492,29 @@ def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any]
     Arrays that share memory are views, which do not own it, or the very same array. So it is enough to check ``owndata``
     (false for constants too) and identity.
     """
-    taken = {id(array) for array in _arrays(inputs)}
+    used_ids = {id(array) for array in _iter_arrays(inputs)}
     buffer_ids = {id(buffer) for buffer in buffers}
-    return [_own(result, taken, buffer_ids) for result in results]
+    return [_make_unshared(result, used_ids, buffer_ids) for result in results]
 
 
-def _arrays(values: Sequence[Any]) -> Iterator[Any]:
+def _iter_arrays(values: Sequence[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, list):
-            yield from _arrays(value)
+            yield from _iter_arrays(value)
         else:
             yield value
 
 
-def _own(value: Any, taken: set[int], kept: set[int]) -> Any:
+def _make_unshared(value: Any, used_ids: set[int], buffer_ids: set[int]) -> Any:
     if isinstance(value, list):
-        return [_own(item, taken, kept) for item in value]
+        return [_make_unshared(item, used_ids, buffer_ids) for item in value]
     if isinstance(value, dict):
         return dict(value)
     if not isinstance(value, np.ndarray):
         return value
-    if id(value) in taken or not (value.flags.owndata or id(value) in kept):
+    if id(value) in used_ids or not (value.flags.owndata or id(value) in buffer_ids):
         value = value.copy()
-    taken.add(id(value))
+    used_ids.add(id(value))
     return value
 
 
@@ -524,47 +524,47 @@ class ToyExecutable(Executable):
     outputs_are_fresh = True
     updates_inputs = False
 
-    def __init__(self, engine: str, function: Function, made: Callable[[Function], Executable]) -> None:
+    def __init__(self, engine: str, function: Function, compiler: Callable[[Function], Executable]) -> None:
         self._engine = engine
         self.function = function
-        self._made = made
+        self._compiler = compiler
         self._ready: Executable | None = None
 
     def prepare(self) -> None:
-        self._ready = self._made(self.function)
+        self._ready = self._compiler(self.function)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if options.stream is not None:
             raise OptionError(
                 f"engine {self._engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
             )
-        return self._prepared().run(inputs, options)
+        return self._get_executable().run(inputs, options)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        return self._prepared().fast_call()
+        return self._get_executable().fast_call()
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        return self._prepared().bind(inputs, outputs)
+        return self._get_executable().bind(inputs, outputs)
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        return self._prepared().bind_outputs(outputs)
+        return self._get_executable().bind_outputs(outputs)
 
     def supports_io_binding(self) -> bool:
-        return self._prepared().supports_io_binding()
+        return self._get_executable().supports_io_binding()
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
-        return self._prepared().output_buffer_threshold()
+        return self._get_executable().output_buffer_threshold()
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        return self._prepared().inplace_pairs()
+        return self._get_executable().inplace_pairs()
 
     def memory(self) -> Sequence[MemoryUse] | None:
-        return self._prepared().memory()
+        return self._get_executable().memory()
 
     def close(self) -> None:
         self._ready = None
 
-    def _prepared(self) -> Executable:
+    def _get_executable(self) -> Executable:
         if self._ready is None:
             raise RunFailed(
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
