@@ -1,7 +1,7 @@
 """Native kernels: kernels written in C or C++ behind the interface of ``include/xrt/kernel.h``.
 
-Input: the path of a shared library. Output: kernels for an engine's `OpTable`, next to its Python kernels, and tapes that run a
-whole Function of such kernels in one call. Nothing here knows an engine, and no Python runs per operator.
+`load` opens a shared library, whose kernels join the Python ones in an engine's `OpTable`; a `NativeTape` runs a whole Function
+of such kernels in one call. Nothing here depends on an engine, and no Python runs per operator.
 """
 
 from xrt.engines.native.bindings import (

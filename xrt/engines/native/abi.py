@@ -1,4 +1,4 @@
-"""The structures of ``include/xrt/kernel.h`` as ctypes spells them, and element types as DLPack spells them.
+"""The structures of ``include/xrt/kernel.h`` for ctypes, and the element types of DLPack.
 
 Change both files together; a test compares every size and offset with the compiler's.
 """
@@ -168,16 +168,16 @@ _CODES = _codes()
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
-def encode_text(dtype: DType) -> DTypeC | None:
-    """Return the element type as DLPack spells it; None for one that it has no word for, or packs otherwise than XRT does.
+def encode_dtype(dtype: DType) -> DTypeC | None:
+    """Encode an element type for DLPack; None if DLPack has no such type or packs it differently.
 
-    >>> (encode_text(DType.BFLOAT16).code, encode_text(DType.BFLOAT16).bits), encode_text(DType.INT4)
+    >>> (encode_dtype(DType.BFLOAT16).code, encode_dtype(DType.BFLOAT16).bits), encode_dtype(DType.INT4)
     ((4, 16), None)
     """
     code = _CODES.get(dtype)
     return None if code is None else DTypeC(*code, 1)
 
 
-def to_dlpack_dtype(data_type: Any) -> DType | None:
-    """The element type of an ``xrt_dtype``; None if XRT does not know it."""
+def decode_dtype(data_type: Any) -> DType | None:
+    """Decode an ``xrt_dtype``; None if XRT has no such element type."""
     return _DTYPES.get((data_type.code, data_type.bits)) if data_type.lanes == 1 else None

@@ -38,12 +38,12 @@ def include_dir() -> str:
 
 def find_library() -> NativeLibrary | None:
     """XRT's own library of kernels; None if it was not built or cannot be opened: see `why_not_shipped`."""
-    return _shipped()[0]
+    return _load_shipped()[0]
 
 
 def requires_native() -> NativeLibrary:
     """XRT's own library; raises EngineUnavailable with the reason if it cannot be used."""
-    library, reason = _shipped()
+    library, reason = _load_shipped()
     if library is None:
         raise EngineUnavailable(f"the native kernels of XRT do not serve: {reason}")
     return library
@@ -51,7 +51,7 @@ def requires_native() -> NativeLibrary:
 
 def why_not_shipped() -> str | None:
     """Explain why XRT's native kernels cannot be used in this process; None if they can."""
-    return _shipped()[1]
+    return _load_shipped()[1]
 
 
 @cache
@@ -73,7 +73,7 @@ _warned = threading.Event()
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> tuple[NativeLibrary | None, str | None]:
+def _load_shipped() -> tuple[NativeLibrary | None, str | None]:
     if not SHIPPED.exists():
         return None, (
             f"{SHIPPED.name} was not built when XRT was installed, usually for want of a C++ compiler; install one (on Debian: "
@@ -83,10 +83,10 @@ def _shipped() -> tuple[NativeLibrary | None, str | None]:
         library = load(SHIPPED)
     except EngineUnavailable as error:
         return None, str(error)
-    lacking = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
-    if lacking:
+    missing = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
+    if missing:
         return None, (
-            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(lacking)}; rebuild it with "
+            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(missing)}; rebuild it with "
             "`make native`, or install XRT again"
         )
     return library, None
@@ -150,18 +150,18 @@ def core() -> Core:
     """The functions; raises EngineUnavailable with the reason if XRT's native library cannot be used."""
     library: CDLL = requires_native().handle
     return Core(
-        new=_function(library.xrt_tape_new, c_void_p, POINTER(LayoutC)),
-        run=_function(library.xrt_tape_run, c_int32, c_void_p, c_void_p, c_void_p),
-        said=_function(library.xrt_tape_said, c_char_p),
-        frames=_function(library.xrt_tape_frames, c_int64, c_void_p),
-        delete=_function(library.xrt_tape_delete, None, c_void_p),
-        alone=_function(library.xrt_run_alone, c_int32, POINTER(abi.KernelC), c_void_p, POINTER(abi.CallC), abi.TextC),
-        workers=_function(library.xrt_pool_workers, c_int32),
-        multiply=_function(library.xrt_multiply, None, c_void_p, c_int32),
+        new=_declare(library.xrt_tape_new, c_void_p, POINTER(LayoutC)),
+        run=_declare(library.xrt_tape_run, c_int32, c_void_p, c_void_p, c_void_p),
+        said=_declare(library.xrt_tape_said, c_char_p),
+        frames=_declare(library.xrt_tape_frames, c_int64, c_void_p),
+        delete=_declare(library.xrt_tape_delete, None, c_void_p),
+        alone=_declare(library.xrt_run_alone, c_int32, POINTER(abi.KernelC), c_void_p, POINTER(abi.CallC), abi.TextC),
+        workers=_declare(library.xrt_pool_workers, c_int32),
+        multiply=_declare(library.xrt_multiply, None, c_void_p, c_int32),
     )
 
 
-def _function(symbol: Any, result: Any, *arguments: Any) -> Any:
+def _declare(symbol: Any, result: Any, *arguments: Any) -> Any:
     symbol.restype, symbol.argtypes = result, arguments
     return symbol
 
@@ -182,13 +182,13 @@ def _query_address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-def _choose() -> Callable[[Any], int]:
+def _choose_address_of() -> Callable[[Any], int]:
     """Prefer reading the pointer, which is four times as fast, if it gives the same addresses."""
     probes: Iterable[Any] = (np.arange(5), np.ones((2, 3), np.float32)[1:], np.empty(0), np.array(1.5))
     return _read_pointer if all(_read_pointer(p) == _query_address(p) for p in probes) else _query_address
 
 
-address_of = _choose()
+address_of = _choose_address_of()
 
 
 # ---------------------------------------------------------------------- matrix products by NumPy's BLAS on XRT's threads
@@ -204,7 +204,7 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
     Return None if an operand broadcasts along only some of the batch dimensions.
     """
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
-    first, second = _stacked(a, batch), _stacked(b, batch)
+    first, second = _stack_batch(a, batch), _stack_batch(b, batch)
     if first is None or second is None:
         return None
     result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
@@ -214,26 +214,26 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
         first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
     (count, m, n), k = stack.shape, a.shape[-1]
     numbers = (*blas.find_calls(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
-    core().multiply(_Words(*numbers, *_matrices(first), *_matrices(second), *_matrices(stack)), threads)
+    core().multiply(_Words(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads)
     return result
 
 
-def _stacked(array: Array, batch: tuple[int, ...]) -> Array | None:
+def _stack_batch(array: Array, batch: tuple[int, ...]) -> Array | None:
     """Flatten the batch dimensions; copy if BLAS cannot read the strides. None if only some batch dimensions broadcast."""
     leading = array.shape[:-2]
     if prod(leading) != 1 and prod(leading) != prod(batch):
         return None
     stack = array.reshape(-1, *array.shape[-2:])
-    return stack if array.flags.aligned and _leading(stack) else np.ascontiguousarray(stack)
+    return stack if array.flags.aligned and _find_leading(stack) else np.ascontiguousarray(stack)
 
 
-def _matrices(stack: Array) -> tuple[int, int, int, bool]:
+def _marshal_stack(stack: Array) -> tuple[int, int, int, bool]:
     """The fields of ``xrt_matrices``."""
-    leading, flipped = _leading(stack) or (0, False)  # `_stacked` let no other in
+    leading, flipped = _find_leading(stack) or (0, False)  # `_stack_batch` let no other in
     return address_of(stack), stack.strides[0] if len(stack) > 1 else 0, leading, flipped
 
 
-def _leading(stack: Array) -> tuple[int, bool] | None:
+def _find_leading(stack: Array) -> tuple[int, bool] | None:
     """The leading dimension of each matrix in elements, and whether it is stored transposed.
 
     None if neither rows nor columns are contiguous.

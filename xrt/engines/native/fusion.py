@@ -72,20 +72,20 @@ def lower_to_opcodes(node: Node, function: Function) -> Steps | None:
 # ---------------------------------------------------------------------- common rules
 
 
-def _plain(node: Node, dtypes: Sequence[DType], *, gives: DType | None = None) -> Steps | None:
+def _write_step(node: Node, dtypes: Sequence[DType], *, gives: DType | None = None) -> Steps | None:
     """One step with the name of the operator."""
     if len(set(dtypes)) > 1:
         return None
     return (OpcodeStep(node.op_type, node.inputs, gives or dtypes[0]),)
 
 
-def _with_attributes(node: Node, dtypes: Sequence[DType], *, defaults: Sequence[tuple[str, float]]) -> Steps:
+def _write_parameters(node: Node, dtypes: Sequence[DType], *, defaults: Sequence[tuple[str, float]]) -> Steps:
     """One step with the name of the operator and attributes as parameters."""
     values = [float(np.float32(node.attr(name, default))) for name, default in defaults]
     return (OpcodeStep(node.op_type, node.inputs, dtypes[0], (values[0], values[1] if len(values) > 1 else 0.0)),)
 
 
-def _folded(node: Node, dtypes: Sequence[DType], *, operator: str, mean: bool = False) -> Steps | None:
+def _fold(node: Node, dtypes: Sequence[DType], *, operator: str, mean: bool = False) -> Steps | None:
     """Fold any number of tensors from left to right."""
     if len(set(dtypes)) > 1 or len(node.inputs) < 2:
         return None
@@ -155,37 +155,37 @@ ATTRIBUTES = {
 """Operators with numeric attributes: supported types, attributes and their defaults."""
 
 
-def _rows() -> dict[str, OpcodeRule]:
-    predicate = partial(_plain, gives=DType.BOOL)
+def _make_rows() -> dict[str, OpcodeRule]:
+    predicate = partial(_write_step, gives=DType.BOOL)
     comparisons = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     exact = ("Ceil", "Floor", "HardSwish", "Reciprocal", "Round", "Softsign", "Sqrt")
     curves = ("Erf", "Exp", "Log", "Mish", "Sigmoid", "Softplus", "Tanh")
     return {
-        **{op: OpcodeRule(_plain, NUMBERS, BROADCASTING) for op in ("Add", "Div", "Mul", "PRelu", "Sub")},
+        **{op: OpcodeRule(_write_step, NUMBERS, BROADCASTING) for op in ("Add", "Div", "Mul", "PRelu", "Sub")},
         **{op: OpcodeRule(predicate, NUMBERS, BROADCASTING) for op in comparisons},
-        **{op: OpcodeRule(_plain, BOOL, BROADCASTING) for op in ("And", "Or", "Xor")},
-        **{op: OpcodeRule(_plain, INTEGERS) for op in ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")},
-        **{op: OpcodeRule(_plain, NUMBERS) for op in ("Abs", "Neg", "Relu", "Sign")},
-        **{op: OpcodeRule(_plain, FLOATS) for op in exact},
-        **{op: OpcodeRule(_plain, SINGLE) for op in curves},
-        **{op: OpcodeRule(partial(_with_attributes, defaults=d), types) for op, (types, d) in ATTRIBUTES.items()},
+        **{op: OpcodeRule(_write_step, BOOL, BROADCASTING) for op in ("And", "Or", "Xor")},
+        **{op: OpcodeRule(_write_step, INTEGERS) for op in ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")},
+        **{op: OpcodeRule(_write_step, NUMBERS) for op in ("Abs", "Neg", "Relu", "Sign")},
+        **{op: OpcodeRule(_write_step, FLOATS) for op in exact},
+        **{op: OpcodeRule(_write_step, SINGLE) for op in curves},
+        **{op: OpcodeRule(partial(_write_parameters, defaults=d), types) for op, (types, d) in ATTRIBUTES.items()},
         "Cast": OpcodeRule(_cast, NUMBERS | BOOL | BYTES, 6),
         "Clip": OpcodeRule(_clip, NUMBERS, 6),
         "Equal": OpcodeRule(predicate, NUMBERS | BOOL, BROADCASTING),
         "Gelu": OpcodeRule(_gelu, SINGLE),
         "IsInf": OpcodeRule(_is_inf, FLOATS),
         "IsNaN": OpcodeRule(predicate, FLOATS),
-        "Max": OpcodeRule(partial(_folded, operator="Max"), NUMBERS),
-        "Mean": OpcodeRule(partial(_folded, operator="Add", mean=True), FLOATS),
-        "Min": OpcodeRule(partial(_folded, operator="Min"), NUMBERS),
-        "Not": OpcodeRule(_plain, BOOL),
-        "Pow": OpcodeRule(_plain, SINGLE, BROADCASTING),
-        "Sum": OpcodeRule(partial(_folded, operator="Add"), FLOATS),
+        "Max": OpcodeRule(partial(_fold, operator="Max"), NUMBERS),
+        "Mean": OpcodeRule(partial(_fold, operator="Add", mean=True), FLOATS),
+        "Min": OpcodeRule(partial(_fold, operator="Min"), NUMBERS),
+        "Not": OpcodeRule(_write_step, BOOL),
+        "Pow": OpcodeRule(_write_step, SINGLE, BROADCASTING),
+        "Sum": OpcodeRule(partial(_fold, operator="Add"), FLOATS),
         "Where": OpcodeRule(_where, NUMBERS | BOOL),
     }
 
 
-ROWS = _rows()
+ROWS = _make_rows()
 DOMAIN, ELEMENTWISE = "xrt", "Elementwise"
 LONGEST = 128
 """Limit on nodes per chain: longer chains keep more values in the cache at a time."""
@@ -202,43 +202,43 @@ def fuse_elementwise(function: Function, may: Callable[[Node], bool] = lambda no
     original = function
     if any(function.get_type(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
-    groups = _groups(function, _candidates(function, may))
+    groups = _group_candidates(function, _find_candidates(function, may))
     if not groups:
         return original
-    chains = [_chain(function, group) for group in groups]
-    taken = {index for group in groups for index in group}
-    rest = [node for index, node in enumerate(function.nodes) if index not in taken]
+    chains = [_make_chain(function, group) for group in groups]
+    fused = {index for group in groups for index in group}
+    rest = [node for index, node in enumerate(function.nodes) if index not in fused]
     return function.replace(nodes=(*rest, *chains), opsets={**function.opsets, DOMAIN: 1})
 
 
 # ---------------------------------------------------------------------- candidates
 
 
-def _candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
+def _find_candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
     """Nodes that may be fused, by index, with the shape of their iteration space."""
     ordering = {name for node in function.nodes for name in node.control}
     shapes_by_node = {}
     for index, node in enumerate(function.nodes):
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
-        shape = _shape(function, node)
+        shape = _find_space(function, node)
         if shape is not None and lower_to_opcodes(node, function) is not None and may(node):
             shapes_by_node[index] = shape
     return shapes_by_node
 
 
-def _shape(function: Function, node: Node) -> Shape | None:
+def _find_space(function: Function, node: Node) -> Shape | None:
     """The shape of the node's only output if all inputs are known to broadcast to it."""
     if len(node.outputs) != 1:
         return None
-    shapes = [_shape_of(function, name) for name in (*node.outputs, *filter(None, node.inputs))]
+    shapes = [_find_shape(function, name) for name in (*node.outputs, *filter(None, node.inputs))]
     out = shapes[0]
     if out is None or len(out) > HIGHEST_RANK or not all(s is not None and _broadcasts(s, out) for s in shapes):
         return None
     return out
 
 
-def _shape_of(function: Function, name: str) -> Shape | None:
+def _find_shape(function: Function, name: str) -> Shape | None:
     type_ = function.get_type(name)
     if not isinstance(type_, TensorType) or type_.shape is None or None in type_.shape:
         return None
@@ -253,7 +253,7 @@ def _broadcasts(shape: Shape, out: Shape) -> bool:
 # ---------------------------------------------------------------------- groups
 
 
-def _groups(function: Function, shapes: dict[int, Shape]) -> list[list[int]]:
+def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list[int]]:
     """Group candidates so that each group is connected, has one shape, and is convex.
 
     Stages never decrease along an edge, and increase along every edge that cannot be fused. Joined nodes of one stage form a
@@ -261,15 +261,15 @@ def _groups(function: Function, shapes: dict[int, Shape]) -> list[list[int]]:
     """
     if not shapes:
         return []
-    edges = list(_edges(function, shapes))
-    stage = _stages(len(function.nodes), edges)
+    edges = list(_iter_edges(function, shapes))
+    stage = _assign_stages(len(function.nodes), edges)
     leader = list(range(len(function.nodes)))
     for edge in edges:
         if edge.joins and stage[edge.source] == stage[edge.target]:
-            leader[_root(leader, edge.target)] = _root(leader, edge.source)
+            leader[_find_root(leader, edge.target)] = _find_root(leader, edge.source)
     groups: dict[int, list[int]] = {}
     for index in shapes:
-        groups.setdefault(_root(leader, index), []).append(index)
+        groups.setdefault(_find_root(leader, index), []).append(index)
     return [group[i : i + LONGEST] for group in groups.values() for i in range(0, len(group), LONGEST)]
 
 
@@ -281,7 +281,7 @@ class _Edge:
     """Whether both ends may be fused."""
 
 
-def _edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]:
+def _iter_edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]:
     """Yield the edges between nodes, ordered by reader."""
     index = {node.name: i for i, node in enumerate(function.nodes)}
     for target, node in enumerate(function.nodes):
@@ -294,7 +294,7 @@ def _edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]:
             yield _Edge(index[name], target, False)
 
 
-def _stages(count: int, edges: Sequence[_Edge]) -> list[int]:
+def _assign_stages(count: int, edges: Sequence[_Edge]) -> list[int]:
     """Assign stages: as early as possible, then moved later to join the first reader that it can be fused with."""
     stage = [0] * count
     for edge in edges:
@@ -309,7 +309,7 @@ def _stages(count: int, edges: Sequence[_Edge]) -> list[int]:
     return stage
 
 
-def _root(leader: list[int], index: int) -> int:
+def _find_root(leader: list[int], index: int) -> int:
     while leader[index] != index:
         leader[index] = leader[leader[index]]
         index = leader[index]
@@ -320,7 +320,7 @@ def _root(leader: list[int], index: int) -> int:
 
 
 @dataclass(slots=True)
-class _Writer:
+class _ChainWriter:
     """Collects the steps of a chain and numbers its values, inputs first."""
 
     number: dict[str, int]
@@ -340,14 +340,14 @@ class _Writer:
         self.number[node.outputs[0]] = inputs + len(self.operators) - 1
 
 
-def _chain(function: Function, group: Sequence[int]) -> Node:
+def _make_chain(function: Function, group: Sequence[int]) -> Node:
     nodes = [function.nodes[index] for index in group]
     inner = {node.outputs[0] for node in nodes}
     inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in inner))
-    writer = _Writer({name: i for i, name in enumerate(inputs)})
+    writer = _ChainWriter({name: i for i, name in enumerate(inputs)})
     for node in nodes:
         writer.add(node, lower_to_opcodes(node, function) or (), len(inputs))
-    outputs = _read_outside(function, nodes)
+    outputs = _list_outputs(function, nodes)
     attributes = (
         Attribute.of("arguments", writer.arguments, AttrKind.INTS),
         Attribute.of("nodes", [node.name for node in nodes], AttrKind.STRINGS),
@@ -360,7 +360,7 @@ def _chain(function: Function, group: Sequence[int]) -> Node:
     return Node(ELEMENTWISE, inputs, outputs, attributes, DOMAIN, name)
 
 
-def _read_outside(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _list_outputs(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
     """Values of a chain that are read outside it; the last one if there are none."""
     names, output_names = {node.name for node in nodes}, {value.name for value in function.outputs}
     read = (

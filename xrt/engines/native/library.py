@@ -53,15 +53,15 @@ class NativeKernel:
         """Explain why the kernel does not support the node; None if it does. The predicate of the table's entry."""
         # The answer may depend on the values of constants, which are no part of the key.
         if any(name in function.constants for name in node.inputs):
-            return self._asked(node, function)
-        key = _looks(node, function)
+            return self._query(node, function)
+        key = _make_key(node, function)
         if key not in self._answers:
             if len(self._answers) >= MOST_ANSWERS:
                 self._answers.clear()
-            self._answers[key] = self._asked(node, function)
+            self._answers[key] = self._query(node, function)
         return self._answers[key]
 
-    def _asked(self, node: Node, function: Function) -> str | None:
+    def _query(self, node: Node, function: Function) -> str | None:
         reason = why_not_marshalled(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
@@ -114,11 +114,11 @@ class NativeLibrary:
         for kernel in self.kernels:
             if kernel.name == name:
                 return kernel
-        near = did_you_mean(name, [kernel.name for kernel in self.kernels])
-        raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{near}")
+        suggestion = did_you_mean(name, [kernel.name for kernel in self.kernels])
+        raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{suggestion}")
 
 
-def _looks(node: Node, function: Function) -> Any:
+def _make_key(node: Node, function: Function) -> Any:
     """Everything that a kernel sees of a node without constants, except its name: the key of memoized answers."""
     types = tuple((bool(name), function.get_type(name)) for name in (*node.inputs, *node.outputs))
     return node.attributes, function.opset(node.domain), len(node.inputs), types
@@ -153,30 +153,30 @@ def load(path: str | Path) -> NativeLibrary:
     try:
         state = file.stat()
         if not stat.S_ISREG(state.st_mode):
-            what = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
-            raise _unusable(file, f"it is {what}")
-        return _opened(file, state.st_ino, state.st_mtime_ns, state.st_size)
+            kind = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
+            raise _make_error(file, f"it is {kind}")
+        return _open(file, state.st_ino, state.st_mtime_ns, state.st_size)
     except FileNotFoundError:
-        raise _unusable(file, f"there is no such file.{_nearest(file)}") from None
+        raise _make_error(file, f"there is no such file.{_suggest_file(file)}") from None
     except OSError as error:
-        raise _unusable(file, f"it cannot be read: {error.strerror}") from error
+        raise _make_error(file, f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # a NUL in the path
-        raise _unusable(file, f"it is no path: {error}") from error
+        raise _make_error(file, f"it is no path: {error}") from error
 
 
 @cache
-def _opened(file: Path, *state: int) -> NativeLibrary:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+def _open(file: Path, *state: int) -> NativeLibrary:
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
     except OSError as error:
-        raise _unusable(file, f"the system does not open it as a shared library: {error}") from error
+        raise _make_error(file, f"the system does not open it as a shared library: {error}") from error
     library_c = _read_library(file, handle)
     library = NativeLibrary(
-        file, _word(library_c.name, file, "its name"), _word(library_c.version, file, "its version"), digest, handle
+        file, _read_text(library_c.name, file, "its name"), _read_text(library_c.version, file, "its version"), digest, handle
     )
-    object.__setattr__(library, "kernels", tuple(_kernels(library, library_c)))
+    object.__setattr__(library, "kernels", tuple(_iter_kernels(library, library_c)))
     _check_choices(library)
     return library
 
@@ -185,35 +185,35 @@ def _read_library(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
     """Call the library's entry point; raises EngineUnavailable if there is none or its interface version differs."""
     entry = getattr(handle, ENTRY, None)
     if entry is None:
-        raise _unusable(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
+        raise _make_error(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
     entry.restype, entry.argtypes = ctypes.POINTER(abi.LibraryC), [ctypes.c_uint32]
     library_c = entry(abi.ABI)
     if not library_c:
-        raise _unusable(file, f"it does not serve version {abi.ABI} of the kernel interface, which this XRT speaks; {_REBUILD}")
+        raise _make_error(file, f"it does not serve version {abi.ABI} of the kernel interface, which this XRT speaks; {_REBUILD}")
     if library_c.contents.abi != abi.ABI:
-        spoken = f"it speaks version {library_c.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
-        raise _unusable(file, f"{spoken}; {_REBUILD}")
+        versions = f"it speaks version {library_c.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
+        raise _make_error(file, f"{versions}; {_REBUILD}")
     return library_c.contents  # type: ignore[no-any-return]  # what ctypes gives
 
 
 _REBUILD = "rebuild it with the kernel.h of xrt.engines.native.include_dir()"
 
 
-def _kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[NativeKernel]:
+def _iter_kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[NativeKernel]:
     for index in range(library_c.n_kernels):
         row = library_c.kernels[index].contents
-        what = f"kernel {index}"
-        name = _word(row.name, library.path, f"the name of {what}")
+        label = f"kernel {index}"
+        name = _read_text(row.name, library.path, f"the name of {label}")
         if not (row.prepare and row.run):
-            raise _unusable(library.path, f"kernel {name!r} lacks {'run' if row.prepare else 'prepare'}, which is not optional")
+            raise _make_error(library.path, f"kernel {name!r} lacks {'run' if row.prepare else 'prepare'}, which is not optional")
         if row.device_type not in abi.DEVICES:
-            raise _unusable(library.path, f"kernel {name!r} is for a device of kind {row.device_type}, which XRT does not know")
+            raise _make_error(library.path, f"kernel {name!r} is for a device of kind {row.device_type}, which XRT does not know")
         yield NativeKernel(
             library=library,
             structure=row,
             name=name,
-            domain=_word(row.domain, library.path, f"the domain of kernel {name!r}", may_be_empty=True),
-            op_type=_word(row.op_type, library.path, f"the operator of kernel {name!r}"),
+            domain=_read_text(row.domain, library.path, f"the domain of kernel {name!r}", may_be_empty=True),
+            op_type=_read_text(row.op_type, library.path, f"the operator of kernel {name!r}"),
             since=row.since,
             until=row.until or None,
             priority=row.priority,
@@ -223,13 +223,13 @@ def _kernels(library: NativeLibrary, library_c: abi.LibraryC) -> Iterator[Native
         )
 
 
-def _word(raw: bytes | None, file: Path, what: str, *, may_be_empty: bool = False) -> str:
+def _read_text(raw: bytes | None, file: Path, what: str, *, may_be_empty: bool = False) -> str:
     if raw is None or not (raw or may_be_empty):
-        raise _unusable(file, f"{what} is {'missing' if raw is None else 'empty'}")
+        raise _make_error(file, f"{what} is {'missing' if raw is None else 'empty'}")
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise _unusable(file, f"{what} is not UTF-8: {raw!r}") from None
+        raise _make_error(file, f"{what} is not UTF-8: {raw!r}") from None
 
 
 def _check_choices(library: NativeLibrary) -> None:
@@ -240,15 +240,15 @@ def _check_choices(library: NativeLibrary) -> None:
             continue
         old = seen.setdefault((kernel.domain, kernel.op_type, kernel.priority, kernel.since, kernel.device), kernel)
         if old is not kernel:
-            both = f"kernels {old.name!r} and {kernel.name!r} both serve every {kernel.op_type} at priority {kernel.priority}"
-            raise _unusable(library.path, f"{both}; give one another priority, version range or why_not")
+            conflict = f"kernels {old.name!r} and {kernel.name!r} both serve every {kernel.op_type} at priority {kernel.priority}"
+            raise _make_error(library.path, f"{conflict}; give one another priority, version range or why_not")
 
 
-def _unusable(file: Path, reason: str) -> EngineUnavailable:
+def _make_error(file: Path, reason: str) -> EngineUnavailable:
     return EngineUnavailable(f"native library {str(file)!r} cannot be used: {reason}")
 
 
-def _nearest(file: Path) -> str:
+def _suggest_file(file: Path) -> str:
     try:
         return did_you_mean(file.name, sorted(other.name for other in file.parent.iterdir()))
     except OSError:

@@ -30,10 +30,10 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
     for which, names in (("input", node.inputs), ("output", node.outputs)):
         for index, name in enumerate(names):
             type_ = function.get_type(name) if name else None
-            if type_ is not None and not (isinstance(type_, TensorType) and abi.encode_text(type_.dtype)):
+            if type_ is not None and not (isinstance(type_, TensorType) and abi.encode_dtype(type_.dtype)):
                 return f"native kernels take no {type_}, which {which} {index} is"
     for attribute in node.attributes:
-        if attribute.kind is AttrKind.TENSOR and abi.encode_text(attribute.value.dtype) is None:
+        if attribute.kind is AttrKind.TENSOR and abi.encode_dtype(attribute.value.dtype) is None:
             return f"native kernels take no {attribute.value.type}, which attribute {attribute.name!r} is"
     return None
 
@@ -41,17 +41,17 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
 def marshal_node(node: Node, function: Function) -> MarshalledNode:
     """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes."""
     owned: list[Any] = []
-    attributes = [_attribute(a, owned) for a in node.attributes if a.kind in _FILL]
-    inputs = [_input(name, function, owned) for name in node.inputs]
+    attributes = [_marshal_attribute(a, owned) for a in node.attributes if a.kind in _FILL]
+    inputs = [_marshal_input(name, function, owned) for name in node.inputs]
     structure = abi.NodeC(
         domain=node.domain.encode(),
         op_type=node.op_type.encode(),
         version=function.opset(node.domain),
         name=node.name.encode("utf-8", "replace"),
         n_attributes=len(attributes),
-        attributes=_array(abi.AttributeC, attributes, owned),
+        attributes=_make_array(abi.AttributeC, attributes, owned),
         n_inputs=len(inputs),
-        inputs=_array(abi.TensorC, inputs, owned),
+        inputs=_make_array(abi.TensorC, inputs, owned),
         n_outputs=len(node.outputs),
     )
     return MarshalledNode(structure, owned)
@@ -67,37 +67,37 @@ def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None,
         data=data,
         device_type=1,
         ndim=UNKNOWN_RANK if shape is None else len(extents),
-        dtype=(abi.encode_text(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
-        shape=_array(c_int64, extents, owned),
-        strides=_array(c_int64, steps, owned),
+        dtype=(abi.encode_dtype(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
+        shape=_make_array(c_int64, extents, owned),
+        strides=_make_array(c_int64, steps, owned),
     )
 
 
-def _input(name: str, function: Function, owned: list[Any]) -> abi.TensorC:
+def _marshal_input(name: str, function: Function, owned: list[Any]) -> abi.TensorC:
     if not name:
         return abi.TensorC(device_type=1, ndim=LEFT_OUT, dtype=abi.DTypeC(0, 0, 1))
     type_ = function.get_type(name)
     constant = function.constants.get(name)
     if constant is not None:
-        return _constant(constant, owned)
+        return _marshal_constant(constant, owned)
     if not isinstance(type_, TensorType):
         return tensor_c(None, None, None, owned)
     return tensor_c(type_.dtype, type_.shape, None, owned)
 
 
-def _constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
+def _marshal_constant(constant: Constant, owned: list[Any]) -> abi.TensorC:
     array = align(constant.array)
     owned.append(array)
     return tensor_c(constant.dtype, array.shape, array.ctypes.data, owned)
 
 
 def align(array: Array) -> Array:
-    """Return the array C-contiguous and aligned, copied only if necessary."""
+    """Make the array C-contiguous and aligned; copies only if necessary."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
-def _attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC:
+def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC:
     kind, fill = _FILL[attribute.kind]
     attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=kind)
     fill(attribute_c, attribute.value, owned)
@@ -118,21 +118,21 @@ def _string(attribute_c: abi.AttributeC, value: str | bytes, owned: list[Any]) -
 
 
 def _tensor(attribute_c: abi.AttributeC, value: Constant, owned: list[Any]) -> None:
-    attribute_c.tensor = _array(abi.TensorC, [_constant(value, owned)], owned)
+    attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
 
 
 def _ints(attribute_c: abi.AttributeC, value: tuple[int, ...], owned: list[Any]) -> None:
-    attribute_c.ints, attribute_c.count = _array(c_int64, value, owned), len(value)
+    attribute_c.ints, attribute_c.count = _make_array(c_int64, value, owned), len(value)
 
 
 def _floats(attribute_c: abi.AttributeC, value: tuple[float, ...], owned: list[Any]) -> None:
-    attribute_c.floats, attribute_c.count = _array(c_double, value, owned), len(value)
+    attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
 
 
 def _strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], owned: list[Any]) -> None:
     buffers = [create_string_buffer(_bytes(text)) for text in value]
     owned.append(buffers)
-    attribute_c.strings, attribute_c.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], owned), len(value)
+    attribute_c.strings, attribute_c.count = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned), len(value)
 
 
 _FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {
@@ -151,7 +151,7 @@ def _bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def _array(kind: Any, items: Sequence[Any], owned: list[Any]) -> Any:
+def _make_array(kind: Any, items: Sequence[Any], owned: list[Any]) -> Any:
     """A pointer to the items, which `owned` keeps alive; null if there are none."""
     if not items:
         return POINTER(kind)()

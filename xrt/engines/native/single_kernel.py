@@ -32,15 +32,15 @@ def run_kernel(
     ``constants`` lists the positions of inputs that the kernel sees as constants. Raises CompileRefused with the kernel's reason,
     RunFailed with its message, or EngineUnavailable if XRT's own native library, which has the threads, was not built.
     """
-    node, function = _function(kernel, inputs, attributes or {}, opset, n_outputs, constants)
+    node, function = _make_function(kernel, inputs, attributes or {}, opset, n_outputs, constants)
     if reason := kernel.why_not(node, function):
         raise CompileRefused(f"{kernel}: {reason}")
-    view, message = kernel.show(node, function), MessageBuffer()
+    node_c, message = kernel.show(node, function), MessageBuffer()
     outputs = (abi.OutputC * n_outputs)()
     plan = abi.PlanC(outputs=outputs)
-    _check(kernel, kernel.structure.prepare(view.structure, plan, message.structure), message, CompileRefused)
+    _check(kernel, kernel.structure.prepare(node_c.structure, plan, message.structure), message, CompileRefused)
     try:
-        results = [np.empty(o.shape[: o.ndim], abi.to_dlpack_dtype(o.dtype).numpy) for o in outputs]  # type: ignore[union-attr]
+        results = [np.empty(o.shape[: o.ndim], abi.decode_dtype(o.dtype).numpy) for o in outputs]  # type: ignore[union-attr]
         _run(kernel, plan, inputs, results, threads, message)
     finally:
         if kernel.structure.destroy:
@@ -48,7 +48,7 @@ def run_kernel(
     return results
 
 
-def _function(
+def _make_function(
     kernel: NativeKernel,
     inputs: Sequence[Array | None],
     attributes: Mapping[str, Any],
@@ -78,15 +78,15 @@ def _run(
     # Scratch space is aligned to a cache line, as in a tape.
     scratch = np.empty(plan.scratch + 64, np.uint8)
     call = abi.CallC(
-        inputs=_tensors(inputs, owned),
-        outputs=_tensors(outputs, owned),
+        inputs=_make_tensors(inputs, owned),
+        outputs=_make_tensors(outputs, owned),
         scratch=scratch.ctypes.data + -scratch.ctypes.data % 64 if plan.scratch else None,
         threads=threads,
     )
     _check(kernel, core().alone(kernel.structure, plan.state, call, message.structure), message, RunFailed)
 
 
-def _tensors(arrays: Sequence[Array | None], owned: list[Any]) -> Any:
+def _make_tensors(arrays: Sequence[Array | None], owned: list[Any]) -> Any:
     left_out = abi.TensorC(device_type=1, ndim=-1, dtype=abi.DTypeC(0, 0, 1))
     owned += (contiguous := [None if a is None else np.require(a, requirements=["C", "A"]) for a in arrays])
     tensors = [left_out if a is None else tensor_c(DType.of(a), a.shape, a.ctypes.data, owned) for a in contiguous]

@@ -43,17 +43,17 @@ class NativeTape:
         Each output must be defined by a step and be listed once. Raises CompileFailed if memory is exhausted.
         """
         self.steps = tuple(steps)
-        self.inputs = tuple(_Checked(name, type_) for name, type_ in inputs.items())
+        self.inputs = tuple(_InputCheck(name, type_) for name, type_ in inputs.items())
         types = dict(inputs)
         for step in self.steps:
             types.update(step.outputs)
         self._names = tuple(outputs)
         self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[n].shape, types[n].dtype.numpy) for n in outputs)
-        self._constants = {name: align(constants[name].array) for name in _read(steps) if name in constants}
+        self._constants = {name: align(constants[name].array) for name in _list_inputs(steps) if name in constants}
         layout = _Layout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
         self.workspace = layout.memory
         """Bytes that a run needs besides inputs and outputs."""
-        self._kept = layout.kept
+        self._keep_alive = layout.keep_alive
         self._arguments, self._results = c_void_p * len(self.inputs), c_void_p * len(self.outputs)
         core = c.core()
         handle = core.new(layout.structure(threads))
@@ -74,16 +74,16 @@ class NativeTape:
         node, kernel and library that failed, or for an input of another type.
         """
         checked = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._filled(out)
+        results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._allocate_outputs(out)
         status = self._call(checked, results)
         # Kernels load whole vectors. Unaligned inputs, such as tensors in a model file, are rare enough to be copied on demand.
         if status == c.UNALIGNED:
             status = self._call([array if _is_aligned(array) else array.copy() for array in checked], results)
         if status:
-            raise self._failure(status)
+            raise self._make_error(status)
         return results
 
-    def bound(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
+    def bind(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
         """Bind inputs and output buffers to a call without arguments; None if an input must be converted first.
 
         The call keeps the arrays alive. Addresses are resolved once, so that only the kernels take time.
@@ -98,7 +98,7 @@ class NativeTape:
         def call(_owned: object = owned) -> None:
             status = run(handle, arguments, results)
             if status:
-                raise self._failure(status)
+                raise self._make_error(status)
 
         return call
 
@@ -111,10 +111,10 @@ class NativeTape:
         for place, source in enumerate(self.inputs):
             alike.setdefault(source.type, []).append(place)
         pairs = ((i, o) for o, name in enumerate(self._names) for i in alike.get(writers[name][1].outputs[name], ()))
-        may = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
-        return tuple(sorted(may))
+        allowed = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
+        return tuple(sorted(allowed))
 
-    def _may_share(self, source: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, place: int) -> bool:
+    def _may_share(self, source: _InputCheck, last: Mapping[str, int], index: int, writer: PreparedKernel, place: int) -> bool:
         end = last.get(source.name, -1)
         return end < index or (end == index and writer.can_overwrite(source.name, writer.node.outputs.index(self._names[place])))
 
@@ -122,11 +122,11 @@ class NativeTape:
         at = c.address_of
         return self._run(self._handle, self._arguments(*map(at, inputs)), self._results(*map(at, results)))
 
-    def _filled(self, out: Sequence[Array | None]) -> list[Array]:
+    def _allocate_outputs(self, out: Sequence[Array | None]) -> list[Array]:
         pairs = zip(self.outputs, out, strict=True)
         return [np.empty(shape, dtype) if buffer is None else buffer for (shape, dtype), buffer in pairs]
 
-    def _failure(self, status: int) -> RunFailed:
+    def _make_error(self, status: int) -> RunFailed:
         if status == c.NO_MEMORY:
             return RunFailed(f"there is no memory for the {self.workspace} bytes between the steps of a native tape")
         step = self.steps[status - 1]
@@ -139,7 +139,7 @@ def _is_aligned(array: Array) -> bool:
     return array.flags.aligned and (array.size > 0 or c.address_of(array) % array.dtype.alignment == 0)
 
 
-class _Checked:
+class _InputCheck:
     """Checks that an array has the type that the kernels were prepared for, so that they do not read beyond its end."""
 
     __slots__ = ("dtype", "name", "shape", "type")
@@ -151,11 +151,11 @@ class _Checked:
     def __call__(self, array: Any) -> Array:
         if type(array) is np.ndarray and array.shape == self.shape and array.dtype == self.dtype:
             return array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        got = TensorType(DType.of(array), array.shape) if isinstance(array, np.ndarray) else type(array).__name__
-        raise RunFailed(f"value {self.name!r} is {got}; the native kernels that read it were prepared for {self.type}")
+        actual = TensorType(DType.of(array), array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+        raise RunFailed(f"value {self.name!r} is {actual}; the native kernels that read it were prepared for {self.type}")
 
 
-def _read(steps: Sequence[PreparedKernel]) -> dict[str, None]:
+def _list_inputs(steps: Sequence[PreparedKernel]) -> dict[str, None]:
     return dict.fromkeys(name for step in steps for name in step.node.inputs if name)
 
 
@@ -170,13 +170,13 @@ class _Layout:
         outputs: tuple[str, ...],
         steps: Sequence[PreparedKernel],
     ) -> None:
-        self.kept: list[Any] = []
+        self.keep_alive: list[Any] = []
         self._steps = steps
         self._number = {"": 0}
         self._homes: list[tuple[int, int]] = [(c.ABSENT, 0)]
-        self._tensors = [tensor_c(None, None, None, self.kept)]
+        self._tensors = [tensor_c(None, None, None, self.keep_alive)]
         self._tensors[0].ndim = -1
-        inner, self._scratch, self.memory = _planned(types, {*inputs, *outputs, *constants}, steps)
+        inner, self._scratch, self.memory = _plan_memory(types, {*inputs, *outputs, *constants}, steps)
         homes = {
             **{name: (c.INNER, span.offset) for name, span in inner.items()},
             **dict.fromkeys(constants, (c.CONSTANT, 0)),
@@ -192,18 +192,18 @@ class _Layout:
     def _tensor(self, name: str, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Any:
         if name in constants:
             array = constants[name]
-            return tensor_c(DType.of(array), array.shape, array.ctypes.data, self.kept)
-        return tensor_c(types[name].dtype, types[name].shape, None, self.kept)
+            return tensor_c(DType.of(array), array.shape, array.ctypes.data, self.keep_alive)
+        return tensor_c(types[name].dtype, types[name].shape, None, self.keep_alive)
 
     def structure(self, threads: int) -> c.LayoutC:
-        """The layout structure. It is only read while the tape is created; `kept` must outlive the tape."""
+        """The layout structure. It is only read while the tape is created; `keep_alive` must outlive the tape."""
         values = [c.ValueC(t, home, place) for t, (home, place) in zip(self._tensors, self._homes, strict=True)]
         steps = [self._step(index, step) for index, step in enumerate(self._steps)]
         return c.LayoutC(
             n_values=len(values),
-            values=_pointer(c.ValueC, values),
+            values=_make_pointer(c.ValueC, values),
             n_steps=len(steps),
-            steps=_pointer(c.StepC, steps),
+            steps=_make_pointer(c.StepC, steps),
             n_arguments=self._inputs,
             n_results=self._outputs,
             memory=self.memory,
@@ -218,17 +218,17 @@ class _Layout:
             state=step.state,
             scratch=self._scratch[index].offset if index in self._scratch else -1,
             n_inputs=len(inputs),
-            inputs=_pointer(c_int32, inputs),
+            inputs=_make_pointer(c_int32, inputs),
             n_outputs=len(outputs),
-            outputs=_pointer(c_int32, outputs),
+            outputs=_make_pointer(c_int32, outputs),
         )
 
 
-def _pointer(kind: Any, items: Sequence[Any]) -> Any:
+def _make_pointer(kind: Any, items: Sequence[Any]) -> Any:
     return ctypes.cast((kind * len(items))(*items), POINTER(kind))
 
 
-def _planned(
+def _plan_memory(
     types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[PreparedKernel]
 ) -> tuple[dict[str, LiveRange], dict[int, LiveRange], int]:
     """Plan the memory of inner values and of scratch space by step; also return the total bytes.
@@ -241,7 +241,7 @@ def _planned(
         for place, (name, type_) in enumerate(step.outputs.items()):
             if name in elsewhere:
                 continue
-            span = _overwritten(step, type_, types, inner, last, index) if place == 0 else None
+            span = _find_reusable(step, type_, types, inner, last, index) if place == 0 else None
             if span is None:
                 span = LiveRange(type_.nbytes or 0, index, index)
             span.last = max(span.last, last.get(name, index))
@@ -251,7 +251,7 @@ def _planned(
     return inner, scratch, assign_offsets(list(distinct.values()))
 
 
-def _overwritten(
+def _find_reusable(
     step: PreparedKernel,
     type_: TensorType,
     types: Mapping[str, TensorType],
@@ -286,8 +286,8 @@ class PreparedKernel:
         """
         self.kernel, self.node = kernel, node
         self._shown = kernel.show(node, function)
-        announced = (abi.OutputC * len(node.outputs))()
-        plan, message = abi.PlanC(outputs=announced), MessageBuffer()
+        outputs_c = (abi.OutputC * len(node.outputs))()
+        plan, message = abi.PlanC(outputs=outputs_c), MessageBuffer()
         status = kernel.structure.prepare(self._shown.structure, plan, message.structure)
         if status == abi.REFUSED:
             raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {message.text}", [node.name])
@@ -301,7 +301,7 @@ class PreparedKernel:
             raise CompileFailed(
                 f"{kernel} asks for {self.scratch} bytes of scratch for node {node.name!r} ({node.op}); its prepare is wrong"
             )
-        self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
+        self.outputs: dict[str, TensorType] = dict(_read_outputs(kernel, node, function, outputs_c))
         """Types of the node's outputs by name."""
 
     def can_overwrite(self, name: str, place: int = 0) -> bool:
@@ -313,32 +313,32 @@ class PreparedKernel:
         return all(self.kernel.in_place >> index & 1 for index in places)
 
 
-def _announced(kernel: NativeKernel, node: Node, function: Function, outputs_c: Any) -> Iterator[tuple[str, TensorType]]:
+def _read_outputs(kernel: NativeKernel, node: Node, function: Function, outputs_c: Any) -> Iterator[tuple[str, TensorType]]:
     for index, name in enumerate(node.outputs):
         if not name:
             continue
-        type_, declared = _type(outputs_c[index]), function.get_type(name)
+        type_, declared = _read_type(outputs_c[index]), function.get_type(name)
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
-        if declared is not None and not _agree(type_, declared):
+        if declared is not None and not _is_compatible(type_, declared):
             raise CompileFailed(f"{kernel} announces {type_} for {where}, which is {declared}; its prepare is wrong")
         yield name, type_
 
 
-def _type(output_c: abi.OutputC) -> TensorType | None:
-    dtype = abi.to_dlpack_dtype(output_c.dtype)
+def _read_type(output_c: abi.OutputC) -> TensorType | None:
+    dtype = abi.decode_dtype(output_c.dtype)
     shape = tuple(output_c.shape[: output_c.ndim]) if 0 <= output_c.ndim <= abi.MAX_RANK else (-1,)
     return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
 
 
-def _agree(announced: TensorType, declared: object) -> bool:
-    if not isinstance(declared, TensorType) or declared.dtype is not announced.dtype:
+def _is_compatible(actual: TensorType, declared: object) -> bool:
+    if not isinstance(declared, TensorType) or declared.dtype is not actual.dtype:
         return False
-    if declared.shape is None or announced.shape is None:
+    if declared.shape is None or actual.shape is None:
         return True
-    fixed = (a == d for a, d in zip(announced.shape, declared.shape, strict=False) if isinstance(d, int))
-    return len(declared.shape) == len(announced.shape) and all(fixed)
+    fixed = (a == d for a, d in zip(actual.shape, declared.shape, strict=False) if isinstance(d, int))
+    return len(declared.shape) == len(actual.shape) and all(fixed)
 
 
 FILLED_FROM = 1 << 12
@@ -368,7 +368,7 @@ class NativeExecutable(Executable):
         return lambda *inputs: run(inputs)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        return self.tape.bound(inputs, outputs) or super().bind(inputs, outputs)
+        return self.tape.bind(inputs, outputs) or super().bind(inputs, outputs)
 
     def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         run, buffers = self.tape.run, tuple(outputs)
@@ -395,19 +395,19 @@ class NativeExecutable(Executable):
         if len(out) != len(self._outputs):
             raise InputError(f"function {self._name!r} has {len(self._outputs)} outputs; out= holds {len(out)} buffers")
         for name, (shape, dtype), buffer in zip(self._outputs, self.tape.outputs, out, strict=True):
-            if buffer is not None and (reason := _misfit(shape, dtype, buffer)):
+            if buffer is not None and (reason := _why_not_fillable(shape, dtype, buffer)):
                 raise InputError(
                     f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
                 )
 
 
-def _misfit(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any) -> str | None:
+def _why_not_fillable(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any) -> str | None:
     """Explain why kernels cannot write an output of this type to the buffer; None if they can."""
-    due = TensorType(DType.of(np.empty(0, dtype)), shape)
+    expected = TensorType(DType.of(np.empty(0, dtype)), shape)
     if not isinstance(buffer, np.ndarray):
-        return f"the output is {due}, the buffer {type(buffer).__name__}"
+        return f"the output is {expected}, the buffer {type(buffer).__name__}"
     if buffer.dtype != dtype or buffer.shape != shape:
-        return f"the output is {due}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
+        return f"the output is {expected}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
     if not buffer.flags.carray:
         return "the buffer is " + ("not C-contiguous" if not buffer.flags.c_contiguous else "read-only")
     return None
