@@ -69,7 +69,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
     builder = Builder("graph")
     lowering = Lowering(builder, Symbols({}), keeps_generator=True)
     placeholders = [call for call in graph.graph.nodes if call.op == "placeholder"]
-    given: list[int] = []
+    indices: list[int] = []
     with builder:
         for index, call in enumerate(placeholders):
             fake = call.meta.get("val")
@@ -79,14 +79,14 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
                 lowering.values[call] = lowering.add_constant(call.name, fixed[index])
             elif isinstance(fake, torch.Tensor):
                 lowering.values[call] = lowering.add_input(call.name, fake)
-                given.append(index)
+                indices.append(index)
         for index, call in enumerate(placeholders):
             fake = call.meta.get("val")
             if isinstance(fake, torch.SymInt | torch.SymFloat):
                 # Symbols that no tensor shape provides are separate inputs.
                 if not fake.node.expr.is_number and fake.node.expr not in lowering.symbols.sources:
                     lowering.add_input(call.name, fake)
-                    given.append(index)
+                    indices.append(index)
                 lowering.values[call] = lowering.symbols.number(fake)
             elif call not in lowering.values:
                 lowering.values[call] = fake
@@ -95,7 +95,7 @@ def lower_graph(graph: GraphModule, fixed: Mapping[int, torch.Tensor]) -> Lowere
         outputs = _Outputs(lowering, placeholders)
         viewed, views, bases = _make_views(results, outputs)
         leaves = tuple(Leaf("value") if index in viewed else outputs.add(call) for index, call in enumerate(results))
-    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(given), tuple(outputs.axes), leaves, viewed, views, bases)
+    return LoweredGraph(drop_dead_nodes(builder.function()), tuple(indices), tuple(outputs.axes), leaves, viewed, views, bases)
 
 
 def _is_effect_token(placeholder: Call) -> bool:
@@ -156,8 +156,8 @@ def _make_views(calls: Sequence[Any], outputs: _Outputs) -> tuple[tuple[int, ...
     numbers = [call for call in outputs.placeholders if isinstance(call.meta.get("val"), torch.SymInt)]
     if not sources:
         return (), None, ()
-    made, read = _make_view_graph([calls[index] for index in sources], [*dict.fromkeys(sources.values()), *numbers])
-    return tuple(sources), made.forward, tuple(map(outputs.add, read))
+    module, read = _make_view_graph([calls[index] for index in sources], [*dict.fromkeys(sources.values()), *numbers])
+    return tuple(sources), module.forward, tuple(map(outputs.add, read))
 
 
 def _find_base(call: Call) -> Call:
@@ -168,11 +168,11 @@ def _find_base(call: Call) -> Call:
 
 
 def _find_parent(call: Call, storage: object) -> Call | None:
-    for one in call.all_input_nodes:
-        if _get_storage(one) == storage:
-            return one
-        if isinstance(one.meta.get("val"), list | tuple) and (found := _find_parent(one, storage)) is not None:
-            return found  # an operator with several views, such as split
+    for source in call.all_input_nodes:
+        if _get_storage(source) == storage:
+            return source
+        if isinstance(source.meta.get("val"), list | tuple) and (parent := _find_parent(source, storage)) is not None:
+            return parent  # an operator with several views, such as split
     return None
 
 
@@ -195,29 +195,29 @@ def _make_view_graph(views: Sequence[Call], inputs: Sequence[Call]) -> tuple[Gra
     A number read from a tensor (``item``) is such an input. Raises ModelError for a view that reads other tensors.
     """
     graph = torch.fx.Graph()
-    made = {call: graph.placeholder(call.name) for call in inputs}
-    known = {_get_storage(call) for call in inputs}
+    copies = {call: graph.placeholder(call.name) for call in inputs}
+    storages = {_get_storage(call) for call in inputs}
 
-    def is_given(call: Call) -> bool:
-        reads = [one for one in call.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
-        return isinstance(call.meta.get("val"), _NUMBER) and any(one not in made for one in reads)
+    def is_read_number(call: Call) -> bool:
+        reads = [source for source in call.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+        return isinstance(call.meta.get("val"), _NUMBER) and any(source not in copies for source in reads)
 
     def copy(call: Call) -> Call:
-        if call in made:
-            return made[call]
-        if is_given(call):
+        if call in copies:
+            return copies[call]
+        if is_read_number(call):
             with graph.inserting_before(first):
-                made[call] = graph.placeholder(call.name)
-            return made[call]
-        if call.op != "call_function" or (isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in known):
+                copies[call] = graph.placeholder(call.name)
+            return copies[call]
+        if call.op != "call_function" or (isinstance(call.meta.get("val"), torch.Tensor) and _get_storage(call) not in storages):
             raise ModelError(f"an output is a part of a tensor that {call.name} chooses, and no engine gives a view")
-        made[call] = graph.node_copy(call, copy)
-        return made[call]
+        copies[call] = graph.node_copy(call, copy)
+        return copies[call]
 
     first = graph.output(())
     with graph.inserting_before(first):
         first.args = ([copy(call) for call in views],)
-    return torch.fx.GraphModule({}, graph), [call for call, one in made.items() if one.op == "placeholder"]
+    return torch.fx.GraphModule({}, graph), [call for call, node in copies.items() if node.op == "placeholder"]
 
 
 _NUMBER = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -236,11 +236,11 @@ def find_static_inputs(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     Dynamo does not guard their identity or content: one graph serves all modules of a class.
     """
     return {
-        index: one
-        for index, one in enumerate(inputs)
-        if type(one) in (torch.Tensor, torch.nn.Parameter)
-        and (isinstance(one, torch.nn.Parameter) or getattr(one, "_dynamo_static_input_type", None) is not None)
-        and not one.is_inference()
+        index: tensor
+        for index, tensor in enumerate(inputs)
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and (isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_dynamo_static_input_type", None) is not None)
+        and not tensor.is_inference()
     }
 
 
@@ -259,7 +259,7 @@ class FrozenGraph:
         self._guard = renew_after_fork(threading.Lock())
         self._pick = itemgetter(*self._indices) if len(tensors) > 1 else lambda args: (args[self._indices[0]],)
         self._variants: tuple[tuple[tuple[torch.Tensor, ...], list[int], Compiled], ...] = ()
-        self._made = 0
+        self._compilations = 0
         self._unfrozen: Compiled | None = None
         self._add(tuple(tensors.values()))
 
@@ -267,15 +267,15 @@ class FrozenGraph:
         tensors = self._pick(args)
         versions = _get_versions(tensors)
         # The latest variant is first.
-        for known, when, run in self._variants:
-            if when == versions and all(map(is_, known, tensors)):
+        for frozen, when, run in self._variants:
+            if when == versions and all(map(is_, frozen, tensors)):
                 return run(args)
         with self._guard:
             run = self._unfrozen or self._add(tensors)
         return run(args)
 
     def _add(self, tensors: tuple[torch.Tensor, ...]) -> Compiled:
-        if self._made == MOST_VARIANTS:
+        if self._compilations == MOST_VARIANTS:
             warn(
                 f"the parameters of a frozen graph of torch.compile were others, or were written to, {MOST_VARIANTS} times; "
                 f"they are inputs from now on: leave out freeze=True",
@@ -283,19 +283,19 @@ class FrozenGraph:
             )
             self._variants, self._unfrozen = (), self._compile({})
             return self._unfrozen
-        self._made += 1
+        self._compilations += 1
         versions = _get_versions(tensors)
         run = self._compile(dict(zip(self._indices, tensors, strict=True)))
-        others = (one for one in self._variants if not all(map(is_, one[0], tensors)))  # variants for older versions are useless
+        others = (v for v in self._variants if not all(map(is_, v[0], tensors)))  # variants for older versions are useless
         self._variants = ((tensors, versions, run), *others)
         return run
 
 
 def _get_versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     try:
-        return [one._version for one in tensors]
+        return [tensor._version for tensor in tensors]
     except RuntimeError:  # inference tensors have no version
-        return [-1 if one.is_inference() else one._version for one in tensors]
+        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 # ---------------------------------------------------------------------- engine lists
@@ -318,8 +318,8 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
     if engine is None:
         return None
     listed = [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else list(engine)
-    named = [one if isinstance(one, str) else getattr(one, "name", "") for one in listed]
-    if is_strict or "auto" in named or any(one.partition("{")[0] == "torch" for one in named):
+    engine_names = [entry if isinstance(entry, str) else getattr(entry, "name", "") for entry in listed]
+    if is_strict or "auto" in engine_names or any(name.partition("{")[0] == "torch" for name in engine_names):
         return engine
     if all(node.domain != DOMAIN for _, node in function.walk()) or not _is_ready("torch"):
         return engine
@@ -348,14 +348,14 @@ def xrt_backend(
     Runtime if installed. Backward graphs are compiled likewise; in training ``freeze`` keeps parameters that require a gradient
     as inputs. Raises OptionError for an unknown option or a ``mode``.
     """
-    given = dict(options or {})
+    arguments = dict(options or {})
     if mode is not None:
         raise OptionError(f"the backend 'xrt' has no modes; got mode={mode!r}. Give options={{'engine': ...}} instead")
-    freeze = given.pop("freeze", False)
+    freeze = arguments.pop("freeze", False)
     if not isinstance(freeze, bool):
         raise OptionError(f"freeze must be True or False; got {freeze!r}")
-    check_sizes_closed(parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")}))
-    return compile_graph(graph, inputs, given, freeze=freeze)
+    check_sizes_closed(parse_options({k: v for k, v in arguments.items() if k not in ("engine", "device", "cache")}))
+    return compile_graph(graph, inputs, arguments, freeze=freeze)
 
 
 def compile_graph(
@@ -379,7 +379,7 @@ def compile_graph(
         context = TracingContext.try_get()
         # Tensors that the graph writes to cannot be constants, nor parameters that an optimizer changes.
         written = context.fw_metadata.mutated_inp_runtime_indices if context and context.fw_metadata else ()
-        fixed = {index: one for index, one in static.items() if index not in written and not (is_training and one.requires_grad)}
+        fixed = {index: t for index, t in static.items() if index not in written and not (is_training and t.requires_grad)}
         compile_for = partial(compile_one, forward)
         # Positions are valid only if AOTAutograd kept all inputs.
         return FrozenGraph(compile_for, fixed) if fixed and len(fakes) == len(inputs) else compile_for({})
@@ -420,30 +420,30 @@ def _compile(
 ) -> Compiled:
     try:
         with _disable_current_modes():
-            found = lower_graph(graph, fixed)
+            lowered = lower_graph(graph, fixed)
     except ModelError as error:
         warn(f"a graph of torch.compile runs in PyTorch: {error}", FallbackWarning)
         return _box(graph.forward)
     # Nothing to compute: views and inputs only.
-    if not found.function.outputs:
+    if not lowered.function.outputs:
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
-    arguments = {**options, "engine": add_torch_engine(engine, found.function, is_strict=bool(options.get("strict")))}
-    module = XRTModule(found.function, **arguments)
+    arguments = {**options, "engine": add_torch_engine(engine, lowered.function, is_strict=bool(options.get("strict")))}
+    module = XRTModule(lowered.function, **arguments)
     modules.append(module)
-    dtypes = [to_torch_dtype(value.type.dtype) for value in found.function.inputs if isinstance(value.type, TensorType)]
-    given = list(zip(found.inputs, dtypes, strict=True))
-    make_outputs = _choose_outputs(found)
+    dtypes = [to_torch_dtype(value.type.dtype) for value in lowered.function.inputs if isinstance(value.type, TensorType)]
+    inputs = list(zip(lowered.inputs, dtypes, strict=True))
+    make_outputs = _choose_outputs(lowered)
     is_declined = False
 
-    is_opaque = any(node.domain == DOMAIN for _, node in found.function.walk()) and not options.get("strict")
+    is_opaque = any(node.domain == DOMAIN for _, node in lowered.function.walk()) and not options.get("strict")
 
     def run(args: list[Any]) -> Sequence[Any]:
         nonlocal is_declined
         if is_declined:
             return graph.forward(*args)  # type: ignore[no-any-return]  # untyped there
         try:
-            results = module(*[_make_array(args[index], dtype) for index, dtype in given])
+            results = module(*[_make_array(args[index], dtype) for index, dtype in inputs])
         except PlanError as error:
             # Only a graph with opaque operators may fall back to PyTorch.
             if not is_opaque:
@@ -459,23 +459,23 @@ def _compile(
     return _mark_boxed(run)
 
 
-def _choose_outputs(found: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
+def _choose_outputs(lowered: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
     """Make the function that assembles the graph's outputs from the module's results and the graph's arguments."""
-    is_single = len(found.function.outputs) == 1
-    is_plain = found.views is None and not any(found.axes)
+    is_single = len(lowered.function.outputs) == 1
+    is_plain = lowered.views is None and not any(lowered.axes)
     # Fast paths without dispatch per leaf.
-    if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in found.leaves):
-        if is_single and len(found.leaves) == 1:
+    if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in lowered.leaves):
+        if is_single and len(lowered.leaves) == 1:
             return lambda result, args: [share_tensor(result)]
-        if [leaf.index for leaf in found.leaves] == list(range(len(found.function.outputs))):
+        if [leaf.index for leaf in lowered.leaves] == list(range(len(lowered.function.outputs))):
             return lambda results, args: [share_tensor(result) for result in results]
 
     def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
-        tensors = [_make_tensor(*one) for one in zip((results,) if is_single else results, found.axes, strict=True)]
-        outputs = [leaf.pick(tensors, args) for leaf in found.leaves]
-        if found.views is not None:
-            views = found.views(*[leaf.pick(tensors, args) for leaf in found.bases])
-            for index, view in zip(found.viewed, views, strict=True):
+        tensors = [_make_tensor(*pair) for pair in zip((results,) if is_single else results, lowered.axes, strict=True)]
+        outputs = [leaf.pick(tensors, args) for leaf in lowered.leaves]
+        if lowered.views is not None:
+            views = lowered.views(*[leaf.pick(tensors, args) for leaf in lowered.bases])
+            for index, view in zip(lowered.viewed, views, strict=True):
                 outputs[index] = view
         return outputs
 

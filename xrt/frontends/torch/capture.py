@@ -63,32 +63,32 @@ def _export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 @contextmanager
 def drop_warnings(*loggers: str) -> Iterator[None]:
     """Context manager: drop warnings and errors of these PyTorch loggers; explicitly enabled lower levels pass."""
-    named = [logging.getLogger(name) for name in loggers]
-    for logger in named:
-        logger.addFilter(_is_asked_for)
+    targets = [logging.getLogger(name) for name in loggers]
+    for logger in targets:
+        logger.addFilter(_is_below_warning)
     try:
         yield
     finally:
-        for logger in named:
-            logger.removeFilter(_is_asked_for)
+        for logger in targets:
+            logger.removeFilter(_is_below_warning)
 
 
-def _is_asked_for(record: logging.LogRecord) -> bool:
+def _is_below_warning(record: logging.LogRecord) -> bool:
     return record.levelno < logging.WARNING
 
 
-def _see_output(_: torch.nn.Module, given: Any, output: Any) -> None:
+def _see_output(_: torch.nn.Module, inputs: Any, output: Any) -> None:
     register_dataclasses(output)  # returns None, because a result would replace the output
 
 
 def register_dataclasses(values: Any) -> bool:
     """Register the dataclasses in nested values as pytrees; return whether there were any."""
-    found = [leaf for leaf in pytree.tree_leaves(values) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
-    for kind in {type(leaf) for leaf in found}:
+    instances = [leaf for leaf in pytree.tree_leaves(values) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
+    for kind in {type(leaf) for leaf in instances}:
         torch.export.register_dataclass(kind)
-    for leaf in found:
+    for leaf in instances:
         register_dataclasses([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
-    return bool(found)
+    return bool(instances)
 
 
 # ---------------------------------------------------------------------- the state that a capture depends on
@@ -131,10 +131,10 @@ class ModuleState:
                 tensors += buffers.values()
         marks: list[tuple[object, ...]]
         try:
-            marks = [() if one is None else (one.data_ptr(), one._version, one.dtype, one.shape) for one in tensors]
+            marks = [() if t is None else (t.data_ptr(), t._version, t.dtype, t.shape) for t in tensors]
         except RuntimeError:  # a tensor without storage or version counter
             check_module(model)
-            marks = [() if one is None else _mark(one) for one in tensors]
+            marks = [() if t is None else _mark(t) for t in tensors]
         return cls(layout, tuple(flags), tensors, marks)
 
     def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
@@ -145,8 +145,8 @@ class ModuleState:
             return True
         pairs = enumerate(zip(self.tensors, other.tensors, self.marks, other.marks, strict=True))
         return all(
-            (one is two and mine == theirs) or (index in updated and mine[2:] == theirs[2:])
-            for index, (one, two, mine, theirs) in pairs
+            (tensor is other_tensor and mark == other_mark) or (index in updated and mark[2:] == other_mark[2:])
+            for index, (tensor, other_tensor, mark, other_mark) in pairs
         )
 
 
@@ -166,8 +166,8 @@ def check_module(model: torch.nn.Module) -> None:
     """Raise ModelError for torch.jit modules and tensors without a version counter."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError("a module of torch.jit cannot be captured; pass the module that it was scripted or traced from")
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
         if tensor.is_inference():
             raise ModelError(
                 f"{name} was made under torch.inference_mode, and PyTorch neither exports such a tensor nor counts writes to it; "
@@ -179,11 +179,11 @@ _OF_XRT = {"fetch", "out", "options"}
 """Keywords of calls of other XRTModules."""
 
 
-def check_keywords(model: torch.nn.Module, given: Mapping[str, Any]) -> None:
+def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
     """Raise InputError for a keyword of other XRTModules that the module's forward does not accept."""
-    for name in _OF_XRT & given.keys():
+    for name in _OF_XRT & keywords.keys():
         parameters = inspect.signature(model.forward).parameters
-        if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        if name not in parameters and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             raise InputError(
                 f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
             )
@@ -268,16 +268,16 @@ def capture(
         return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 
-def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
+def _capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
     if shapes:  # PyTorch marks tensors with dynamic sizes; pass detached views, not the tensors of the user
-        args, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, named))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     try:
         with torch.no_grad():
-            program = export(module, args, named, _replace_names(shapes))
+            program = export(module, args, kwargs, _replace_names(shapes))
     except KeyError as error:
         raise InputError(f"forward of {type(module).__name__} reads the key {error}, which no input has; pass it") from error
     except Exception as error:
-        _check_arguments(module, args, named)
+        _check_arguments(module, args, kwargs)
         text = str(error).strip().partition("\n")[0]
         text = f"PyTorch cannot export {type(module).__name__}: {text}"
         if "Cache'>" in text and ("not a known type" in text or "input type" in text):
@@ -288,15 +288,15 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     if not allow_guards:
         _check_guards(program, shapes)
     guards = getattr(program.module(), "_guards_fn", None) if shapes else None
-    names = _name_symbols(module, args, named, shapes, program)
+    names = _name_symbols(module, args, kwargs, shapes, program)
     return dataclasses.replace(_lower(_functionalize(program), names, type(module).__name__), guards=guards)
 
 
-def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise InputError for arguments that forward does not accept."""
     signature = inspect.signature(module.forward)
     try:
-        signature.bind(*args, **named)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(f"forward of {type(module).__name__} is called as {signature}: {error}") from None
 
@@ -317,7 +317,7 @@ def _check_guards(program: ExportedProgram, shapes: Any) -> None:
     for guard in program._guards_code:
         if ".size()[" in guard and not _HARMLESS.fullmatch(guard):
             raise ModelError(
-                f"the captured module holds only where {_LOCAL.sub(lambda found: found[1], guard)}, and the size is to be free; "
+                f"the captured module holds only where {_LOCAL.sub(lambda match: match[1], guard)}, and the size is to be free; "
                 f"give it as torch.export.Dim(name, min=..., max=...), or leave it out of dynamic_shapes"
             )
 
@@ -340,7 +340,7 @@ def _targets(program: ExportedProgram) -> set[Any]:
 def _is_functional(program: ExportedProgram) -> bool:
     """Whether the graph has no in-place updates and no torch.func transforms."""
     mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _targets(program))
-    return not any(mutable) and not any(getattr(one, "__module__", "") == _VMAP for one in _list_calls(program))
+    return not any(mutable) and not any(getattr(target, "__module__", "") == _VMAP for target in _list_calls(program))
 
 
 _VMAP = "torch._functorch.predispatch"
@@ -370,8 +370,8 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> Ca
     declined = {str(target): why for target, why in lowering.declined.items()}
     spec = program.call_spec
     signature = program.graph_signature
-    users = [one.arg.name for one in signature.input_specs if one.kind is InputKind.USER_INPUT]
-    updated = tuple(users.index(one.target) for one in signature.output_specs if one.kind is OutputKind.USER_INPUT_MUTATION)
+    users = [entry.arg.name for entry in signature.input_specs if entry.kind is InputKind.USER_INPUT]
+    updated = tuple(users.index(entry.target) for entry in signature.output_specs if entry.kind is OutputKind.USER_INPUT_MUTATION)
     ends = tuple(inputs), tuple(buffers), tuple(leaves)
     return Capture(function, spec.in_spec, spec.out_spec, *ends, declined, updated)
 
@@ -430,8 +430,8 @@ def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[
                 is_number = not isinstance(spec.arg, TensorArgument)
                 value = lowering.values[calls[spec.arg.name]]
                 leaves.append(Leaf("output", len(lowering.builder.outputs), is_number=is_number))
-                taken = lowering.builder.names
-                lowering.builder.output(value.scalar if is_number else value, f"{name}_output" if name in taken else name)
+                used_names = lowering.builder.names
+                lowering.builder.output(value.scalar if is_number else value, f"{name}_output" if name in used_names else name)
     for spec in signature.output_specs:
         if spec.kind is OutputKind.BUFFER_MUTATION:
             lowering.builder.update(buffers[spec.target], lowering.values[calls[spec.arg.name]])
@@ -445,8 +445,8 @@ def _name_outputs(spec: Any) -> Iterator[str]:
     tree = pytree.tree_unflatten([torch.empty(0)] * spec.num_leaves, spec)  # transformers' caches expect tensor leaves
     for path, _ in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-        named = ".".join(parts)
-        yield named if named and not parts[0].isdigit() else f"output_{named}" if named else "output"
+        label = ".".join(parts)
+        yield label if label and not parts[0].isdigit() else f"output_{label}" if label else "output"
 
 
 # ---------------------------------------------------------------------- symbolic sizes

@@ -94,15 +94,15 @@ def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
 def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
     """Fake results of the declared types; an extent that no input determines becomes data-dependent."""
     function = _find(number)._function
-    known: dict[Any, Any] = {}
+    extents: dict[Any, Any] = {}
     for value, tensor in zip(function.inputs, inputs, strict=True):
-        known.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # all are tensors
+        extents.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # all are tensors
     fakes = []
     for value in function.outputs:
         type_: Any = value.type
         if type_ is None or type_.shape is None:
             raise ModelError(f"the rank of output {value.name!r} is not known, so no capture can hold it")
-        sizes = [size if isinstance(size, int) else known.get(size) for size in type_.shape]
+        sizes = [size if isinstance(size, int) else extents.get(size) for size in type_.shape]
         sizes = [torch.library.get_ctx().new_dynamic_size() if size is None else size for size in sizes]
         fakes.append(torch.empty(sizes, dtype=to_torch_dtype(type_.dtype)))
     return fakes

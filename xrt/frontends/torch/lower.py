@@ -68,7 +68,7 @@ def record_opaque(
     builder = current(operator)
     inputs: list[Symbol] = []
     call = OpaqueCall(
-        operator, tuple(_argument(one, inputs) for one in args), {k: _argument(v, inputs) for k, v in kwargs.items()}, reason
+        operator, tuple(_argument(arg, inputs) for arg in args), {k: _argument(v, inputs) for k, v in kwargs.items()}, reason
     )
     builder.import_domain(DOMAIN, 1)
     labels = [str(index + 1) for index in range(len(types))]
@@ -108,16 +108,16 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
     results = rule(lowering, *args)
     if rule is _inline or not isinstance(fakes, list | tuple):
         return results  # type: ignore[no-any-return]  # an inlined graph returns its results unchanged
-    return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=False)]
+    return [lowering.take_result(result, fake) for result, fake in zip(results, fakes, strict=False)]
 
 
 def _inline(lowering: Lowering, *args: Any) -> Any:
     """Lower a higher-order operator that only wraps a subgraph, by inlining the subgraph."""
-    index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
+    index = next(i for i, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule))
     part, operands = args[index], list(args[index + 1 :])
     count = sum(call.op == "placeholder" for call in part.graph.nodes)
     if len(operands) > count:
-        operands = [one for one in operands if not isinstance(one, str)]  # the name of the subgraph
+        operands = [operand for operand in operands if not isinstance(operand, str)]  # the name of the subgraph
     if len(operands) == 1 and isinstance(operands[0], list) and count != 1:
         operands = operands[0]
     return lowering.inline(part, operands)
@@ -132,7 +132,7 @@ def _cond(lowering: Lowering, condition: Any, then: GraphModule, other: GraphMod
 
 def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, carried: Any, others: Any) -> Sequence[Any]:
     lowering.read_constants(condition, body)
-    carried = [as_tensor(one) for one in carried]
+    carried = [as_tensor(value) for value in carried]
 
     def go_on(states: Sequence[Any]) -> Tensor:
         (result,) = _several(lowering.inline(condition, [*states, *others]))
@@ -140,7 +140,7 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
 
     def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
         with lowering.enter():
-            results = [as_tensor(one) for one in lowering.inline(body, [*states, *others])]
+            results = [as_tensor(value) for value in lowering.inline(body, [*states, *others])]
             return [go_on(results), *results]
 
     # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
@@ -148,7 +148,7 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
 
 
 def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
-    inputs = [as_tensor(one) for one in (*states, *rows)]
+    inputs = [as_tensor(value) for value in (*states, *rows)]
     attributes = {"body": _make_body(lowering, body, others), "num_scan_inputs": len(rows)}
     return _merge(apply("Scan", inputs, attributes), body)
 
@@ -180,7 +180,7 @@ def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> 
 
     def run(*operands: Tensor) -> list[Tensor]:
         with lowering.enter():
-            return [as_tensor(one) for one in lowering.inline(part, [*operands, *others]) if one is not None]
+            return [as_tensor(result) for result in lowering.inline(part, [*operands, *others]) if result is not None]
 
     return run
 
@@ -189,7 +189,7 @@ def _merge(results: Any, part: GraphModule) -> list[Any]:
     """Insert None for results that are None in the subgraph, which have no output in the body."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
     values = iter(_several(results))
-    return [None if one is None else next(values) for one in output.args[0]]
+    return [None if call is None else next(values) for call in output.args[0]]
 
 
 def _several(results: Any) -> Sequence[Any]:
@@ -224,9 +224,9 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
     if decompose is None or mode is None:
         return None
 
-    def run(*given: Any) -> Any:
+    def run(*values: Any) -> Any:
         arguments = list(leaves)
-        for index, value in zip(places, given, strict=True):
+        for index, value in zip(places, values, strict=True):
             arguments[index] = value
         args, kwargs = pytree.tree_unflatten(arguments, structure)
         results = call.target(*args, **kwargs)
@@ -242,8 +242,8 @@ def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
         except Exception:  # noqa: BLE001  # a decomposition may fail for these arguments; the call stays as it is
             continue
         part.graph.eliminate_dead_code()
-        called = {one.target for one in part.graph.nodes if isinstance(one.target, torch._ops.OpOverload)}
-        if not any(one is call.target or _is_final(one) for one in called):
+        called = {node.target for node in part.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+        if not any(target is call.target or _is_final(target) for target in called):
             return part
     return None
 
@@ -391,10 +391,10 @@ class Lowering:
         return self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
 
     def _attribute(self, call: Call, owner: GraphModule) -> Any:
-        found: Any = owner
+        value: Any = owner
         for part in str(call.target).split("."):
-            found = getattr(found, part)
-        return self.add_constant(str(call.target), found) if isinstance(found, torch.Tensor) else found
+            value = getattr(value, part)
+        return self.add_constant(str(call.target), value) if isinstance(value, torch.Tensor) else value
 
     def _call(self, call: Call) -> Any:
         fake = call.meta.get("val")
@@ -406,7 +406,7 @@ class Lowering:
         args, kwargs = self.argument(call.args), self.argument(call.kwargs)
         with self.builder.scope(path) if (path := _find_path(call)) else nullcontext():
             if isinstance(call.target, torch._ops.OpOverload):
-                return self._lowered(call, name, args, kwargs, fake)
+                return self._lower_call(call, name, args, kwargs, fake)
             return self._other(call, args, fake)
 
     def _number(self, call: Call, fake: Any, name: str) -> Any:
@@ -466,7 +466,7 @@ class Lowering:
 
     # ------------------------------------------------------------------ one operator
 
-    def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
+    def _lower_call(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         """Lower a call by its rule, else by PyTorch's decomposition, else as an opaque node."""
         rule = RULES.get(name)
         # Before the rules: an opaque node would be wrong, too.
@@ -479,18 +479,18 @@ class Lowering:
             if self._keeps_generator and name in _DRAWING:
                 raise Unsupported("the operator draws from PyTorch's generator")
             _check_types(fake, call)
-            return self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
+            return self._add_types(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001  # an unexpected call must not fail the model
             reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
-        if (results := self._decomposed(call, fake)) is not None:
+        if (results := self._decompose(call, fake)) is not None:
             return results
         # Keep the first reason per operator.
         self.declined.setdefault(call.target, reason)
         return self._opaque(call, args, kwargs, fake, reason)
 
-    def _decomposed(self, call: Call, fake: Any) -> Any:
+    def _decompose(self, call: Call, fake: Any) -> Any:
         """Lower a call by PyTorch's decomposition; None if there is none."""
         if call.target in self._decomposing:
             return None
@@ -499,13 +499,13 @@ class Lowering:
         key = (call.target, structure, read, *map(_describe, leaves))
         part = self._parts[key] if key in self._parts else trace_decomposition(call, read)
         # An unbacked symbol stands for the value of one call.
-        if part is None or not any(free_unbacked_symbols(one.meta.get("val")) for one in part.graph.nodes):
+        if part is None or not any(free_unbacked_symbols(node.meta.get("val")) for node in part.graph.nodes):
             self._parts[key] = part
         if part is None:
             return None
         self._decomposing.append(call.target)
         try:
-            return self._typed(self.inline(part, [self.values[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)]), fake)
+            return self._add_types(self.inline(part, [self.values[n] for n in leaves if isinstance(n, torch.fx.Node)]), fake)
         except (Unsupported, ModelError):
             return None
         finally:
@@ -513,14 +513,14 @@ class Lowering:
 
     def _check_one_type(self, name: str, args: Any) -> None:
         """Raise InputError, with the input's name, for mixed element types that PyTorch refuses only at run time."""
-        operands = [one for one in args if isinstance(one, Tensor)]
-        other = next((one for one in operands if one.dtype is not operands[-1].dtype), None)
+        operands = [operand for operand in args if isinstance(operand, Tensor)]
+        other = next((operand for operand in operands if operand.dtype is not operands[-1].dtype), None)
         if other is None:
             return
-        known = next((one for one in self._root.inputs if one.type and one.dtype is other.dtype), other)
-        second = next(one for one in operands if one.dtype is not other.dtype)
+        source = next((value for value in self._root.inputs if value.type and value.dtype is other.dtype), other)
+        second = next(operand for operand in operands if operand.dtype is not other.dtype)
         raise InputError(
-            f"input {known.name!r} is {other.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
+            f"input {source.name!r} is {other.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
             f"PyTorch takes one element type; convert the input, or the module"
         )
 
@@ -530,12 +530,12 @@ class Lowering:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
         overload = call.target._overloadname or "default"
         several = isinstance(fake, list | tuple)
-        found = self._get_types(call, fake)
-        types: list[Type | None] = list(found) if several else [found]
+        result_types = self._get_types(call, fake)
+        types: list[Type | None] = list(result_types) if several else [result_types]
         results = record_opaque(f"{schema.name}.{overload}", args, kwargs, types, reason)
-        for tensor, one in zip(results, fake if several else [fake], strict=True):
+        for tensor, captured in zip(results, fake if several else [fake], strict=True):
             if tensor is not None:
-                self.symbols.know_shape(tensor, one.shape)
+                self.symbols.know_shape(tensor, captured.shape)
         return list(results) if several else results[0]
 
     def _get_types(self, call: Call, fake: Any) -> Any:
@@ -544,23 +544,23 @@ class Lowering:
             return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
         read = _list_read(call, fake)
         return tuple(
-            self.get_type(one) if isinstance(one, torch.Tensor) and index in read else None for index, one in enumerate(fake)
+            self.get_type(item) if isinstance(item, torch.Tensor) and index in read else None for index, item in enumerate(fake)
         )
 
-    def _typed(self, result: Any, fake: Any) -> Any:
+    def _add_types(self, result: Any, fake: Any) -> Any:
         """Add the captured types to the results of a rule."""
         if isinstance(fake, list | tuple):
-            return [self._typed(one, known) for one, known in zip(result, fake, strict=True)]
+            return [self._add_types(item, captured) for item, captured in zip(result, fake, strict=True)]
         if not isinstance(fake, torch.Tensor) or result is None:
             return result
         wanted = self.get_type(fake)
         if result.dtype is not wanted.dtype:
             result = emit("Cast", result, to=wanted.dtype)
-        known = result.tensor_type.shape
-        if known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
-            raise Unsupported(f"its rule gives {TensorType(wanted.dtype, known)}, and PyTorch {wanted}")
+        shape = result.tensor_type.shape
+        if shape is not None and not may_equal(TensorType(wanted.dtype, shape), wanted):
+            raise Unsupported(f"its rule gives {TensorType(wanted.dtype, shape)}, and PyTorch {wanted}")
         # The capture knows extents that inference does not.
-        if (known is None or None in known) and self.builder.find_constant(result) is None:
+        if (shape is None or None in shape) and self.builder.find_constant(result) is None:
             result.type = self.builder.types[result.name] = wanted
         self.symbols.know_shape(result, fake.shape)
         return result
@@ -598,8 +598,8 @@ def _describe(leaf: Any) -> object:
 def _check_types(fake: Any, call: Call) -> None:
     """Raise Unsupported for complex inputs or results."""
     read = [node.meta.get("val") for node in call.all_input_nodes]
-    for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
-        if isinstance(one, torch.Tensor) and one.dtype.is_complex:
+    for value in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
+        if isinstance(value, torch.Tensor) and value.dtype.is_complex:
             raise Unsupported("operators of ONNX take no complex numbers")
 
 

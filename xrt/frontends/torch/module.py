@@ -57,19 +57,19 @@ def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any]
 
     Without nesting, the structure is the number of positional inputs and the names of the others, which is faster than a pytree.
     """
-    given = [*args, *kwargs.values()]
-    kinds = set(map(type, given))
+    leaves = [*args, *kwargs.values()]
+    kinds = set(map(type, leaves))
     structure: Any = (len(args), *kwargs)
     if not kinds <= _FLAT:
-        given, structure = pytree.tree_flatten((args, dict(kwargs)))
-        if register_dataclasses(given):
+        leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+        if register_dataclasses(leaves):
             return flatten(args, kwargs)
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given if isinstance(leaf, torch.Tensor)):
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)):
         raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
     # The common case returns without a pass over the leaves.
     if kinds == {torch.Tensor}:
-        return given, structure, given
-    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in given], structure, given
+        return leaves, structure, leaves
+    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves], structure, leaves
 
 
 _FLAT = {torch.Tensor, np.ndarray}
@@ -83,9 +83,9 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
     return tuple(leaves[:count]), dict(zip(names, leaves[count:], strict=True))
 
 
-def gives_arrays(given: list[Any]) -> bool:
+def gives_arrays(leaves: list[Any]) -> bool:
     """Whether all inputs are arrays, so that the call returns arrays."""
-    return any(isinstance(leaf, np.ndarray) for leaf in given) and not any(isinstance(leaf, torch.Tensor) for leaf in given)
+    return any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
 
 
 def list_shapes(leaves: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
@@ -111,19 +111,19 @@ def describe(leaf: Any) -> object:
 class _Same:
     """An unhashable input, compared by identity."""
 
-    held: Any
+    value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
+        return isinstance(other, _Same) and other.value is self.value
 
     def __hash__(self) -> int:
-        return id(self.held)
+        return id(self.value)
 
 
-def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
+def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
     """The input arrays of a capture."""
-    given = [leaves[index] for index in found.inputs]
-    arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]
+    inputs = [leaves[index] for index in capture.inputs]
+    arrays = [share_array(value) if isinstance(value, torch.Tensor) else np.asarray(value) for value in inputs]
     return arrays + [share_array(buffer) for buffer in buffers]
 
 
@@ -133,9 +133,9 @@ def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
     """Indices of two tensors that share an element, at least one of them in `written`; None if there are none."""
     arrays = {
-        index: share_array(one)
-        for index, one in enumerate(tensors)
-        if one is not None and one.numel() and one.layout is torch.strided
+        index: share_array(tensor)
+        for index, tensor in enumerate(tensors)
+        if tensor is not None and tensor.numel() and tensor.layout is torch.strided
     }
     for index in sorted(arrays.keys() & set(written)):
         for other, array in arrays.items():
@@ -144,9 +144,9 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
     return None
 
 
-def _have_common_element(one: Any, other: Any) -> bool:
+def _have_common_element(array: Any, other: Any) -> bool:
     try:
-        return np.shares_memory(one, other, max_work=100_000)  # type: ignore[arg-type]  # any number
+        return np.shares_memory(array, other, max_work=100_000)  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return True
 
@@ -154,10 +154,10 @@ def _have_common_element(one: Any, other: Any) -> bool:
 # ---------------------------------------------------------------------- sizes that vary
 
 
-def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
+def find_varying_axes(capture: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
     """Axes, by leaf, that differ from the capture or are symbolic in it; None if one has a size below 2."""
     varying: dict[int, set[int]] = {}
-    for index, value in zip(known.inputs, known.function.inputs, strict=False):
+    for index, value in zip(capture.inputs, capture.function.inputs, strict=False):
         declared, shape = cast("Any", value.type).shape, shapes[index] or ()
         axes = {axis for axis, (a, b) in enumerate(zip(declared, shape, strict=True)) if a != b}
         # torch.export always specializes sizes 0 and 1.
@@ -191,12 +191,12 @@ class SplitModule:
         """Modules of the parts, in the order of their first calls."""
         return tuple(self._modules)
 
-    def run(self, leaves: list[Any], structure: Any, given: list[Any]) -> Any:
+    def run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> Any:
         """Run on flattened inputs; return arrays if all inputs are arrays."""
         args, kwargs = unflatten(leaves, structure)
         with torch.no_grad(), drop_warnings("torch._dynamo.variables.tensor"):  # warnings about intended graph breaks
             result = self._compiled(*args, **kwargs)
-        if not gives_arrays(given):
+        if not gives_arrays(originals):
             return result
         while register_dataclasses(pytree.tree_leaves(result)):
             pass
@@ -225,7 +225,7 @@ def split(model: torch.nn.Module, arguments: Mapping[str, Any], error: ModelErro
 
 
 @dataclass(slots=True, eq=False)
-class _Compiled:
+class _CapturedModule:
     """A capture and the module that runs it."""
 
     capture: Capture
@@ -236,13 +236,13 @@ class _Compiled:
     """Tensors of the state that the capture updates."""
     used: int = 0
     """Number of the last call that used it."""
-    known: set[object] = field(default_factory=set)
+    accepted_sizes: set[object] = field(default_factory=set)
     """Sizes that passed the guards."""
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether the capture covers these sizes; a symbolic extent is at least 2."""
         shapes = list_shapes(leaves)
-        if shapes in self.known:
+        if shapes in self.accepted_sizes:
             return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
@@ -255,17 +255,17 @@ class _Compiled:
                 self.capture.guards(*leaves)
             except Exception:  # noqa: BLE001  # PyTorch's size guards raise arbitrary errors
                 return False
-        if len(self.known) < MOST_SIZES:
-            self.known.add(shapes)
+        if len(self.accepted_sizes) < MOST_SIZES:
+            self.accepted_sizes.add(shapes)
         return True
 
 
 def _add_shared_memory(error: ModelError, model: torch.nn.Module, state: ModuleState) -> ModelError:
     """Extend an error of PyTorch with the names of tensors that share memory."""
     distinct = {
-        id(one): (name, one) for name, one in zip(list_tensor_names(model), state.tensors, strict=True)
+        id(tensor): (name, tensor) for name, tensor in zip(list_tensor_names(model), state.tensors, strict=True)
     }  # tied tensors have one name
-    tensors = [one for _, one in distinct.values()]
+    tensors = [tensor for _, tensor in distinct.values()]
     if (shared := find_shared_memory(tensors, range(len(tensors)))) is None:
         return error
     first, second = (list(distinct.values())[index][0] for index in shared)
@@ -319,8 +319,8 @@ class TorchModule:
         self._max_bytes = open_cache(cache).max_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
-        self._captures: dict[object, list[_Compiled]] = {}
-        self._latest: _Compiled | None = None
+        self._captures: dict[object, list[_CapturedModule]] = {}
+        self._latest: _CapturedModule | None = None
         self._split: SplitModule | None = None
         self._calls = 0
         self._guard = renew_after_fork(threading.RLock())
@@ -330,34 +330,34 @@ class TorchModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on its usual inputs; see the class."""
-        leaves, structure, given = flatten(args, kwargs)
+        leaves, structure, originals = flatten(args, kwargs)
         if kwargs:
             check_keywords(self.model, kwargs)
         if self._split is not None and not self._is_closed:
-            return self._split.run(leaves, structure, given)
+            return self._split.run(leaves, structure, originals)
         try:
-            compiled, buffers, results = self._run(leaves, structure, given)
+            compiled, buffers, results = self._run(leaves, structure, originals)
         except (DataDependentError, PlanError) as error:
             if isinstance(error, PlanError) and not (self._latest and self._latest.capture.declined):
                 raise
             with self._guard:
                 self._split = self._split or split(self.model, self._arguments, error)
-            return self._split.run(leaves, structure, given)
+            return self._split.run(leaves, structure, originals)
         results = results if isinstance(results, tuple) else (results,)
         # Tensors that the call wrote to without PyTorch's knowledge.
         if written := [*buffers, *(leaves[index] for index in compiled.capture.updated)]:
             torch.autograd.graph.increment_version(written)
         tensors = [share_tensor(result) for result in results]
         outputs = [leaf.pick(tensors, leaves) for leaf in compiled.capture.leaves]
-        if gives_arrays(given):
-            outputs = [share_array(one) if isinstance(one, torch.Tensor) else one for one in outputs]
+        if gives_arrays(originals):
+            outputs = [share_array(output) if isinstance(output, torch.Tensor) else output for output in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
-    def _run(self, leaves: list[Any], structure: Any, given: list[Any]) -> tuple[_Compiled, list[Any], Any]:
+    def _run(self, leaves: list[Any], structure: Any, originals: list[Any]) -> tuple[_CapturedModule, list[Any], Any]:
         while True:
             compiled, buffers = self._find(leaves, structure)
             for index in compiled.capture.updated:
-                if not is_shared(given[index]):
+                if not is_shared(originals[index]):
                     raise InputError(
                         "the module updates an input in place, and the one given cannot be: it is read-only, runs backwards, "
                         "or is a conjugate or negative view; pass a copy of it"
@@ -372,20 +372,20 @@ class TorchModule:
                 ):  # otherwise another thread dropped the capture: retry
                     raise
 
-    def _check_memory(self, compiled: _Compiled, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
+    def _check_memory(self, compiled: _CapturedModule, leaves: list[Any], buffers: list[torch.Tensor]) -> None:
         """Raise InputError if a tensor that the module writes to shares memory with another one that it reads."""
-        found = compiled.capture
-        names = [f"input {value.name!r}" for value in found.function.inputs[: len(found.inputs)]]
-        tensors: list[Any] = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in map(leaves.__getitem__, found.inputs)]
-        written = {found.inputs.index(leaf) for leaf in found.updated}
+        capture = compiled.capture
+        names = [f"input {value.name!r}" for value in capture.function.inputs[: len(capture.inputs)]]
+        tensors: list[Any] = [t if isinstance(t, torch.Tensor) else None for t in map(leaves.__getitem__, capture.inputs)]
+        written = {capture.inputs.index(leaf) for leaf in capture.updated}
         written.update(range(len(tensors), len(tensors) + len(buffers)))
-        names += [f"buffer {name!r}" for name in found.buffers]
+        names += [f"buffer {name!r}" for name in capture.buffers]
         tensors += buffers
-        if found.updated:
+        if capture.updated:
             state = zip(list_tensor_names(self.model), compiled.state.tensors, strict=True)
-            others = [(f"{name!r} of the module", one) for name, one in state if all(one is not buffer for buffer in buffers)]
+            others = [(f"{name!r} of the module", t) for name, t in state if all(t is not buffer for buffer in buffers)]
             names += [name for name, _ in others]
-            tensors += [one for _, one in others]
+            tensors += [tensor for _, tensor in others]
         if shared := find_shared_memory(tensors, written):
             first, second = (names[index] for index in shared)
             raise InputError(
@@ -393,7 +393,7 @@ class TorchModule:
                 f"pass a copy of one: x.clone(), or x.copy() of an array"
             )
 
-    def _find(self, leaves: list[Any], structure: Any) -> tuple[_Compiled, list[Any]]:
+    def _find(self, leaves: list[Any], structure: Any) -> tuple[_CapturedModule, list[Any]]:
         """The capture for these inputs, made if necessary, and the buffers that it updates."""
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
@@ -401,27 +401,27 @@ class TorchModule:
                 raise InputError("the module is closed; make a new XRTModule")
             state = ModuleState.of(self.model)
             key = (structure, state.training, autocast, tuple(map(describe, leaves)))
-            known = self._captures.get(key, [])
-            if any(not one.state.is_like(state, one.buffers) for one in known):
+            candidates = self._captures.get(key, [])
+            if any(not candidate.state.is_like(state, candidate.buffers) for candidate in candidates):
                 self.recapture()
-                known = []
-            found = next((one for one in known if one.accepts(leaves)), None)
+                candidates = []
+            compiled = next((candidate for candidate in candidates if candidate.accepts(leaves)), None)
             self._calls += 1
-            if found is None:
-                found = self._capture(leaves, structure, known, state)
-                found.used = self._calls
-                self._captures.setdefault(key, []).append(found)
+            if compiled is None:
+                compiled = self._capture(leaves, structure, candidates, state)
+                compiled.used = self._calls
+                self._captures.setdefault(key, []).append(compiled)
                 self._evict()
-            found.used = self._calls
-            self._latest = found
-            return found, [state.tensors[index] for index in found.buffers]
+            compiled.used = self._calls
+            self._latest = compiled
+            return compiled, [state.tensors[index] for index in compiled.buffers]
 
     def _evict(self) -> None:
         """Drop the least recently used captures beyond the limit; never the last one."""
-        every = sorted(((key, one) for key, some in self._captures.items() for one in some), key=lambda entry: entry[1].used)
-        sizes = [max(LEAST_BYTES, one.module.programs.specializations.nbytes) for _, one in every]
+        entries = sorted(((key, item) for key, some in self._captures.items() for item in some), key=lambda entry: entry[1].used)
+        sizes = [max(LEAST_BYTES, item.module.programs.specializations.nbytes) for _, item in entries]
         surplus, dropped = sum(sizes) - self._max_bytes, False
-        for (key, oldest), size in zip(every[:-1], sizes, strict=False):
+        for (key, oldest), size in zip(entries[:-1], sizes, strict=False):
             if surplus <= 0:
                 break
             surplus, dropped = surplus - size, True
@@ -432,23 +432,23 @@ class TorchModule:
         if dropped:
             warn_of_signatures(self._max_bytes)
 
-    def _capture(self, leaves: list[Any], structure: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
+    def _capture(self, leaves: list[Any], structure: Any, earlier: list[_CapturedModule], state: ModuleState) -> _CapturedModule:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 share_array(leaf)  # raises for tensors that are not dense or not on the CPU
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         if find_shared_memory([*tensors, *state.tensors], range(len(leaves))):
             leaves = [
-                leaf if one is None else one.clone() for leaf, one in zip(leaves, tensors, strict=True)
+                leaf if tensor is None else tensor.clone() for leaf, tensor in zip(leaves, tensors, strict=True)
             ]  # clones, for the capture only
         args, kwargs = unflatten(leaves, structure)
-        dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
+        dynamic = find_varying_axes(earlier[-1].capture, list_shapes(leaves)) if earlier else None
         if dynamic is not None:
             try:
                 shapes = make_dynamic_shapes(self.model, leaves, structure, dynamic)
-                found = self._compile(capture(self.model, args, kwargs, shapes, allow_guards=True), state)
-                if found.accepts(leaves):
-                    return found
+                compiled = self._compile(capture(self.model, args, kwargs, shapes, allow_guards=True), state)
+                if compiled.accepts(leaves):
+                    return compiled
             except ModelError:
                 pass  # fall back to a capture with static sizes
         try:
@@ -458,17 +458,17 @@ class TorchModule:
         except ModelError as error:
             raise _add_shared_memory(error, self.model, state) from error.__cause__
 
-    def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
+    def _compile(self, capture: Capture, state: ModuleState) -> _CapturedModule:
         is_strict = bool(self._arguments.get("strict"))
-        engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
+        engine = add_torch_engine(self._arguments["engine"], capture.function, is_strict=is_strict)
         names = list_tensor_names(self.model)
-        buffers = tuple(names.index(name) for name in found.buffers)
-        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state, buffers)
+        buffers = tuple(names.index(name) for name in capture.buffers)
+        return _CapturedModule(capture, XRTModule(capture.function, **{**self._arguments, "engine": engine}), state, buffers)
 
     def recapture(self) -> None:
         """Drop all captures, so that the next call uses the module's current parameters and code."""
         with self._guard:
-            for compiled in (one for some in self._captures.values() for one in some):
+            for compiled in (item for some in self._captures.values() for item in some):
                 compiled.module.close()
             self._captures.clear()
             self._latest = None
@@ -493,7 +493,7 @@ class TorchModule:
         """Operators without ONNX form in the Function of the last call, with reasons."""
         return self._require().capture.declined
 
-    def _require(self) -> _Compiled:
+    def _require(self) -> _CapturedModule:
         if self._split is not None:
             raise InputError(
                 f"{type(self.model).__name__} runs in parts, into which torch.compile splits it; ask one of its .parts"
@@ -502,44 +502,44 @@ class TorchModule:
             raise InputError("a module of PyTorch is captured for its inputs; call it, or its compile(*examples), first")
         return self._latest
 
-    def compile(self, *examples: Any, **named: Any) -> Plan:
+    def compile(self, *examples: Any, **kwargs: Any) -> Plan:
         """Capture and compile for these inputs without running."""
-        compiled, feed = self._prepare(examples, named)
+        compiled, feed = self._prepare(examples, kwargs)
         return compiled.module.compile(*feed)
 
-    def plan_for(self, *args: Any, **named: Any) -> Plan:
+    def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
         """The Plan for these inputs, without compiling."""
-        compiled, feed = self._prepare(args, named)
+        compiled, feed = self._prepare(args, kwargs)
         return compiled.module.plan_for(*feed)
 
-    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **named: Any) -> None:
+    def save(self, path: str | os.PathLike[str], *examples: Any, example: Any = True, **kwargs: Any) -> None:
         """Write a bundle for these inputs, or for the last call; its inputs are the tensors by name."""
-        compiled, feed = self._prepare(examples, named) if examples or named else (self._require(), [])
+        compiled, feed = self._prepare(examples, kwargs) if examples or kwargs else (self._require(), [])
         compiled.module.save(path, *feed, example=example)
 
-    def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
-        leaves, structure, _ = flatten(args, named)
+    def _prepare(self, args: Any, kwargs: Any) -> tuple[_CapturedModule, list[Any]]:
+        leaves, structure, _ = flatten(args, kwargs)
         if self._split is not None:
             self._require()
         compiled, buffers = self._find(leaves, structure)
         return compiled, collect_arrays(compiled.capture, leaves, buffers)
 
     def tune(
-        self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **named: Any
+        self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **kwargs: Any
     ) -> Any:
         """Search the best placement for these inputs; see `XRTModule.tune`, also for throughput keywords."""
-        terms = {name: named.pop(name) for name in TERMS if name in named} if objective != "latency" else {}
-        compiled, feed = self._prepare(args, named)
-        return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **terms)
+        limits = {name: kwargs.pop(name) for name in TERMS if name in kwargs} if objective != "latency" else {}
+        compiled, feed = self._prepare(args, kwargs)
+        return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **limits)
 
-    def verify(self, *args: Any, inner: bool = True, progress: Any = ignore_progress, **named: Any) -> Verification:
+    def verify(self, *args: Any, inner: bool = True, progress: Any = ignore_progress, **kwargs: Any) -> Verification:
         """Compare all regions with the reference engine on these inputs; see `XRTModule.verify`."""
-        compiled, feed = self._prepare(args, named)
+        compiled, feed = self._prepare(args, kwargs)
         return compiled.module.verify(*feed, inner=inner, progress=progress)
 
-    def bisect(self, *args: Any, progress: Any = ignore_progress, **named: Any) -> FailingSubgraph | None:
+    def bisect(self, *args: Any, progress: Any = ignore_progress, **kwargs: Any) -> FailingSubgraph | None:
         """The smallest part of a region that differs from the reference engine; see `XRTModule.bisect`."""
-        compiled, feed = self._prepare(args, named)
+        compiled, feed = self._prepare(args, kwargs)
         return compiled.module.bisect(*feed, progress=progress)
 
     inputs = _read_last("inputs", "Inputs of the last call's Function: tensors by name, then updated buffers.")
@@ -559,7 +559,7 @@ class TorchModule:
         """Refused: calibrate ``XRTModule(xrt.from_torch(...))``, whose values have names."""
         raise OptionError("a module of PyTorch is calibrated as xrt.XRTModule(xrt.from_torch(module, args))")
 
-    def bind(self, *args: Any, **named: Any) -> Any:
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: bind arrays of ``XRTModule(xrt.from_torch(...))``, whose inputs are a flat list."""
         raise InputError("bind() needs a flat list of arrays; bind those of xrt.XRTModule(xrt.from_torch(module, args))")
 

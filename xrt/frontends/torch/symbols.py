@@ -143,7 +143,7 @@ def _apply(op_type: str) -> Callable[[list[Tensor]], Tensor]:
 
     def combine(rows: list[Tensor]) -> Tensor:
         promoted = map(_float, rows) if any(row.dtype.is_float for row in rows) else rows
-        return reduce(lambda one, other: emit(op_type, one, other), promoted)
+        return reduce(lambda left, right: emit(op_type, left, right), promoted)
 
     return combine
 

@@ -71,9 +71,9 @@ def log1p(result: TensorType, x: Tensor) -> Tensor:
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
     u = emit("Add", y, one)
     lost = emit("Equal", u, one)
-    kept = emit("Mul", emit("Log", u), emit("Div", y, emit("Where", lost, one, emit("Sub", u, one))))
-    kept = emit("Where", emit("Equal", u, scalar(math.inf, result.dtype)), u, kept)
-    return emit("Where", lost, y, kept)
+    value = emit("Mul", emit("Log", u), emit("Div", y, emit("Where", lost, one, emit("Sub", u, one))))
+    value = emit("Where", emit("Equal", u, scalar(math.inf, result.dtype)), u, value)
+    return emit("Where", lost, y, value)
 
 
 @rule("expm1")
@@ -376,9 +376,9 @@ def _drop_to_alpha(channels: bool, result: TensorType, x: Tensor, p: float, trai
         return emit("Mul", x, scalar(0, x.dtype))
     alpha = 1.7580993408473766
     scale = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
-    kept = emit("Mul", drop(_make_ones(x, channels=channels), p), scalar(1 - p, x.dtype))
-    shift = emit("Add", emit("Mul", kept, scalar(alpha * scale, x.dtype)), scalar(alpha * scale * (p - 1), x.dtype))
-    return emit("Add", emit("Mul", x, emit("Mul", kept, scalar(scale, x.dtype))), shift)
+    mask = emit("Mul", drop(_make_ones(x, channels=channels), p), scalar(1 - p, x.dtype))
+    shift = emit("Add", emit("Mul", mask, scalar(alpha * scale, x.dtype)), scalar(alpha * scale * (p - 1), x.dtype))
+    return emit("Add", emit("Mul", x, emit("Mul", mask, scalar(scale, x.dtype))), shift)
 
 
 rule("alpha_dropout", "alpha_dropout_")(partial(_drop_to_alpha, False))
@@ -416,34 +416,34 @@ def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor
     return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
 
 
-def _reduced(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+def _reduce(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     return reduce_by(op_type, cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else [], keepdim)
 
 
-rule("sum", "sum.dim_IntList")(partial(_reduced, "ReduceSum"))
-rule("mean", "mean.dim")(partial(_reduced, "ReduceMean"))
-rule("prod", "prod.dim_int")(partial(_reduced, "ReduceProd"))
-rule("logsumexp")(partial(_reduced, "ReduceLogSumExp"))
+rule("sum", "sum.dim_IntList")(partial(_reduce, "ReduceSum"))
+rule("mean", "mean.dim")(partial(_reduce, "ReduceMean"))
+rule("prod", "prod.dim_int")(partial(_reduce, "ReduceProd"))
+rule("logsumexp")(partial(_reduce, "ReduceLogSumExp"))
 
 
 def _register_reduced_extreme(op_type: str, index: str, *names: str) -> None:
     def extreme(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
         if x.dtype is DType.BOOL:
-            return cast(_reduced(op_type, TensorType(DType.UINT8), x, dim, keepdim), DType.BOOL)
-        return _reduced(op_type, result, x, dim, keepdim)
+            return cast(_reduce(op_type, TensorType(DType.UINT8), x, dim, keepdim), DType.BOOL)
+        return _reduce(op_type, result, x, dim, keepdim)
 
     def with_index(result: tuple[TensorType, ...], x: Tensor, dim: int, keepdim: bool = False) -> Any:
         if x.ndim == 0:
             return x, scalar(0, DType.INT64)
         # ONNX's ArgMax and ArgMin have no booleans.
         y = cast(x, DType.INT32) if x.dtype is DType.BOOL else x
-        found = emit(index, y, axis=dim % x.ndim, keepdims=int(keepdim))
-        return cast(reduce_by(op_type, y, [dim % x.ndim], keepdim), x.dtype), found
+        indices = emit(index, y, axis=dim % x.ndim, keepdims=int(keepdim))
+        return cast(reduce_by(op_type, y, [dim % x.ndim], keepdim), x.dtype), indices
 
     def only_index(result: TensorType, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
-            found = emit(index, reshape(x, -1), axis=0, keepdims=0)
-            return reshape(found, *[1] * x.ndim) if keepdim else found
+            indices = emit(index, reshape(x, -1), axis=0, keepdims=0)
+            return reshape(indices, *[1] * x.ndim) if keepdim else indices
         return emit(index, x, axis=dim % x.ndim, keepdims=int(keepdim)) if x.ndim else scalar(0, DType.INT64)
 
     low = op_type.removeprefix("Reduce").lower()
@@ -457,7 +457,7 @@ _register_reduced_extreme("ReduceMin", "ArgMin")
 
 
 def _test(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-    return cast(_reduced(op_type, TensorType(DType.INT32), cast(x, DType.BOOL), dim, keepdim), result.dtype)
+    return cast(_reduce(op_type, TensorType(DType.INT32), cast(x, DType.BOOL), dim, keepdim), result.dtype)
 
 
 for _name, _op_type in {"any": "ReduceMax", "all": "ReduceMin"}.items():

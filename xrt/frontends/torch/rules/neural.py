@@ -63,7 +63,7 @@ def _convolve(a: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 # ---------------------------------------------------------------------- normalizations
 
 
-def _fill_terms(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
+def _fill_affine(a: Any, size: Any, dtype: DType) -> tuple[Tensor, Tensor]:
     """Scale and shift; ones and zeros by default."""
     scale = constant(np.ones(size), dtype) if a.weight is None else a.weight
     return scale, constant(np.zeros(size), dtype) if a.bias is None else a.bias
@@ -88,7 +88,7 @@ def _normalize_by_running(a: Any) -> Tensor:
     mean, variance = a.running_mean, a.running_var
     if mean is None or variance is None:
         raise Unsupported("batch normalization without running statistics")
-    return emit("BatchNormalization", a.input, *_fill_terms(a, fixed_size(mean, 0), mean.dtype), mean, variance, epsilon=a.eps)
+    return emit("BatchNormalization", a.input, *_fill_affine(a, fixed_size(mean, 0), mean.dtype), mean, variance, epsilon=a.eps)
 
 
 @rule_by_name("_native_batch_norm_legit_no_training")
@@ -112,8 +112,8 @@ def native_batch_norm_functional(result: Any, a: Any) -> Any:
     unbiased = emit("Mul", spread, _find_correction(a.input, mean, spread.dtype))
     after = []
     for old, new in ((a.running_mean, mean), (a.running_var, unbiased)):
-        kept, taken = scalar(1 - a.momentum, old.dtype), scalar(a.momentum, old.dtype)
-        after.append(emit("Add", emit("Mul", old, kept), emit("Mul", cast(new, old.dtype), taken)))
+        old_share, new_share = scalar(1 - a.momentum, old.dtype), scalar(a.momentum, old.dtype)
+        after.append(emit("Add", emit("Mul", old, old_share), emit("Mul", cast(new, old.dtype), new_share)))
     return y, mean, deviation, *after
 
 
@@ -129,16 +129,16 @@ def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
 
 def _normalize_batch(a: Any) -> tuple[Tensor, ...]:
     """The normalized tensor, and per channel mean, inverse deviation and variance."""
-    x, terms = a.input, [a.weight, a.bias]
+    x, parameters = a.input, [a.weight, a.bias]
     if x.dtype is not DType.FLOAT64:  # PyTorch's kernels keep the statistics of half precision in float32
-        terms = [None if one is None else cast(one, DType.FLOAT32) for one in terms]
+        parameters = [None if tensor is None else cast(tensor, DType.FLOAT32) for tensor in parameters]
         x = set_shape(cast(x, DType.FLOAT32), x.shape)
     channels = [1, -1, *[1] * (x.ndim - 2)]
-    weight, bias = (None if one is None else reshape(one, *channels) for one in terms)
+    weight, bias = (None if tensor is None else reshape(tensor, *channels) for tensor in parameters)
     mean, centered, spread, deviation = _find_moments(x, [axis for axis in range(x.ndim) if axis != 1], a.eps)
     y = emit("Mul", centered, deviation if weight is None else emit("Mul", deviation, weight))
     y = y if bias is None else emit("Add", y, bias)
-    return y, *(reshape(one, -1) for one in (mean, deviation, spread))
+    return y, *(reshape(statistic, -1) for statistic in (mean, deviation, spread))
 
 
 @rule_by_name("layer_norm")
@@ -172,9 +172,9 @@ def group_norm(result: TensorType, a: Any) -> Tensor:
 
 
 def _normalize_groups(a: Any, groups: int) -> Tensor:
-    x, terms = a.input, _fill_terms(a, fixed_size(a.input, 1), a.input.dtype)
+    x, parameters = a.input, _fill_affine(a, fixed_size(a.input, 1), a.input.dtype)
     wide = x if x.ndim > 2 else emit("Unsqueeze", x, ints(2))
-    y = emit("GroupNormalization", wide, *terms, num_groups=groups, epsilon=float(a.eps))
+    y = emit("GroupNormalization", wide, *parameters, num_groups=groups, epsilon=float(a.eps))
     return y if x.ndim > 2 else emit("Squeeze", y, ints(2))
 
 
@@ -191,8 +191,8 @@ def native_group_norm(result: Any, a: Any) -> Any:
 def instance_norm(result: TensorType, a: Any) -> Tensor:
     if not a.use_input_stats:
         return _normalize_by_running(a)
-    terms = _fill_terms(a, fixed_size(a.input, 1), a.input.dtype)
-    return emit("InstanceNormalization", a.input, *terms, epsilon=float(a.eps))
+    parameters = _fill_affine(a, fixed_size(a.input, 1), a.input.dtype)
+    return emit("InstanceNormalization", a.input, *parameters, epsilon=float(a.eps))
 
 
 @rule("im2col")
@@ -246,9 +246,9 @@ def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
     builder = current("a pool")
     node = builder.nodes.pop()
     label = builder.names.take(f"{node.name}_indices")
-    y, found = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
+    y, indices = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
     plane = scalar(math.prod(fixed_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
-    return y, emit("Mod", found, plane)
+    return y, emit("Mod", indices, plane)
 
 
 def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
@@ -303,15 +303,15 @@ for _count in (1, 2, 3):
 # ---------------------------------------------------------------------- resizing
 
 
-def _resized(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
+def _resize(result: TensorType, x: Tensor, size: Any, factors: Any, **attributes: Any) -> Tensor:
     """Resize the axes from the third on to a size; given factors determine the sample positions."""
     axes = list(range(2, x.ndim))
     if factors is not None:
         scales = np.array([float(factor) for factor in factors], np.float32)
         exact = [have * factor for have, factor in zip(x.shape[2:], scales, strict=True) if isinstance(have, int)]
-        if len(exact) == len(axes) and all(abs(one - round(float(one))) < 1e-4 for one in exact):
+        if len(exact) == len(axes) and all(abs(extent - round(float(extent))) < 1e-4 for extent in exact):
             return emit("Resize", x, None, scales, None, axes=axes, **attributes)
-        if any(not float(one).is_integer() for one in scales):
+        if any(not float(scale).is_integer() for scale in scales):
             raise Unsupported("a resize by a factor that gives no whole size")
         return emit("Resize", x, None, scales, None, axes=axes, **attributes)
     return emit("Resize", x, None, None, make_shape(size), axes=axes, **attributes)
@@ -323,10 +323,10 @@ def _upsample(mode: str, is_vector: bool, result: TensorType, x: Tensor, size: A
     factors = scales[0] if is_vector else None if not scales or None in scales else scales
     if mode == "nearest":
         attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        return _resized(result, x, size, factors, mode=mode, **attributes)
+        return _resize(result, x, size, factors, mode=mode, **attributes)
     where = "align_corners" if corners else "pytorch_half_pixel" if mode == "linear" else "half_pixel"
     cubic = -0.75 if mode == "cubic" else None
-    return _resized(result, x, size, factors, mode=mode, coordinate_transformation_mode=where, cubic_coeff_a=cubic)
+    return _resize(result, x, size, factors, mode=mode, coordinate_transformation_mode=where, cubic_coeff_a=cubic)
 
 
 for _name in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d"):
@@ -364,37 +364,37 @@ def _recurrent(
     has_biases, layers, dropout, train, is_bidirectional, is_batch_first = options
     if x.ndim != 3:
         raise Unsupported("a recurrent layer without a batch")
-    ways = 2 if is_bidirectional else 1
-    per = len(params) // (layers * ways)
+    directions = 2 if is_bidirectional else 1
+    per = len(params) // (layers * directions)
     if per != (4 if has_biases else 2):
         raise Unsupported("a recurrent layer with projections")
     y = emit("Transpose", x, perm=[1, 0, 2]) if is_batch_first else x
     ends: list[list[Tensor]] = [[] for _ in states]
     for layer in range(layers):
-        mine = [params[(layer * ways + way) * per : (layer * ways + way + 1) * per] for way in range(ways)]
-        weights = _stack_weights(mine, order, has_biases)
-        starts = [emit("Slice", state, ints(layer * ways), ints((layer + 1) * ways), ints(0)) for state in states]
-        hidden, direction = fixed_size(mine[0][1], 1), "bidirectional" if is_bidirectional else "forward"
+        layer_params = [params[(layer * directions + i) * per : (layer * directions + i + 1) * per] for i in range(directions)]
+        weights = _stack_weights(layer_params, order, has_biases)
+        starts = [emit("Slice", state, ints(layer * directions), ints((layer + 1) * directions), ints(0)) for state in states]
+        hidden, direction = fixed_size(layer_params[0][1], 1), "bidirectional" if is_bidirectional else "forward"
         inputs = (y, *weights, None, *starts)
-        found = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
-        for end, state in zip(ends, found[1:], strict=True):
+        results = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
+        for end, state in zip(ends, results[1:], strict=True):
             end.append(state)
         # PyTorch concatenates the directions on the last axis.
-        y = reshape(emit("Transpose", found[0], perm=[0, 2, 1, 3]), 0, 0, -1)
+        y = reshape(emit("Transpose", results[0], perm=[0, 2, 1, 3]), 0, 0, -1)
         if train and dropout and layer + 1 < layers:
             y = drop(y, dropout)
     y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y
     return (y, *[end[0] if layers == 1 else emit("Concat", *end, axis=0) for end in ends])
 
 
-def _stack_weights(mine: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Input weights, recurrent weights and biases of all directions of a layer."""
-    hidden = fixed_size(mine[0][1], 1)
-    w, r = (emit("Concat", *[_rows(one[i], order, hidden) for one in mine], axis=0) for i in (0, 1))
+    hidden = fixed_size(layer_params[0][1], 1)
+    w, r = (emit("Concat", *[_rows(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
     if not has_biases:
         return w, r, None
-    both = [emit("Concat", *[_gates(one[i], order, hidden) for i in (2, 3)], axis=0) for one in mine]
-    return w, r, emit("Concat", *[emit("Unsqueeze", one, ints(0)) for one in both], axis=0)
+    biases = [emit("Concat", *[_gates(params[i], order, hidden) for i in (2, 3)], axis=0) for params in layer_params]
+    return w, r, emit("Concat", *[emit("Unsqueeze", bias, ints(0)) for bias in biases], axis=0)
 
 
 def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:
@@ -456,7 +456,7 @@ def _differentiate(
         return [None] * len(inputs)
     builder = Builder("backward", opsets=dict(current("a gradient").opsets))
     with builder:
-        builder.output(record(*(builder.input(name, one.type) for name, one in zip(names, inputs, strict=True))), "result")
+        builder.output(record(*(builder.input(name, value.type) for name, value in zip(names, inputs, strict=True))), "result")
     backward = gradient(builder.function(), of="result", with_respect_to=chosen, seeds=True)
     backward = drop_dead_nodes(backward.replace(outputs=backward.outputs[1:]))
     results = iter(current("a gradient").inline(backward, *inputs, g))

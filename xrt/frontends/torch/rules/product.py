@@ -57,7 +57,7 @@ def matmul(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
 _INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
 
 
-def _combined(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+def _add_scaled(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     y = product if alpha == 1 else emit("Mul", product, cast(alpha, result.dtype))
     if beta == 0:
         return y
@@ -82,7 +82,7 @@ def addmm(result: TensorType, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, al
     if isinstance(beta, int | float) and isinstance(alpha, int | float) and result.dtype.is_float:
         weight, is_turned = _find_turned(b)
         return emit("Gemm", a, weight, x, alpha=float(alpha), beta=float(beta), transB=is_turned)
-    return _combined(result, x, emit("MatMul", a, b), beta, alpha)
+    return _add_scaled(result, x, emit("MatMul", a, b), beta, alpha)
 
 
 @rule("einsum")
@@ -122,14 +122,14 @@ def _regroup(x: Tensor, like: Tensor) -> Tensor:
     """Reshape to the head count of another tensor, so that the heads of a group become rows of one head."""
     heads, lead = like.shape[-3], x.ndim - 3
     before, rows = x.shape[-3:-1]
-    known = before * rows // heads if isinstance(before, int) and isinstance(rows, int) and isinstance(heads, int) else None
+    extent = before * rows // heads if isinstance(before, int) and isinstance(rows, int) and isinstance(heads, int) else None
     if isinstance(heads, int):
         regrouped = reshape(x, *[0] * lead, heads, -1, 0)
     else:
         count = emit("Shape", like, start=like.ndim - 3, end=like.ndim - 2)
         target: list[Any] = [*([ints(*[0] * lead)] if lead else []), count, ints(-1, 0)]
         regrouped = emit("Reshape", x, emit("Concat", *target, axis=0))
-    return set_shape(regrouped, (*x.shape[:-3], heads, known, x.shape[-1]))
+    return set_shape(regrouped, (*x.shape[:-3], heads, extent, x.shape[-1]))
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -143,9 +143,9 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return set_shape(_regroup(product, a), (*lead, a.shape[-3], a.shape[-2], b.shape[-1]))
 
 
-def _broadcast(one: Dim, other: Dim) -> Dim:
+def _broadcast(size: Dim, other: Dim) -> Dim:
     """The broadcast extent; None if unknown."""
-    return one if one == other or other == 1 else other if one == 1 else None
+    return size if size == other or other == 1 else other if size == 1 else None
 
 
 def _multiply_transposed(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def attention_kernel(result: Any, a: Any) -> Any:
     """PyTorch's operator for one kernel of attention."""
     if a.dropout_p:
         raise Unsupported("attention with dropout")
-    if any(one is not None for one in result[2:]):
+    if any(type_ is not None for type_ in result[2:]):
         raise Unsupported("the state of a kernel of attention")
     if result[1] is None:
         return _attend(a)[0], *[None] * (len(result) - 1)

@@ -112,8 +112,8 @@ def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) ->
     if all(isinstance(size, int) for size in to_):
         return emit("Expand", x, np.array(to_, np.int64))
     lead = len(to_) - x.ndim
-    kept = [1 if i >= lead and (s == -1 or x.shape[i - lead] == to_[i]) else s for i, s in enumerate(sizes)]  # 1 keeps the extent
-    return x if all(size == 1 for size in kept) and lead == 0 else emit("Expand", x, make_shape(kept))
+    dims = [1 if i >= lead and (s == -1 or x.shape[i - lead] == to_[i]) else s for i, s in enumerate(sizes)]  # 1 keeps the extent
+    return x if all(size == 1 for size in dims) and lead == 0 else emit("Expand", x, make_shape(dims))
 
 
 @rule("repeat")
@@ -125,11 +125,11 @@ def repeat(result: TensorType, x: Tensor, repeats: Any) -> Tensor:
 
 @rule("cat")
 def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
-    kept = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch leaves out empty tensors of one axis
-    if not kept:
+    nonempty = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch leaves out empty tensors of one axis
+    if not nonempty:
         return cast(tensors[0], result.dtype)
-    parts = [cast(tensor, result.dtype) for tensor in kept]
-    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(kept[0], dim))
+    parts = [cast(tensor, result.dtype) for tensor in nonempty]
+    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(nonempty[0], dim))
 
 
 @rule("split.Tensor", "split_with_sizes", "chunk")
@@ -137,8 +137,8 @@ def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) ->
     axis = dim % x.ndim
     if len(result) == 1:
         return (x,)
-    sizes = [(one.shape or ())[axis] for one in result]
-    if not all(isinstance(one, int) for one in sizes):
+    sizes = [(type_.shape or ())[axis] for type_ in result]
+    if not all(isinstance(extent, int) for extent in sizes):
         if not isinstance(size, list | tuple):
             raise Unsupported("parts of which the sizes are symbolic")
         return apply("Split", (x, make_shape(size)), {"axis": axis}, outputs=len(result))
@@ -179,29 +179,29 @@ _PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "cir
 
 @rule("pad")
 def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    if mode != "constant" and not all(isinstance(one, int) for one in pad):
+    if mode != "constant" and not all(isinstance(width, int) for width in pad):
         raise Unsupported("padding by symbolic numbers")
-    if all(one == 0 for one in pad):
+    if all(width == 0 for width in pad):
         return x
     before: list[Any] = [0] * x.ndim
     after: list[Any] = [0] * x.ndim
     for i in range(len(pad) // 2):
         before[x.ndim - 1 - i], after[x.ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
     if mode != "constant":
-        return _pad_by_its_own(x, before, after, mode)
+        return _pad_from_input(x, before, after, mode)
     fill = scalar(value if value is not None else 0, x.dtype)
     return emit("Pad", x, make_shape([*before, *after]), fill, mode="constant")
 
 
-def _pad_by_its_own(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
+def _pad_from_input(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
     """Non-constant padding. PyTorch crops after padding, so padding may repeat cropped elements, unlike in ONNX."""
     cut = min(*before, *after) < 0
     if cut and mode == "circular":
         raise Unsupported("circular padding that cuts off")
-    y = emit("Pad", x, ints(*(max(one, 0) for one in (*before, *after))), mode=_PADS[mode])
+    y = emit("Pad", x, ints(*(max(width, 0) for width in (*before, *after))), mode=_PADS[mode])
     if not cut:
         return y
-    starts, ends = [max(-one, 0) for one in before], [min(one, 0) or LAST for one in after]
+    starts, ends = [max(-width, 0) for width in before], [min(width, 0) or LAST for width in after]
     return emit("Slice", y, ints(*starts), ints(*ends), ints(*range(x.ndim)))
 
 
@@ -252,32 +252,32 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
 # ---------------------------------------------------------------------- creation
 
 
-def _filled(value: Any, sizes: Any, dtype: DType) -> Tensor:
+def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
     shape = make_shape(sizes)
-    one = cast(value, dtype)
-    return emit("Expand", one, shape) if len(sizes) else one
+    element = cast(value, dtype)
+    return emit("Expand", element, shape) if len(sizes) else element
 
 
-def _filled_like(value: Any, x: Tensor, result: TensorType) -> Tensor:
-    one = cast(value, result.dtype)
+def _fill_like(value: Any, x: Tensor, result: TensorType) -> Tensor:
+    element = cast(value, result.dtype)
     if result.is_static:
-        return emit("Expand", one, np.array(result.shape, np.int64)) if result.shape else one
-    return emit("Expand", one, emit("Shape", x))
+        return emit("Expand", element, np.array(result.shape, np.int64)) if result.shape else element
+    return emit("Expand", element, emit("Shape", x))
 
 
 @rule("full")
 def full(result: TensorType, size: Any, fill_value: Any, **_: Any) -> Tensor:
-    return _filled(fill_value, size, result.dtype)
+    return _fill(fill_value, size, result.dtype)
 
 
 @rule("empty.memory_format", "empty_permuted", "_efficientzerotensor", "empty_strided", "new_empty_strided")
 def empty(result: TensorType, *args: Any, **_: Any) -> Tensor:
-    return _filled(0, next(arg for arg in args if isinstance(arg, list | tuple)), result.dtype)
+    return _fill(0, next(arg for arg in args if isinstance(arg, list | tuple)), result.dtype)
 
 
 @rule("full_like")
 def full_like(result: TensorType, x: Tensor, fill_value: Any, **_: Any) -> Tensor:
-    return _filled_like(fill_value, x, result)
+    return _fill_like(fill_value, x, result)
 
 
 @rule("copy")
@@ -289,9 +289,9 @@ def copy(result: TensorType, x: Tensor, source: Tensor, non_blocking: bool = Fal
 @rule("arange.start_step")
 def arange_step(result: TensorType, start: Any, end: Any, step: Any = 1, **_: Any) -> Tensor:
     """Known numbers become a constant, which avoids rounding in Range."""
-    if all(isinstance(one, int | float) for one in (start, end, step)):
+    if all(isinstance(number, int | float) for number in (start, end, step)):
         count = math.ceil((end - start) / step)
-        is_whole = all(isinstance(one, int) for one in (start, end, step))
+        is_whole = all(isinstance(number, int) for number in (start, end, step))
         numbers = start + step * np.arange(count, dtype=np.int64 if is_whole else np.float64)
         return constant(numbers, result.dtype)
     wanted = result.dtype if result.dtype in _RANGES else DType.INT64
@@ -497,7 +497,7 @@ def bucketize(result: TensorType, x: Tensor, boundaries: Tensor, out_int32: bool
 def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
     """Gather from the flat tensor; the caller ensures contiguous memory."""
     offset = storage_offset or 0
-    if not all(isinstance(one, int) for one in (*size, *stride, offset)):
+    if not all(isinstance(number, int) for number in (*size, *stride, offset)):
         raise Unsupported("as_strided of symbolic sizes")
     where = np.full((), offset)
     for extent, step in zip(size, stride, strict=True):

@@ -68,8 +68,8 @@ def _run_by_name(function: Callable[..., Any], operator: Any, result: Any, *args
 def bind_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The arguments of a call as attributes, with the names and defaults of PyTorch's schema."""
     schema = operator._schema.arguments
-    defaults = {one.name: one.default_value for one in schema if one.has_default_value()}
-    return SimpleNamespace(**{**defaults, **dict(zip((one.name for one in schema), args, strict=False)), **kwargs})
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return SimpleNamespace(**{**defaults, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs})
 
 
 # ---------------------------------------------------------------------- operands
@@ -123,12 +123,12 @@ def reshape(x: Tensor, *sizes: int) -> Tensor:
     shape = x.tensor_type.shape
     if shape is None or 0 not in shape:
         return emit("Reshape", x, ints(*sizes))
-    known = [size for size in shape if isinstance(size, int)]
-    if len(known) < len(shape):
+    extents = [size for size in shape if isinstance(size, int)]
+    if len(extents) < len(shape):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
-    merged = math.prod(size for axis, size in enumerate(known) if axis >= len(sizes) or sizes[axis] != 0)
+    merged = math.prod(size for axis, size in enumerate(extents) if axis >= len(sizes) or sizes[axis] != 0)
     computed = merged // math.prod(size for size in sizes if size > 0)
-    return reshape_exactly(x, [known[axis] if size == 0 else computed if size < 0 else size for axis, size in enumerate(sizes)])
+    return reshape_exactly(x, [extents[axis] if size == 0 else computed if size < 0 else size for axis, size in enumerate(sizes)])
 
 
 def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
