@@ -104,7 +104,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
         _add_control_edges(draft)
     symbolic = form.symbolic and choose.integer(0, 3) == 3
     aliases = _choose_aliases(draft, outputs) if form.aliases else ()
-    return draft.function(outputs, named=symbolic, aliases=aliases)
+    return draft.function(outputs, symbolic=symbolic, aliases=aliases)
 
 
 def _choose_outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
