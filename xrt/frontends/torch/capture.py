@@ -42,7 +42,7 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if "which is not a known type" not in str(error):
             raise
     # The result contains an unregistered dataclass: register it when forward returns it, and retry.
-    hook = module.register_forward_hook(_see_output)
+    hook = module.register_forward_hook(_register_output)
     try:
         return _export(module, args, kwargs, dynamic_shapes)
     finally:
@@ -77,7 +77,7 @@ def _is_below_warning(record: logging.LogRecord) -> bool:
     return record.levelno < logging.WARNING
 
 
-def _see_output(_: torch.nn.Module, inputs: Any, output: Any) -> None:
+def _register_output(_: torch.nn.Module, inputs: Any, output: Any) -> None:
     register_dataclasses(output)  # returns None, because a result would replace the output
 
 
@@ -134,7 +134,7 @@ class ModuleState:
             marks = [() if t is None else (t.data_ptr(), t._version, t.dtype, t.shape) for t in tensors]
         except RuntimeError:  # a tensor without storage or version counter
             check_module(model)
-            marks = [() if t is None else _mark(t) for t in tensors]
+            marks = [() if t is None else _make_mark(t) for t in tensors]
         return cls(layout, tuple(flags), tensors, marks)
 
     def is_like(self, other: ModuleState, updated: Sequence[int]) -> bool:
@@ -189,7 +189,7 @@ def check_keywords(model: torch.nn.Module, keywords: Mapping[str, Any]) -> None:
             )
 
 
-def _mark(tensor: torch.Tensor) -> tuple[object, ...]:
+def _make_mark(tensor: torch.Tensor) -> tuple[object, ...]:
     memory = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
     return memory, tensor._version, tensor.dtype, tensor.shape
 
@@ -333,13 +333,13 @@ def _list_calls(program: ExportedProgram) -> set[Any]:
     return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
 
 
-def _targets(program: ExportedProgram) -> set[Any]:
+def _list_operators(program: ExportedProgram) -> set[Any]:
     return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and str(target) not in CHECKS}
 
 
 def _is_functional(program: ExportedProgram) -> bool:
     """Whether the graph has no in-place updates and no torch.func transforms."""
-    mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _targets(program))
+    mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _list_operators(program))
     return not any(mutable) and not any(getattr(target, "__module__", "") == _VMAP for target in _list_calls(program))
 
 

@@ -68,7 +68,7 @@ def record_opaque(
     builder = current(operator)
     inputs: list[Symbol] = []
     call = OpaqueCall(
-        operator, tuple(_argument(arg, inputs) for arg in args), {k: _argument(v, inputs) for k, v in kwargs.items()}, reason
+        operator, tuple(_encode(arg, inputs) for arg in args), {k: _encode(v, inputs) for k, v in kwargs.items()}, reason
     )
     builder.import_domain(DOMAIN, 1)
     labels = [str(index + 1) for index in range(len(types))]
@@ -78,7 +78,7 @@ def record_opaque(
     return tuple(result if result.name else None for result in results)
 
 
-def _argument(value: Any, inputs: list[Symbol]) -> Any:
+def _encode(value: Any, inputs: list[Symbol]) -> Any:
     """Encode an argument for the node; tensors and symbolic numbers become inputs."""
     if isinstance(value, Symbol):
         inputs.append(value)
@@ -87,7 +87,7 @@ def _argument(value: Any, inputs: list[Symbol]) -> Any:
         inputs.append(value.scalar)
         return Tagged("number", len(inputs) - 1)
     if isinstance(value, list | tuple):
-        return [_argument(item, inputs) for item in value]
+        return [_encode(item, inputs) for item in value]
     for kind, class_ in (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format)):
         if isinstance(value, class_):
             return Tagged(kind, str(value).removeprefix("torch."))
@@ -135,7 +135,7 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
     carried = [as_tensor(value) for value in carried]
 
     def go_on(states: Sequence[Any]) -> Tensor:
-        (result,) = _several(lowering.inline(condition, [*states, *others]))
+        (result,) = _as_sequence(lowering.inline(condition, [*states, *others]))
         return _as_condition(result)
 
     def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
@@ -144,7 +144,7 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
             return [go_on(results), *results]
 
     # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
-    return _several(apply("Loop", [None, go_on(carried), *carried], {"body": run}))
+    return _as_sequence(apply("Loop", [None, go_on(carried), *carried], {"body": run}))
 
 
 def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:
@@ -188,11 +188,11 @@ def _make_body(lowering: Lowering, part: GraphModule, others: Sequence[Any]) -> 
 def _merge(results: Any, part: GraphModule) -> list[Any]:
     """Insert None for results that are None in the subgraph, which have no output in the body."""
     (output,) = [call for call in part.graph.nodes if call.op == "output"]
-    values = iter(_several(results))
+    values = iter(_as_sequence(results))
     return [None if call is None else next(values) for call in output.args[0]]
 
 
-def _several(results: Any) -> Sequence[Any]:
+def _as_sequence(results: Any) -> Sequence[Any]:
     return results if isinstance(results, list | tuple) else (results,)
 
 
@@ -342,10 +342,10 @@ class Lowering:
         """Add an input for a captured tensor or symbolic number."""
         if not isinstance(fake, torch.Tensor):
             tensor = self.builder.input(name, TensorType(_NUMBERS[type(fake)], ()))
-            self.symbols.know_value(fake.node.expr, tensor)
+            self.symbols.record_value(fake.node.expr, tensor)
             return tensor
         tensor = self.builder.input(name, self.get_type(fake))
-        self.symbols.know_shape(tensor, fake.shape)
+        self.symbols.record_shape(tensor, fake.shape)
         return tensor
 
     def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
@@ -373,9 +373,9 @@ class Lowering:
             if call.op == "output":
                 return self.argument(call.args[0])
             if call.op == "get_attr":
-                self.values[call] = self._attribute(call, owner)
+                self.values[call] = self._read_attribute(call, owner)
             elif call.op == "call_function":
-                self.values[call] = self._call(call)
+                self.values[call] = self._lower_call(call)
             elif call.op != "placeholder":
                 raise ModelError(f"the captured graph has a {call.op} of {call.target}; only calls of operators are lowered")
         return None
@@ -390,34 +390,34 @@ class Lowering:
             return {key: self.argument(item) for key, item in value.items()}
         return self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
 
-    def _attribute(self, call: Call, owner: GraphModule) -> Any:
+    def _read_attribute(self, call: Call, owner: GraphModule) -> Any:
         value: Any = owner
         for part in str(call.target).split("."):
             value = getattr(value, part)
         return self.add_constant(str(call.target), value) if isinstance(value, torch.Tensor) else value
 
-    def _call(self, call: Call) -> Any:
+    def _lower_call(self, call: Call) -> Any:
         fake = call.meta.get("val")
         name = str(call.target)
         if isinstance(fake, _SYMBOLIC):
-            return self._number(call, fake, name)
+            return self._lower_number(call, fake, name)
         if name in CHECKS:
             return None
         args, kwargs = self.argument(call.args), self.argument(call.kwargs)
         with self.builder.scope(path) if (path := _find_path(call)) else nullcontext():
             if isinstance(call.target, torch._ops.OpOverload):
-                return self._lower_call(call, name, args, kwargs, fake)
-            return self._other(call, args, fake)
+                return self._lower_operator(call, name, args, kwargs, fake)
+            return self._lower_other(call, args, fake)
 
-    def _number(self, call: Call, fake: Any, name: str) -> Any:
+    def _lower_number(self, call: Call, fake: Any, name: str) -> Any:
         """Convert a number; one read from a tensor by ``item`` becomes a known value."""
         if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
             scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
             wanted = _NUMBERS[type(fake)]
-            self.symbols.know_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
+            self.symbols.record_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
         return self.symbols.number(fake)
 
-    def _other(self, call: Call, args: Any, fake: Any) -> Any:
+    def _lower_other(self, call: Call, args: Any, fake: Any) -> Any:
         """Lower a call of a Python function or a higher-order operator."""
         name = getattr(call.target, "__name__", str(call.target))
         if isinstance(call.target, torch._ops.OperatorBase):
@@ -452,21 +452,21 @@ class Lowering:
         for part in parts:
             for call in part.graph.nodes:
                 if call.op == "get_attr":
-                    self._attribute(call, part)
+                    self._read_attribute(call, part)
 
     def take_result(self, value: Any, fake: Any) -> Any:
         """Record the symbolic sizes that a captured tensor or number defines; return its value."""
         if isinstance(fake, _SYMBOLIC):
             if isinstance(value, Tensor) and not fake.node.expr.is_number:
-                self.symbols.know_value(fake.node.expr, value)
+                self.symbols.record_value(fake.node.expr, value)
             return self.symbols.number(fake)
         if isinstance(fake, torch.Tensor) and value is not None:
-            self.symbols.know_shape(value, fake.shape)
+            self.symbols.record_shape(value, fake.shape)
         return value
 
     # ------------------------------------------------------------------ one operator
 
-    def _lower_call(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
+    def _lower_operator(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         """Lower a call by its rule, else by PyTorch's decomposition, else as an opaque node."""
         rule = RULES.get(name)
         # Before the rules: an opaque node would be wrong, too.
@@ -488,7 +488,7 @@ class Lowering:
             return results
         # Keep the first reason per operator.
         self.declined.setdefault(call.target, reason)
-        return self._opaque(call, args, kwargs, fake, reason)
+        return self._record_opaque(call, args, kwargs, fake, reason)
 
     def _decompose(self, call: Call, fake: Any) -> Any:
         """Lower a call by PyTorch's decomposition; None if there is none."""
@@ -524,7 +524,7 @@ class Lowering:
             f"PyTorch takes one element type; convert the input, or the module"
         )
 
-    def _opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
+    def _record_opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
         schema = call.target._schema
         if schema.is_mutable:
             raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
@@ -535,7 +535,7 @@ class Lowering:
         results = record_opaque(f"{schema.name}.{overload}", args, kwargs, types, reason)
         for tensor, captured in zip(results, fake if several else [fake], strict=True):
             if tensor is not None:
-                self.symbols.know_shape(tensor, captured.shape)
+                self.symbols.record_shape(tensor, captured.shape)
         return list(results) if several else results[0]
 
     def _get_types(self, call: Call, fake: Any) -> Any:
@@ -562,7 +562,7 @@ class Lowering:
         # The capture knows extents that inference does not.
         if (shape is None or None in shape) and self.builder.find_constant(result) is None:
             result.type = self.builder.types[result.name] = wanted
-        self.symbols.know_shape(result, fake.shape)
+        self.symbols.record_shape(result, fake.shape)
         return result
 
 

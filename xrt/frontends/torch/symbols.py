@@ -62,13 +62,13 @@ class Symbols:
                 table.clear()
                 table.update(old)
 
-    def know_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
+    def record_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
         """Record the shape of a tensor, from which its symbolic extents can be read."""
         for axis, size in enumerate(shape):
             if not isinstance(size, int):
                 self.sources.setdefault(size.node.expr, (tensor, axis))
 
-    def know_value(self, expression: Any, scalar: Tensor) -> None:
+    def record_value(self, expression: Any, scalar: Tensor) -> None:
         """Record that a 0-d tensor holds the expression."""
         self.scalars[expression] = scalar
         self.rows[expression] = emit("Reshape", scalar, np.array([1], np.int64))
@@ -142,25 +142,25 @@ def _apply(op_type: str) -> Callable[[list[Tensor]], Tensor]:
     """Rule: combine the operands by an operator of two; mixed ones are promoted to float64, as in Python."""
 
     def combine(rows: list[Tensor]) -> Tensor:
-        promoted = map(_float, rows) if any(row.dtype.is_float for row in rows) else rows
+        promoted = map(_to_float, rows) if any(row.dtype.is_float for row in rows) else rows
         return reduce(lambda left, right: emit(op_type, left, right), promoted)
 
     return combine
 
 
-def _float(row: Tensor) -> Tensor:
+def _to_float(row: Tensor) -> Tensor:
     return row if row.dtype.is_float else emit("Cast", row, to=DType.FLOAT64)
 
 
 def _divide(rows: list[Tensor]) -> Tensor:
-    return emit("Div", _float(rows[0]), _float(rows[1]))
+    return emit("Div", _to_float(rows[0]), _to_float(rows[1]))
 
 
 def _power(rows: list[Tensor]) -> Tensor:
     base, exponent = rows
     if base.dtype is DType.INT64 and exponent.dtype is DType.INT64:
         return emit("Pow", base, exponent)
-    return emit("Pow", _float(base), _float(exponent))
+    return emit("Pow", _to_float(base), _to_float(exponent))
 
 
 _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
@@ -179,7 +179,7 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "RoundToInt": lambda rows: emit("Cast", emit("Round", rows[0]), to=DType.INT64),
     "Mod": lambda rows: rows[0] % rows[1],
     "PythonMod": lambda rows: rows[0] % rows[1],
-    "ToFloat": lambda rows: _float(rows[0]),
+    "ToFloat": lambda rows: _to_float(rows[0]),
     "IntTrueDiv": _divide,
     "FloatTrueDiv": _divide,
     "Equality": _apply("Equal"),
@@ -191,7 +191,7 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "Not": lambda rows: emit("Not", rows[0]),
     "And": _apply("And"),
     "Or": _apply("Or"),
-    "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _float(rows[0])),
+    "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _to_float(rows[0])),
 }
 """Emits a SymPy or PyTorch function from its arguments, by name."""
 

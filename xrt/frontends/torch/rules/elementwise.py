@@ -113,7 +113,7 @@ def bitwise_not(result: TensorType, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- arithmetic
 
 
-def _both(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+def _align(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return cast(a, dtype), cast(b, dtype)
 
 
@@ -126,7 +126,7 @@ def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
 @rule("add.Tensor", "add.Scalar")
 def add(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
     if result.dtype is DType.BOOL:
-        return emit("Or", cast(a, DType.BOOL), cast(b, DType.BOOL) if alpha == 1 else emit("And", *_both(DType.BOOL, b, alpha)))
+        return emit("Or", cast(a, DType.BOOL), cast(b, DType.BOOL) if alpha == 1 else emit("And", *_align(DType.BOOL, b, alpha)))
     return emit("Add", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
 
 
@@ -137,12 +137,12 @@ def sub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
 
 @rule("mul.Tensor", "mul.Scalar")
 def mul(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("And" if result.dtype is DType.BOOL else "Mul", *_both(result.dtype, a, b))
+    return emit("And" if result.dtype is DType.BOOL else "Mul", *_align(result.dtype, a, b))
 
 
 @rule("div.Tensor", "div.Scalar")
 def div(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("Div", *_both(result.dtype, a, b))
+    return emit("Div", *_align(result.dtype, a, b))
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
@@ -150,21 +150,21 @@ def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = Non
     if rounding_mode is None:
         return div(result, a, b)
     if rounding_mode == "floor":
-        x, y = _both(result.dtype, a, b)
+        x, y = _align(result.dtype, a, b)
         return x // y
-    quotient = emit("Div", *_both(result.dtype, a, b))
+    quotient = emit("Div", *_align(result.dtype, a, b))
     return trunc(result, quotient)
 
 
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
+    x, y = _align(result.dtype, a, b)
     return x % y
 
 
 @rule("fmod.Tensor", "fmod.Scalar")
 def fmod(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("Mod", *_both(result.dtype, a, b), fmod=1)
+    return emit("Mod", *_align(result.dtype, a, b), fmod=1)
 
 
 @rule("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
@@ -181,11 +181,11 @@ def power(result: TensorType, a: Any, b: Any) -> Tensor:
             return root if b == 0.5 else emit("Reciprocal", root)
         if not result.dtype.is_float and b < 0:
             raise Unsupported("an integer to a negative power")
-    return emit("Pow", *_both(result.dtype, a, b))
+    return emit("Pow", *_align(result.dtype, a, b))
 
 
 def _extreme(op_type: str, of_booleans: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(of_booleans if result.dtype is DType.BOOL else op_type, *_both(result.dtype, a, b))
+    return emit(of_booleans if result.dtype is DType.BOOL else op_type, *_align(result.dtype, a, b))
 
 
 rule("maximum")(partial(_extreme, "Max", "Or"))
@@ -194,7 +194,7 @@ rule("minimum")(partial(_extreme, "Min", "And"))
 
 @rule("atan2")
 def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
-    a, b = _both(result.dtype, y, x)
+    a, b = _align(result.dtype, y, x)
     zero, pi = scalar(0, result.dtype), scalar(math.pi, result.dtype)
     angle = emit("Atan", emit("Div", a, b))
     shifted = emit("Where", emit("Less", a, zero), emit("Sub", angle, pi), emit("Add", angle, pi))
@@ -209,7 +209,7 @@ def scalar_tensor(result: TensorType, value: Any, **_: Any) -> Tensor:
 
 @rule("hypot")
 def hypot(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
+    x, y = _align(result.dtype, a, b)
     return emit("Sqrt", emit("Add", emit("Mul", x, x), emit("Mul", y, y)))
 
 
@@ -217,7 +217,7 @@ def hypot(result: TensorType, a: Any, b: Any) -> Tensor:
 
 
 def _compare(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(combine_types(a, b), a, b)
+    x, y = _align(combine_types(a, b), a, b)
     if x.dtype is DType.BOOL and op_type != "Equal":
         x, y = cast(x, DType.UINT8), cast(y, DType.UINT8)
     return emit(op_type, x, y)
@@ -234,11 +234,11 @@ def not_equal(result: TensorType, a: Any, b: Any) -> Tensor:
 
 
 def _logical(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(op_type, *_both(DType.BOOL, a, b))
+    return emit(op_type, *_align(DType.BOOL, a, b))
 
 
 def _bitwise(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(op_type if result.dtype is DType.BOOL else f"Bitwise{op_type}", *_both(result.dtype, a, b))
+    return emit(op_type if result.dtype is DType.BOOL else f"Bitwise{op_type}", *_align(result.dtype, a, b))
 
 
 for _op_type in ("And", "Or", "Xor"):
@@ -249,19 +249,19 @@ for _op_type in ("And", "Or", "Xor"):
 
 @rule("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor")
 def shift_left(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
+    x, y = _align(result.dtype, a, b)
     return x << y
 
 
 @rule("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar", "__rshift__.Tensor")
 def shift_right(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _both(result.dtype, a, b)
+    x, y = _align(result.dtype, a, b)
     return x >> y
 
 
 @rule("where.self")
 def where(result: TensorType, condition: Tensor, a: Any, b: Any) -> Tensor:
-    return emit("Where", cast(condition, DType.BOOL), *_both(result.dtype, a, b))
+    return emit("Where", cast(condition, DType.BOOL), *_align(result.dtype, a, b))
 
 
 # ---------------------------------------------------------------------- limits
@@ -456,18 +456,18 @@ _register_reduced_extreme("ReduceMax", "ArgMax")
 _register_reduced_extreme("ReduceMin", "ArgMin")
 
 
-def _test(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+def _reduce_bools(op_type: str, result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return cast(_reduce(op_type, TensorType(DType.INT32), cast(x, DType.BOOL), dim, keepdim), result.dtype)
 
 
 for _name, _op_type in {"any": "ReduceMax", "all": "ReduceMin"}.items():
-    rule(_name, f"{_name}.dim", f"{_name}.dims")(partial(_test, _op_type))
+    rule(_name, f"{_name}.dim", f"{_name}.dims")(partial(_reduce_bools, _op_type))
 
 
 # ---------------------------------------------------------------------- variance and norms
 
 
-def _count(x: Tensor, axes: list[int], dtype: DType) -> Any:
+def _count_elements(x: Tensor, axes: list[int], dtype: DType) -> Any:
     """Number of reduced elements: a number, or a 0-d tensor for symbolic extents."""
     sizes = [x.shape[axis] for axis in axes]
     if all(isinstance(size, int) for size in sizes):
@@ -482,7 +482,7 @@ def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Te
     squares = emit("Mul", centered, centered)
     if correction == 0:
         return reduce_by("ReduceMean", squares, axes, keepdim)
-    count = _count(x, axes, x.dtype)
+    count = _count_elements(x, axes, x.dtype)
     if isinstance(count, int):
         divisor: Any = scalar(max(count - correction, 0), x.dtype)
     else:

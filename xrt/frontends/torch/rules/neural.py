@@ -110,11 +110,11 @@ def native_batch_norm_functional(result: Any, a: Any) -> Any:
         return *native_batch_norm(result, a), a.running_mean, a.running_var
     y, mean, deviation, spread = _normalize_batch(a)
     unbiased = emit("Mul", spread, _find_correction(a.input, mean, spread.dtype))
-    after = []
+    updated = []
     for old, new in ((a.running_mean, mean), (a.running_var, unbiased)):
         old_share, new_share = scalar(1 - a.momentum, old.dtype), scalar(a.momentum, old.dtype)
-        after.append(emit("Add", emit("Mul", old, old_share), emit("Mul", cast(new, old.dtype), new_share)))
-    return y, mean, deviation, *after
+        updated.append(emit("Add", emit("Mul", old, old_share), emit("Mul", cast(new, old.dtype), new_share)))
+    return y, mean, deviation, *updated
 
 
 def _find_correction(x: Tensor, mean: Tensor, dtype: DType) -> Tensor:
@@ -254,14 +254,14 @@ def _max_pool_with_indices(count: int, result: Any, a: Any) -> Any:
 def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
     if result[1] is not None:
         raise Unsupported("an adaptive pool of which the indices are used")
-    return _adaptive("MaxPool", x, output_size, count), None
+    return _pool_adaptively("MaxPool", x, output_size, count), None
 
 
 def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_size: Any) -> Tensor:
-    return _adaptive("AveragePool", x, output_size, count)
+    return _pool_adaptively("AveragePool", x, output_size, count)
 
 
-def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
+def _pool_adaptively(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
     wanted = each(output_size, count)
     axes = list(range(x.ndim - count, x.ndim))
     # A global pool is one reduction.
@@ -277,11 +277,11 @@ def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
         y, is_single = add_batch(x, count)
         return drop_batch(emit(op_type, y, kernel_shape=kernel, strides=kernel), is_single)
     for axis, size, want in zip(axes, sizes, wanted, strict=True):
-        x = _adaptive_axis(op_type, x, axis, int(size), want)  # type: ignore[arg-type]  # as above
+        x = _pool_axis(op_type, x, axis, int(size), want)  # type: ignore[arg-type]  # as above
     return x
 
 
-def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
+def _pool_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> Tensor:
     """Pool one axis with windows of uneven size, slice by slice."""
     starts = [i * size // want for i in range(want)]
     ends = [-(-(i + 1) * size // want) for i in range(want)]
@@ -351,13 +351,13 @@ _LSTM_GATES = [0, 3, 1, 2]
 """PyTorch's gate order (input, forget, cell, output) in ONNX's order."""
 
 
-def _gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
+def _reorder_gates(weight: Tensor, order: list[int], hidden: int) -> Tensor:
     """Reorder stacked gates."""
     rows = np.concatenate([np.arange(gate * hidden, (gate + 1) * hidden) for gate in order])
     return emit("Gather", weight, constant(rows, DType.INT64), axis=0)
 
 
-def _recurrent(
+def _apply_layers(
     op_type: str, order: list[int], x: Tensor, states: list[Tensor], params: Any, options: tuple[Any, ...], **attributes: Any
 ) -> Any:
     """Apply a stack of layers, with gates reordered for ONNX."""
@@ -393,17 +393,17 @@ def _stack_weights(layer_params: list[Any], order: list[int], has_biases: bool) 
     w, r = (emit("Concat", *[_rows(params[i], order, hidden) for params in layer_params], axis=0) for i in (0, 1))
     if not has_biases:
         return w, r, None
-    biases = [emit("Concat", *[_gates(params[i], order, hidden) for i in (2, 3)], axis=0) for params in layer_params]
+    biases = [emit("Concat", *[_reorder_gates(params[i], order, hidden) for i in (2, 3)], axis=0) for params in layer_params]
     return w, r, emit("Concat", *[emit("Unsqueeze", bias, ints(0)) for bias in biases], axis=0)
 
 
 def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:
-    return emit("Unsqueeze", weight if order == [0] else _gates(weight, order, hidden), ints(0))
+    return emit("Unsqueeze", weight if order == [0] else _reorder_gates(weight, order, hidden), ints(0))
 
 
 @rule("lstm.input")
 def lstm(result: Any, x: Tensor, states: Any, params: Any, *options: Any) -> Any:
-    return _recurrent("LSTM", _LSTM_GATES, x, list(states), params, options)
+    return _apply_layers("LSTM", _LSTM_GATES, x, list(states), params, options)
 
 
 @rule("mkldnn_rnn_layer")
@@ -424,11 +424,11 @@ def mkldnn_rnn_layer(result: Any, x: Tensor, *args: Any) -> Any:
 
 @rule("gru.input")
 def gru(result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
-    return _recurrent("GRU", [1, 0, 2], x, [state], params, options, linear_before_reset=1)
+    return _apply_layers("GRU", [1, 0, 2], x, [state], params, options, linear_before_reset=1)
 
 
 def _rnn(function: str, result: Any, x: Tensor, state: Tensor, params: Any, *options: Any) -> Any:
-    return _recurrent("RNN", [0], x, [state], params, options, activations=[function] * (2 if options[4] else 1))
+    return _apply_layers("RNN", [0], x, [state], params, options, activations=[function] * (2 if options[4] else 1))
 
 
 for _name in ("Tanh", "Relu"):

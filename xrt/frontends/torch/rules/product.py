@@ -64,7 +64,7 @@ def _add_scaled(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: A
     return emit("Add", y, x if beta == 1 else emit("Mul", x, cast(beta, result.dtype)))
 
 
-def _find_turned(x: Tensor) -> tuple[Tensor, int]:
+def _find_untransposed(x: Tensor) -> tuple[Tensor, int]:
     """Look through a recent Transpose: return (untransposed matrix, 1), or (matrix, 0) if there is none."""
     builder = current("a product")
     for node in builder.nodes[-_NEAR:]:
@@ -80,8 +80,8 @@ _NEAR = 8
 @rule("addmm")
 def addmm(result: TensorType, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     if isinstance(beta, int | float) and isinstance(alpha, int | float) and result.dtype.is_float:
-        weight, is_turned = _find_turned(b)
-        return emit("Gemm", a, weight, x, alpha=float(alpha), beta=float(beta), transB=is_turned)
+        weight, is_transposed = _find_untransposed(b)
+        return emit("Gemm", a, weight, x, alpha=float(alpha), beta=float(beta), transB=is_transposed)
     return _add_scaled(result, x, emit("MatMul", a, b), beta, alpha)
 
 
@@ -156,8 +156,8 @@ def _multiply_transposed(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
 
 
 def _transpose_last(x: Tensor) -> Tensor:
-    turned = emit("Transpose", x, perm=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
-    return set_shape(turned, (*x.shape[:-2], x.shape[-1], x.shape[-2]))
+    transposed = emit("Transpose", x, perm=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
+    return set_shape(transposed, (*x.shape[:-2], x.shape[-1], x.shape[-2]))
 
 
 # ---------------------------------------------------------------------- scores

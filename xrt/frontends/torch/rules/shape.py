@@ -59,9 +59,9 @@ def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
     if _has_zero(from_) or _has_zero(to_):
         raise Unsupported("a shape with an extent of zero and symbolic ones")
     # With at most one -1 (0 copies an extent), no shape has to be read at run time.
-    wanted = [size if isinstance(size, int) else 0 if i < len(from_) and from_[i] == size else -1 for i, size in enumerate(to_)]
-    if wanted.count(-1) <= 1:
-        return emit("Reshape", x, np.array(wanted, np.int64))
+    target = [size if isinstance(size, int) else 0 if i < len(from_) and from_[i] == size else -1 for i, size in enumerate(to_)]
+    if target.count(-1) <= 1:
+        return emit("Reshape", x, np.array(target, np.int64))
     if sizes is None or len(sizes) != len(to_):
         raise Unsupported("a shape of which several extents are symbolic")
     return emit("Reshape", x, make_shape(sizes))
@@ -390,7 +390,7 @@ def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Te
     return _put_at(x, where, mask.ndim, values, accumulate)
 
 
-def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
+def _move_to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
     if x.ndim == 0:
         raise Unsupported("an index into a 0-d tensor")
     axis = dim % x.ndim
@@ -447,8 +447,8 @@ def slice_scatter(
         extent = emit("Squeeze", emit("Shape", x, start=axis, end=axis + 1), ints(0))
         numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
         where = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
-    moved, order = _to_front(x, dim)
-    written = emit("ScatterND", moved, reshape(where, -1, 1), cast(_to_front(source, dim)[0], x.dtype))
+    moved, order = _move_to_front(x, dim)
+    written = emit("ScatterND", moved, reshape(where, -1, 1), cast(_move_to_front(source, dim)[0], x.dtype))
     return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if axis else written
 
 

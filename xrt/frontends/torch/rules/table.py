@@ -140,13 +140,13 @@ def reshape_exactly(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 @cache
-def _meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
+def _make_meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
     return torch.empty(() if is_scalar else (1,), dtype=dtype, device="meta")
 
 
 def combine_types(*values: Any) -> DType:
     """The element type that PyTorch promotes tensors and numbers to."""
-    states = [_state(value) for value in values]
+    states = [_make_proxy(value) for value in values]
     if len(states) == 1:
         states *= 2
     result = torch.result_type(states[0], states[1])
@@ -155,12 +155,12 @@ def combine_types(*values: Any) -> DType:
     return from_torch_dtype(result)
 
 
-def _state(value: Any) -> Any:
+def _make_proxy(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, SymbolicNumber):
         return 1 if value.expression.is_integer else 1.0
-    return _meta(to_torch_dtype(value.dtype), value.shape == ())
+    return _make_meta(to_torch_dtype(value.dtype), value.shape == ())
 
 
 def lowest(dtype: DType) -> Any:
