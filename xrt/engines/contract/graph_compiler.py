@@ -285,7 +285,7 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
 
 
 def prepare_or_close(executable: Executable) -> Executable:
-    """Prepare an executable and return it; if that fails, close it, because nobody else will."""
+    """Prepare an executable and return it; close it if that fails, because the caller then has no reference to it."""
     with ExitStack() as on_failure:
         on_failure.callback(executable.close)
         executable.prepare()

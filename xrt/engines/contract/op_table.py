@@ -36,7 +36,7 @@ class Kernel(Generic[K]):
     mutable: tuple[int, ...]
     """Positions of inputs whose buffers the kernel may overwrite with its result."""
     model_update: bool
-    """Whether it may serve an operator that updates the state of the model, such as an optimizer step."""
+    """Whether it also supports operators that update the state of the model, such as an optimizer step."""
     host: tuple[int, ...] = ()
     """Positions of inputs that are read as NumPy arrays on every device: extents, axes, counts."""
 
@@ -102,7 +102,7 @@ class OpTable(Generic[K]):
     ) -> Callable[[K], K]:
         """A decorator that registers a kernel for these operators, by default on the devices of the table.
 
-        Raises EngineError if another kernel of equal priority and with the same predicate serves the operator in an overlapping
+        Raises EngineError if another kernel of equal priority and with the same predicate supports the operator in an overlapping
         range of versions on a common device.
         """
         on = self.devices if devices is None else devices

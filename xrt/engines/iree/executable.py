@@ -50,6 +50,7 @@ class _BufferSpec:
     """May contain symbolic dims, which are resolved from the inputs."""
     dtype: np.dtype[Any]
     hal: int
+    """The runtime's code of the element type."""
     has_buffer: bool
     """Whether arrays of the type support the buffer protocol; those of ml_dtypes do not."""
 

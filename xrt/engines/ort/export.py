@@ -51,7 +51,7 @@ def export_model(function: Function) -> ExportedModel:
 
 
 def _name_file(tensor: Any, file: str) -> None:
-    """Give an external tensor a file of its own: constants are separate in memory."""
+    """Set the file of an external tensor: one per constant, because constants are separate in memory."""
     for entry in tensor.external_data:
         if entry.key == "location":
             entry.value = file

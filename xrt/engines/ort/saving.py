@@ -119,7 +119,7 @@ class SavedSession:
     def border(self, function: Function) -> Function:
         """A Function with the session's names of inputs and outputs.
 
-        One node stands for the whole session; an output that is an input or a constant stays one.
+        One node represents the whole session; outputs that are inputs or constants of the Function remain so.
         """
         sides = (function.inputs, self.header["inputs"]), (function.outputs, self.header["outputs"])
         session_names = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}

@@ -30,7 +30,7 @@ class KnownIssue:
     evidence: tuple[str, ...]
     """Names of failing ``onnx`` node tests, entries of XRT's corpus, chains of casts, or a description of the comparison."""
     upstream: str = ""
-    """Address of the library's issue, or of the text that decides who is right; empty if nobody has reported it."""
+    """Address of the library's issue, or of the text that decides who is right; empty if it is not reported."""
 
 
 def match_known_issue(issues: Iterable[KnownIssue], node: Node, function: Function) -> str | None:

@@ -200,7 +200,7 @@ def has_symbolic_dims(node: Node, function: Function) -> bool:
 
 
 def why_not_at_every_size(node: Node, function: Function, operators: Collection[str]) -> str | None:
-    """Explain why a node with symbolic dims is not in ``taken`` or may behave differently at other sizes; None if neither."""
+    """Explain why a node with symbolic dims is not in ``operators`` or may behave differently at other sizes; None if neither."""
     if node.op not in operators or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
         return f"{node.op} is not computed with symbolic dims"
     input_shapes = [_shape(name, function) for name in node.inputs]

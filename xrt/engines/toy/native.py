@@ -303,7 +303,7 @@ def _find_updates(function: Function) -> dict[int, int]:
 
 
 def _declare_type(value: Value, array: Any) -> Value:
-    """Give an input without a declared type the tensor type of the array."""
+    """Declare an input without a type as a tensor of the array's type."""
     if value.type is not None or type(array) is not np.ndarray:
         return value
     return Value(value.name, TensorType(DType.of(array), array.shape))

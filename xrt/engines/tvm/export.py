@@ -54,7 +54,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     Constant nodes and the Shape of a static value become constants first, because few operators of the importer support its
     special kinds of value for them. Operators that it imports wrong are decomposed. Weights (constants of more than `INLINE`
     elements) become parameters, so that they are not copied through protobuf and do not affect the compile time. With
-    ``polynomials`` exponentials are approximated, for CPUs. Raises whatever TVM's importer raises.
+    ``polynomials`` exponentials are approximated, for CPUs. Errors of TVM's importer pass through.
     """
     function = decompose(fold_constants(function, _refuse_evaluation))
     weights = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
@@ -90,7 +90,7 @@ def _list_shapes(function: Function) -> dict[str, list[Any]]:
 
 @contextmanager
 def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
-    """Log what the importer prints before it raises, and close the block that it leaves open."""
+    """Log the importer's output instead of printing it; if it raises, end the block that it leaves open."""
     onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
     try:
         yield

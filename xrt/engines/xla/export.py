@@ -26,7 +26,7 @@ class LoweringContext(NodeInfo):
     scope: Mapping[str, Operand]
     """Values that the node's bodies may read, by name."""
     lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
-    """Traces a Function, given its inputs and the values of the enclosing scope."""
+    """Traces a Function over its inputs and the values of the enclosing scope."""
 
     def dtype(self, name: str, default: Any = None) -> Any:
         """The NumPy dtype that an attribute names by its ONNX number; ``default`` if the attribute is absent."""
@@ -47,7 +47,7 @@ class LoweringContext(NodeInfo):
         return tuple(int(number) for number in self.get_constant(operand, position).reshape(-1))
 
     def body(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
-        """A function that traces the body in an attribute, given the body's inputs."""
+        """A function that traces the body in an attribute over the body's inputs."""
         function = self.attr(attribute)
         return lambda inputs: self.lower(function, inputs, self.scope)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OPTIONS = {"xla_allow_excess_precision": False}
 """Non-default XLA options: each result is rounded to its type, as at the boundaries of a partitioned graph."""
 Call = Callable[..., Sequence[Any]]
-"""Takes the inputs and then the constant arguments; returns the outputs as JAX arrays. Inputs may be NumPy arrays."""
+"""Maps the inputs, followed by the constant arguments, to the outputs as JAX arrays. Inputs may be NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @cache
 def why_no_compiler() -> str | None:
-    """Explain what Inductor lacks to compile C++ here; None if nothing."""
+    """Explain why Inductor cannot compile C++ here; None if it can."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:
         return None

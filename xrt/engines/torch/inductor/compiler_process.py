@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
 }
-"""Fold and pack weights, without further processes; round half precision after each operator, as ONNX specifies."""
+"""Fold and pack weights, in a single process; round half precision after each operator, as ONNX specifies."""
 
 
 def compile_library(function: Function, threads: int, folder: Path) -> Path:

@@ -249,7 +249,7 @@ _VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 @dataclass(frozen=True, slots=True)
 class AllocationFree:
-    """A module whose ``main`` has further parameters: the blocks of its workspace, then the arrays for its results."""
+    """A module whose ``main`` has additional parameters: the blocks of its workspace, then the arrays for its results."""
 
     module: IRModule
     workspace: tuple[int, ...]
@@ -344,7 +344,7 @@ def make_target(architecture: str, host: Target) -> Target:
 
 
 def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_level: int, architecture: str = "") -> DeviceProgram:
-    """Compile the module's ``main``, whose last parameters are the weights; generates source only if no architecture is given.
+    """Compile the module's ``main``, whose last parameters are the weights; without an architecture, only generate source.
 
     Raises CompileRefused for work that cannot run on the device alone, and if NVRTC is missing or fails.
     """
