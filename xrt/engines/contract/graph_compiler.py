@@ -180,7 +180,7 @@ class GraphCompiler(abc.ABC):
 
         The default is the version of the distribution that contains the class, or ``"0"`` if there is none.
         """
-        return _distribution_version(type(self).__module__)
+        return _find_version(type(self).__module__)
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Explain which execution options the engine does not implement; None if it implements all that are set.
@@ -294,7 +294,7 @@ def prepare_or_close(executable: Executable) -> Executable:
 
 
 @cache
-def _distribution_version(module: str) -> str:
+def _find_version(module: str) -> str:
     """Name and version of the distribution that contains a module. Cached, because it scans all installed distributions."""
     from importlib import metadata
 

@@ -63,7 +63,7 @@ class EngineStatus:
 
 def names() -> tuple[str, ...]:
     """The names of all registered engines, sorted, ready or not."""
-    return tuple(sorted(_entries()))
+    return tuple(sorted(_list_entries()))
 
 
 def list_by_rank() -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def _sort_by_rank(engines: Iterable[str]) -> list[str]:
 
 def find_declaration(name: str) -> EngineDeclaration:
     """The declaration of an engine, without importing it; defaults if it declares nothing or is not registered."""
-    claims = _entries().get(name, ())
+    claims = _list_entries().get(name, ())
     return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
 
 
@@ -195,7 +195,7 @@ def pip_line(entry: EntryPoint) -> str:
 # ---------------------------------------------------------------------- the entry points
 
 
-def _entries() -> Entries:
+def _list_entries() -> Entries:
     return _scan(tuple(sys.path))
 
 
@@ -216,7 +216,7 @@ def check_registered(name: str) -> None:
 
 
 def _list_claims(name: str) -> tuple[EntryPoint, ...]:
-    entries = _entries()
+    entries = _list_entries()
     if name not in entries:
         suggestion = _suggest(name, entries) or did_you_mean(name.lower(), entries)
         raise UnknownEngine(

@@ -424,10 +424,10 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
     body = getattr(tree.body[0], "body", [])
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            yield statement.target.id, (ast.unparse(statement.annotation), _docstring(following))
+            yield statement.target.id, (ast.unparse(statement.annotation), _get_docstring(following))
 
 
-def _docstring(statement: ast.stmt | None) -> str:
+def _get_docstring(statement: ast.stmt | None) -> str:
     value = statement.value if isinstance(statement, ast.Expr) else None
     text = value.value if isinstance(value, ast.Constant) else None
     return " ".join(text.split()) if isinstance(text, str) else ""

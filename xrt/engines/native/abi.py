@@ -156,7 +156,7 @@ class LibraryC(Structure):
     ]
 
 
-def _codes() -> dict[DType, tuple[int, int]]:
+def _make_codes() -> dict[DType, tuple[int, int]]:
     """DLPack's code and bits by element type. Other types are not passed to native kernels."""
     codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
     plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
@@ -164,7 +164,7 @@ def _codes() -> dict[DType, tuple[int, int]]:
     return exceptions | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in exceptions}
 
 
-_CODES = _codes()
+_CODES = _make_codes()
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 

@@ -104,50 +104,50 @@ def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC
     return attribute_c
 
 
-def _int(attribute_c: abi.AttributeC, value: int, owned: list[Any]) -> None:
+def _fill_int(attribute_c: abi.AttributeC, value: int, owned: list[Any]) -> None:
     attribute_c.i = value
 
 
-def _float(attribute_c: abi.AttributeC, value: float, owned: list[Any]) -> None:
+def _fill_float(attribute_c: abi.AttributeC, value: float, owned: list[Any]) -> None:
     attribute_c.f = value
 
 
-def _string(attribute_c: abi.AttributeC, value: str | bytes, owned: list[Any]) -> None:
-    attribute_c.s = raw = _bytes(value)
+def _fill_string(attribute_c: abi.AttributeC, value: str | bytes, owned: list[Any]) -> None:
+    attribute_c.s = raw = _encode(value)
     attribute_c.count = len(raw)
 
 
-def _tensor(attribute_c: abi.AttributeC, value: Constant, owned: list[Any]) -> None:
+def _fill_tensor(attribute_c: abi.AttributeC, value: Constant, owned: list[Any]) -> None:
     attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
 
 
-def _ints(attribute_c: abi.AttributeC, value: tuple[int, ...], owned: list[Any]) -> None:
+def _fill_ints(attribute_c: abi.AttributeC, value: tuple[int, ...], owned: list[Any]) -> None:
     attribute_c.ints, attribute_c.count = _make_array(c_int64, value, owned), len(value)
 
 
-def _floats(attribute_c: abi.AttributeC, value: tuple[float, ...], owned: list[Any]) -> None:
+def _fill_floats(attribute_c: abi.AttributeC, value: tuple[float, ...], owned: list[Any]) -> None:
     attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
 
 
-def _strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], owned: list[Any]) -> None:
-    buffers = [create_string_buffer(_bytes(text)) for text in value]
+def _fill_strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], owned: list[Any]) -> None:
+    buffers = [create_string_buffer(_encode(text)) for text in value]
     owned.append(buffers)
     attribute_c.strings, attribute_c.count = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned), len(value)
 
 
 _FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {
-    AttrKind.INT: (1, _int),
-    AttrKind.FLOAT: (2, _float),
-    AttrKind.STRING: (3, _string),
-    AttrKind.TENSOR: (4, _tensor),
-    AttrKind.INTS: (5, _ints),
-    AttrKind.FLOATS: (6, _floats),
-    AttrKind.STRINGS: (7, _strings),
+    AttrKind.INT: (1, _fill_int),
+    AttrKind.FLOAT: (2, _fill_float),
+    AttrKind.STRING: (3, _fill_string),
+    AttrKind.TENSOR: (4, _fill_tensor),
+    AttrKind.INTS: (5, _fill_ints),
+    AttrKind.FLOATS: (6, _fill_floats),
+    AttrKind.STRINGS: (7, _fill_strings),
 }
 """How each kind of attribute is passed; kinds that are missing here are not passed."""
 
 
-def _bytes(text: str | bytes) -> bytes:
+def _encode(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 

@@ -186,10 +186,10 @@ class _Layout:
         for name, home in homes.items():
             self._number[name] = len(self._homes)
             self._homes.append(home)
-            self._tensors.append(self._tensor(name, types, constants))
+            self._tensors.append(self._make_tensor(name, types, constants))
         self._inputs, self._outputs = len(inputs), len(outputs)
 
-    def _tensor(self, name: str, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Any:
+    def _make_tensor(self, name: str, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Any:
         if name in constants:
             array = constants[name]
             return tensor_c(DType.of(array), array.shape, array.ctypes.data, self.keep_alive)

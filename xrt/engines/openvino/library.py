@@ -31,7 +31,7 @@ _TELEMETRY = "openvino_telemetry"
 
 
 @contextmanager
-def _without_telemetry() -> Iterator[None]:
+def _hide_telemetry() -> Iterator[None]:
     modules: dict[str, Any] = sys.modules
     previous = modules.get(_TELEMETRY)
     modules[_TELEMETRY] = None  # importing it now raises ModuleNotFoundError
@@ -44,7 +44,7 @@ def _without_telemetry() -> Iterator[None]:
             modules[_TELEMETRY] = previous
 
 
-with _without_telemetry():
+with _hide_telemetry():
     import openvino
 
 LIBRARY = f"OpenVINO {openvino.__version__.partition('-')[0]}"

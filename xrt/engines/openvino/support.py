@@ -108,23 +108,23 @@ def check_conversion(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=REMEMBERED)
 def _answer(query: NodeQuery) -> str | None:
-    alone = query.to_function()
+    isolated = query.to_function()
     try:
-        model = read_model(alone)
+        model = read_model(isolated)
     except (RuntimeError, ValueError, TypeError) as error:
         return f"{LIBRARY} does not convert this {query.op_type}: {summarize_error(error)}"
     results = [type_from(port.element_type, port.partial_shape) or port.element_type.get_type_name() for port in model.outputs]
-    return _why_ignored(query, alone, model) or explain_disagreement(LIBRARY, query.op_type, results, query.required_types)
+    return _why_ignored(query, isolated, model) or explain_disagreement(LIBRARY, query.op_type, results, query.required_types)
 
 
-def _why_ignored(query: NodeQuery, alone: Function, model: Any) -> str | None:
+def _why_ignored(query: NodeQuery, isolated: Function, model: Any) -> str | None:
     """Explain that the frontend dropped an input that matters; None if it did not."""
     count = len(model.get_parameters())
     # Dropped inputs without elements do not matter.
-    holds_nothing = sum(1 for value in alone.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
-    if count >= len(alone.inputs) - holds_nothing or query.op_type in _IMMATERIAL:
+    holds_nothing = sum(1 for value in isolated.inputs if isinstance(value.type, TensorType) and value.type.nbytes == 0)
+    if count >= len(isolated.inputs) - holds_nothing or query.op_type in _IMMATERIAL:
         return None
-    return f"{LIBRARY} ignores an input of this {query.op_type}: it keeps {count} of {len(alone.inputs)}"
+    return f"{LIBRARY} ignores an input of this {query.op_type}: it keeps {count} of {len(isolated.inputs)}"
 
 
 _SUPPORT = LibrarySupport(

@@ -42,67 +42,67 @@ INTEGERS = BYTES | SHORTS | WORDS
 ANY = FLOATS | BOOL | INTEGERS
 
 
-def _rows(operators: str, dtypes: frozenset[DType], main: int = 0) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
+def _make_rows(operators: str, dtypes: frozenset[DType], main: int = 0) -> Iterator[tuple[str, tuple[frozenset[DType], int]]]:
     return ((operator, (dtypes, main)) for operator in operators.split())
 
 
 EXPORTED: Mapping[str, tuple[frozenset[DType], int]] = dict(
     [
-        *_rows("Constant", ANY),
+        *_make_rows("Constant", ANY),
         # moved unchanged
-        *_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
-        *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
-        *_rows("Where", ANY, main=1),
-        *_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | BYTES | SHORTS | {DType.INT32}),
-        *_rows("Pad", ANY),
-        *_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
-        *_rows("EyeLike NonZero Shape Size", ANY),
-        *_rows("ConstantOfShape", frozenset({DType.INT64})),
-        *_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | WORDS),
-        *_rows("OneHot", INTEGERS),
-        *_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | WORDS),
+        *_make_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
+        *_make_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
+        *_make_rows("Where", ANY, main=1),
+        *_make_rows("Col2Im", FLOATS - {DType.BFLOAT16} | BOOL | BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("Pad", ANY),
+        *_make_rows("ReverseSequence", ANY - {DType.BFLOAT16}),
+        *_make_rows("EyeLike NonZero Shape Size", ANY),
+        *_make_rows("ConstantOfShape", frozenset({DType.INT64})),
+        *_make_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | WORDS),
+        *_make_rows("OneHot", INTEGERS),
+        *_make_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | WORDS),
         # elementwise
-        *_rows("Add Mul Sub Neg", FLOATS | WORDS),
-        *_rows("Max Min", FLOATS | INTEGERS),
-        *_rows("Abs", FLOATS | {DType.UINT8} | WORDS),
-        *_rows("Div", FLOATS | INTEGERS),
-        *_rows("Mod", INTEGERS),
-        *_rows("Relu", FLOATS | {DType.INT8, DType.INT16}),
-        *_rows("Clip Sign", FLOATS | INTEGERS),
-        *_rows("Equal", FLOATS | BOOL | INTEGERS),
-        *_rows("Greater GreaterOrEqual Less LessOrEqual", FLOATS | INTEGERS),
-        *_rows("And Not Or Xor", BOOL),
-        *_rows("BitShift", frozenset({DType.UINT16})),
-        *_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", BYTES | SHORTS | {DType.INT32}),
-        *_rows("Cast CastLike", ANY),
-        *_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
-        *_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
-        *_rows("Sin Sinh Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu", FLOATS),
+        *_make_rows("Add Mul Sub Neg", FLOATS | WORDS),
+        *_make_rows("Max Min", FLOATS | INTEGERS),
+        *_make_rows("Abs", FLOATS | {DType.UINT8} | WORDS),
+        *_make_rows("Div", FLOATS | INTEGERS),
+        *_make_rows("Mod", INTEGERS),
+        *_make_rows("Relu", FLOATS | {DType.INT8, DType.INT16}),
+        *_make_rows("Clip Sign", FLOATS | INTEGERS),
+        *_make_rows("Equal", FLOATS | BOOL | INTEGERS),
+        *_make_rows("Greater GreaterOrEqual Less LessOrEqual", FLOATS | INTEGERS),
+        *_make_rows("And Not Or Xor", BOOL),
+        *_make_rows("BitShift", frozenset({DType.UINT16})),
+        *_make_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("Cast CastLike", ANY),
+        *_make_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
+        *_make_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
+        *_make_rows("Sin Sinh Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu", FLOATS),
         # along axes and in windows
-        *_rows("Attention LRN LayerNormalization LpNormalization MeanVarianceNormalization RMSNormalization", FLOATS),
-        *_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
-        *_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
-        *_rows("MaxPool", FLOATS | BYTES),
-        *_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
-        *_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
-        *_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
-        *_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
-        *_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSumSquare", FLOATS),
-        *_rows("ReduceProd ReduceSum", FLOATS | WORDS),
-        *_rows("ReduceMax ReduceMin", FLOATS | BOOL | BYTES | WORDS),
-        *_rows("ArgMax ArgMin", FLOATS | INTEGERS),
-        *_rows("CumSum", FLOATS | WORDS),
-        *_rows("DFT STFT", frozenset({DType.FLOAT32})),
-        *_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
+        *_make_rows("Attention LRN LayerNormalization LpNormalization MeanVarianceNormalization RMSNormalization", FLOATS),
+        *_make_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
+        *_make_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
+        *_make_rows("MaxPool", FLOATS | BYTES),
+        *_make_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
+        *_make_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
+        *_make_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
+        *_make_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
+        *_make_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSumSquare", FLOATS),
+        *_make_rows("ReduceProd ReduceSum", FLOATS | WORDS),
+        *_make_rows("ReduceMax ReduceMin", FLOATS | BOOL | BYTES | WORDS),
+        *_make_rows("ArgMax ArgMin", FLOATS | INTEGERS),
+        *_make_rows("CumSum", FLOATS | WORDS),
+        *_make_rows("DFT STFT", frozenset({DType.FLOAT32})),
+        *_make_rows("BlackmanWindow HammingWindow HannWindow", frozenset({DType.INT32, DType.INT64})),
         # control flow
-        *_rows("If Scan", ANY),
-        *_rows("Loop", ANY, main=2),
-        *_rows("TopK", FLOATS | INTEGERS),
+        *_make_rows("If Scan", ANY),
+        *_make_rows("Loop", ANY, main=2),
+        *_make_rows("TopK", FLOATS | INTEGERS),
         # quantized numbers
-        *_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", BYTES),
-        *_rows("DequantizeLinear", BYTES | SHORTS | {DType.INT32}),
-        *_rows("QuantizeLinear", FLOATS),
-        *_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
+        *_make_rows("ConvInteger MatMulInteger QLinearConv QLinearMatMul", BYTES),
+        *_make_rows("DequantizeLinear", BYTES | SHORTS | {DType.INT32}),
+        *_make_rows("QuantizeLinear", FLOATS),
+        *_make_rows("DynamicQuantizeLinear", frozenset({DType.FLOAT32})),
     ]
 )
 """Supported operators of OpenVINO 2026.4: the element types tested to match the reference on ordinary values, and the input they
@@ -254,7 +254,7 @@ def _ends_behind_padding(first: int, last: int, data_end: int, end: int) -> bool
     return last >= end
 
 
-def _counts_what_is_not_there(node: Node, function: Function) -> bool:
+def _counts_beyond_padding(node: Node, function: Function) -> bool:
     counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
     return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
 
@@ -524,7 +524,7 @@ ISSUES: tuple[KnownIssue, ...] = (
     ),
     KnownIssue(
         ("AveragePool", "LpPool"),
-        _counts_what_is_not_there,
+        _counts_beyond_padding,
         "counts what a window of a pooling with ceil_mode=1 would hold behind the padding",
         ("compared with the reference: float32[1,2,8] by 3, strides 3, pads 2, dilations 2, count_include_pad=1",),
     ),

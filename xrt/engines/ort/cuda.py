@@ -160,14 +160,14 @@ class OrtOnDevice(Executable):
         """Enqueue the session's work on its stream and return its outputs."""
         binding, device = session.io_binding(), self._device
         for name, array in arguments.items():
-            binding.bind_input(name, device.kind, device.index, _element(array.dtype), list(array.shape), self._address(array))
+            binding.bind_input(name, device.kind, device.index, _encode(array.dtype), list(array.shape), self._address(array))
         for name, array in buffers.items():
             # A dynamic output: the library allocates it.
             if array is None:
                 binding.bind_output(name, device.kind, device.index)
             else:
                 shape = list(array.shape)
-                binding.bind_output(name, device.kind, device.index, _element(array.dtype), shape, self._address(array))
+                binding.bind_output(name, device.kind, device.index, _encode(array.dtype), shape, self._address(array))
         session.run_with_iobinding(binding, self._options)
         if all(array is not None for array in buffers.values()):
             return buffers
@@ -206,6 +206,6 @@ class OrtOnDevice(Executable):
         self._session = self._owner = None
 
 
-def _element(dtype: np.dtype[Any]) -> Any:
+def _encode(dtype: np.dtype[Any]) -> Any:
     """The element type for a binding: NumPy's, or ONNX's number if NumPy lacks it."""
     return DType.BFLOAT16.onnx if dtype == DType.BFLOAT16.numpy else dtype.type

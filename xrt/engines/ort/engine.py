@@ -188,21 +188,21 @@ class Ort(GraphCompiler):
         # Needed by `check_assigned`.
         options.add_session_config_entry(RECORDED, "1")
         with accelerator.activate(stream):
-            session = open_session(export, options, self._device_providers(provider_options(accelerator, stream), context))
+            session = open_session(export, options, self._list_device_providers(provider_options(accelerator, stream), context))
         check_assigned(session, function)
         index = int(accelerator.name.partition(":")[2] or 0)
         return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), export.files)
 
-    def _device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
+    def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
         """The providers of a session on a device; ``stream_options`` are those for device and stream."""
-        return [(CUDA, {**self._options_of(CUDA), **stream_options}), *_CPU]
+        return [(CUDA, {**self._select_options(CUDA), **stream_options}), *_CPU]
 
     def _open(
         self, function: Function, export: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
     ) -> OrtExecutable:
         """Open a session on the exported model."""
         with AllocationTracker(export.nbytes) as growth:
-            session = open_session(export, options, self._providers())
+            session = open_session(export, options, self._list_providers())
         kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
         executable = kind(function, session, export.files, partial(report_memory, export.copied, export.mapped, growth), inplace)
         # The calling thread counts in both pools but is not the library's.
@@ -326,10 +326,10 @@ class Ort(GraphCompiler):
             options.add_session_config_entry(key, value)
         return options
 
-    def _providers(self) -> list[Provider]:
-        return [(name, self._options_of(name)) for name in self.providers]
+    def _list_providers(self) -> list[Provider]:
+        return [(name, self._select_options(name)) for name in self.providers]
 
-    def _options_of(self, provider: str) -> dict[str, str]:
+    def _select_options(self, provider: str) -> dict[str, str]:
         start = f"{provider}."
         return {key.removeprefix(start): value for key, value in self.provider_options.items() if key.startswith(start)}
 
@@ -410,7 +410,7 @@ class TensorRT(Ort):
             return f"engine 'tensorrt' computes in fp32 or fp16: it does not honour precision={context.options.precision!r}"
         return None
 
-    def _device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
+    def _list_device_providers(self, stream_options: dict[str, str], context: CompileContext) -> list[Provider]:
         provider_options = {"trt_min_subgraph_size": str(self.min_subgraph_size)}
         if context.options.precision == "fp16":
             provider_options["trt_fp16_enable"] = "1"
@@ -418,5 +418,5 @@ class TensorRT(Ort):
             provider_options["trt_max_workspace_size"] = str(self.max_workspace_size)
         if self.engine_cache:
             provider_options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": self.engine_cache}
-        fallbacks = super()._device_providers(stream_options, context)
-        return [(PROVIDER, {**self._options_of(PROVIDER), **provider_options, **stream_options}), *fallbacks]
+        fallbacks = super()._list_device_providers(stream_options, context)
+        return [(PROVIDER, {**self._select_options(PROVIDER), **provider_options, **stream_options}), *fallbacks]

@@ -367,9 +367,9 @@ class SessionCalls:
         if self._needs_no_conversion and not buffers:
             feed_values = {name: _to_value(value, self._inputs[name]) for name, value in feed.items()}
             return dict(zip(self._names, self.direct(self._names, feed_values, None), strict=True))
-        return self._by_binding(feed, buffers)
+        return self._run_binding(feed, buffers)
 
-    def _by_binding(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
+    def _run_binding(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         binding = self._session.io_binding()
         feed_values = {name: to_ort(array, _dtype(self._inputs[name])) for name, array in feed.items()}
         for name, value in feed_values.items():
@@ -408,7 +408,7 @@ def through_frames(make: Callable[[], BoundSession], make_error: Callable[[Excep
     """A call that copies inputs to bound arrays and outputs from them; concurrent calls use separate frames."""
     first = make()
     if len(first.inputs) == len(first.outputs) == 1:
-        return _through_pairs(first, make, make_error)
+        return _make_pair_call(first, make, make_error)
     # A list is thread-safe as a pool: pop and append are atomic.
     idle = [first]
 
@@ -430,7 +430,7 @@ def through_frames(make: Callable[[], BoundSession], make_error: Callable[[Excep
     return run
 
 
-def _through_pairs(
+def _make_pair_call(
     first: BoundSession, make: Callable[[], BoundSession], make_error: Callable[[Exception], Exception]
 ) -> Callable[..., list[Array]]:
     """The same for one input and one output, the common case: half a microsecond faster."""
@@ -582,21 +582,21 @@ def from_ort(value: OrtValue, dtype: DType) -> Array:
 def _pack(array: Array, dtype: DType) -> OrtValue:
     value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
     padded = np.zeros((value.tensor_size_in_bytes(), 8 // dtype.bits), np.uint8)
-    padded.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & _mask(dtype)
-    raw = np.bitwise_or.reduce(padded << _shifts(dtype), axis=1, dtype=np.uint8)
+    padded.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & _make_mask(dtype)
+    raw = np.bitwise_or.reduce(padded << _make_shifts(dtype), axis=1, dtype=np.uint8)
     ctypes.memmove(value.data_ptr(), raw.ctypes.data, raw.size)
     return value
 
 
 def _unpack(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)
+    elements: Array = ((raw[:, None] >> _make_shifts(dtype)) & _make_mask(dtype)).reshape(-1)
     array: Array = elements[: math.prod(shape)].view(dtype.numpy)
     return array.reshape(shape)
 
 
-def _shifts(dtype: DType) -> Array:
+def _make_shifts(dtype: DType) -> Array:
     return np.arange(0, 8, dtype.bits, dtype=np.uint8)
 
 
-def _mask(dtype: DType) -> np.uint8:
+def _make_mask(dtype: DType) -> np.uint8:
     return np.uint8(2**dtype.bits - 1)

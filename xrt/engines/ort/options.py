@@ -97,10 +97,10 @@ def as_texts(field: str, value: Any) -> FrozenDict[str, str]:
     """Convert the value of a field to a mapping of text, sorted by key; booleans become 0 and 1."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{field} of engine 'ort' must map names to values; got {value!r}")
-    return FrozenDict({str(key): _text(value[key]) for key in sorted(value, key=str)})
+    return FrozenDict({str(key): _to_text(value[key]) for key in sorted(value, key=str)})
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

@@ -57,7 +57,7 @@ class SavedSession:
 
     def export(self, function: Function) -> ExportedModel:
         """The model to open, with the weights of an equal Function."""
-        return self._make_export(dict(self._constants(function)))
+        return self._make_export(dict(self._iter_constants(function)))
 
     def _make_export(self, constants: Mapping[str, Bytes]) -> ExportedModel:
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
@@ -83,7 +83,7 @@ class SavedSession:
         marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
         files = {_WEIGHTS: np.frombuffer(self.data, np.uint8)}
         release(files[_WEIGHTS])
-        for name, content in self._constants(function):
+        for name, content in self._iter_constants(function):
             release(content)  # free pages that the check has read; the library maps the file itself
             files[name] = content
         return place_model(marked, files, size)
@@ -106,7 +106,7 @@ class SavedSession:
             file.write(marked.model)
             return _finish(file, {**self.header, **changes})
 
-    def _constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
+    def _iter_constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
         """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
         weights: list[tuple[str, Array]] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):

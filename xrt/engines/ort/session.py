@@ -132,17 +132,17 @@ def newest_opset() -> int:
     """The newest version of ai.onnx that the library reads, found by trial."""
     from xrt.graph import latest_opset  # not needed for a start from the cache
 
-    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
+    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _can_read(opset=version)), _TRIVIAL_OPSET)
 
 
 @lru_cache(maxsize=1)
 def newest_ir() -> int:
     """The newest IR version that the library reads, found by trial."""
-    ir = _trivial_model().ir_version
-    return max(version for version in range(ir, ir + 32) if version == ir or _reads(ir=version))
+    ir = _make_trivial_model().ir_version
+    return max(version for version in range(ir, ir + 32) if version == ir or _can_read(ir=version))
 
 
-def _trivial_model() -> Any:
+def _make_trivial_model() -> Any:
     from xrt.formats.onnx import lowest_model  # not needed for a start from the cache
 
     value = TensorType(DType.FLOAT32, (1,))
@@ -150,8 +150,8 @@ def _trivial_model() -> Any:
     return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
 
 
-def _reads(opset: int | None = None, ir: int | None = None) -> bool:
-    model = _trivial_model()
+def _can_read(opset: int | None = None, ir: int | None = None) -> bool:
+    model = _make_trivial_model()
     if opset is not None:
         model.opset_import[0].version = opset
     if ir is not None:

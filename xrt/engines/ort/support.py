@@ -55,8 +55,8 @@ def check_conversion(node: Node, function: Function, providers: tuple[str, ...])
     if any(function.get_type(name) is None for name in node.uses):
         return None
     query = NodeQuery.of(node, function, version=function.opsets.get("", newest_opset()))
-    outputs = tuple(output and (_any_size(output[0]),) for output in query.outputs)
-    return _answer(replace(query, inputs=tuple(map(_any_size, query.inputs)), outputs=outputs), providers)
+    outputs = tuple(output and (_erase_extents(output[0]),) for output in query.outputs)
+    return _answer(replace(query, inputs=tuple(map(_erase_extents, query.inputs)), outputs=outputs), providers)
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +79,7 @@ def _name_type(operand: object) -> str:
     return str(operand.dtype if isinstance(operand, Constant | TensorType) else operand)
 
 
-def _any_size(type_: Any) -> Any:
+def _erase_extents(type_: Any) -> Any:
     """The type with unknown extents, so that nodes of different sizes share an answer; constants and None unchanged.
 
     The extent of a vector stays: the library needs to know how many axes, scales or sizes there are.
@@ -87,5 +87,5 @@ def _any_size(type_: Any) -> Any:
     if isinstance(type_, TensorType):
         return type_ if type_.shape is None or len(type_.shape) == 1 else type_.with_shape((None,) * len(type_.shape))
     if isinstance(type_, SequenceType | OptionalType):
-        return type(type_)(_any_size(type_.element))
+        return type(type_)(_erase_extents(type_.element))
     return type_

@@ -88,7 +88,7 @@ def may_round_resized(node: Node, function: Function) -> bool:
     mode = node.attr("coordinate_transformation_mode")
     if mode not in ("align_corners", "pytorch_half_pixel") or not has_input(node, 2) or has_input(node, 3):
         return False
-    scaled = _scaled_extents(node, function)
+    scaled = _list_scaled_extents(node, function)
     if mode == "align_corners":
         return scaled is None or not all(_is_whole(*pair) for pair in scaled)
     sizes = (extent * scale for extent, scale in scaled or () if isinstance(extent, int))
@@ -101,7 +101,7 @@ def is_resized_to_unknown_rank(node: Node, function: Function) -> bool:
     return any(not shape or not isinstance(shape[0], int) for shape in shapes)
 
 
-def _scaled_extents(node: Node, function: Function) -> list[tuple[Dim, float]] | None:
+def _list_scaled_extents(node: Node, function: Function) -> list[tuple[Dim, float]] | None:
     """Pairs of extent and scale of a Resize; None if unknown."""
     scales, shape = find_input(node, 2, function), find_shape(node, 0, function)
     if scales is None or shape is None:

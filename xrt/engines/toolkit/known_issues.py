@@ -113,9 +113,9 @@ class Transform:
         Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
         Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
         """
-        return max(map(_error_of_length, self._lengths()), default=math.inf)
+        return max(map(_estimate_error, self._list_lengths()), default=math.inf)
 
-    def _lengths(self) -> Shape:
+    def _list_lengths(self) -> Shape:
         """Possible transform lengths; empty if unknown."""
         is_short_time = self.node.op_type == "STFT"
         place = 3 if is_short_time else 1
@@ -123,8 +123,8 @@ class Transform:
         if length is not None:
             return (int(length.array),)
         if is_short_time:  # without a length the window determines it, else the signal bounds it
-            return (self._shape(2) or self._shape(0)[1:2])[:1]
-        shape = self._shape(0)
+            return (self._get_shape(2) or self._get_shape(0)[1:2])[:1]
+        shape = self._get_shape(0)
         if has_input(self.node, place) or not shape:
             return ()
         if not has_input(self.node, 2):
@@ -132,12 +132,12 @@ class Transform:
         axis = find_input(self.node, 2, self.function)
         return shape[:-1] if axis is None else (shape[int(axis.array)],)
 
-    def _shape(self, place: int) -> Shape:
+    def _get_shape(self, place: int) -> Shape:
         """The shape of an input; empty if absent or unknown."""
         return find_shape(self.node, place, self.function) or ()
 
 
-def _error_of_length(length: Dim) -> float:
+def _estimate_error(length: Dim) -> float:
     if not isinstance(length, int):
         return math.inf
     # 1.5 times the measured error of 2e-7 per element.

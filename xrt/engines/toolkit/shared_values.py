@@ -23,12 +23,12 @@ def put_value(buffer: SharedBuffer, value: Any) -> Any:
         return {"map": list(value.items())}
     array = np.asarray(value)
     if array.dtype.kind in "USO":
-        return {"shape": array.shape, "strings": [_as_text(text) for text in array.reshape(-1)]}
+        return {"shape": array.shape, "strings": [_to_text(text) for text in array.reshape(-1)]}
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"shape": array.shape, "dtype": DType.of(array).text, "at": buffer.put(flat.data.cast("B"))}
 
 
-def _as_text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 

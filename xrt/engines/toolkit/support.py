@@ -203,8 +203,8 @@ def why_not_at_every_size(node: Node, function: Function, operators: Collection[
     """Explain why a node with symbolic dims is not in ``operators`` or may behave differently at other sizes; None if neither."""
     if node.op not in operators or not (node.op_type in ELEMENTWISE or node.op_type in _RULES):
         return f"{node.op} is not computed with symbolic dims"
-    input_shapes = [_shape(name, function) for name in node.inputs]
-    output_shapes = [_shape(name, function) for name in node.outputs if name]
+    input_shapes = [_find_shape(name, function) for name in node.inputs]
+    output_shapes = [_find_shape(name, function) for name in node.outputs if name]
     input_dims = {dim for shape in input_shapes for dim in shape or () if isinstance(dim, str)}
     for shape in (*input_shapes, *output_shapes):
         if shape is None or any(not isinstance(dim, int) and dim not in input_dims for dim in shape):
@@ -224,15 +224,15 @@ def why_not_at_every_size(node: Node, function: Function, operators: Collection[
 @lru_cache(maxsize=4096)
 def _infer_shapes(query: NodeQuery) -> tuple[Shape | None, ...]:
     """Infer the output shapes from the inputs only."""
-    alone = query.to_function()
+    isolated = query.to_function()
     try:
-        inferred = infer_shapes(alone.replace(outputs=tuple(Value(value.name) for value in alone.outputs)))
+        inferred = infer_shapes(isolated.replace(outputs=tuple(Value(value.name) for value in isolated.outputs)))
     except ValueError:  # a malformed node
         return ()
-    return tuple(_shape(value.name, inferred) for value in alone.outputs)
+    return tuple(_find_shape(value.name, inferred) for value in isolated.outputs)
 
 
-def _shape(name: str, function: Function) -> Shape | None:
+def _find_shape(name: str, function: Function) -> Shape | None:
     """The shape of a value, () for an absent one; None if the rank is unknown."""
     if not name:
         return ()
@@ -256,7 +256,7 @@ def _has_fixed_operands(node: Node, function: Function, shapes: Sequence[Shape])
     return all(isinstance(dim, int) for shape in shapes[1:] for dim in shape)
 
 
-def _products(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _fits_product(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether both operands have equal batch dims or the second is a plain matrix."""
     a, b = shapes[:2]
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
@@ -264,7 +264,7 @@ def _products(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     return a[:-2] == b[:-2] or len(b) == 2
 
 
-def _gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _fits_gemm(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     (m, inner), (other, n) = (
         _transpose(shape, node.attr(name, 0)) for shape, name in zip(shapes, ("transA", "transB"), strict=False)
     )
@@ -276,7 +276,7 @@ def _transpose(shape: Shape, turn: int) -> tuple[Dim, Dim]:
     return (columns, rows) if turn else (rows, columns)
 
 
-def _concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
+def _fits_concat(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     axis = node.attr("axis", 1)
     axis += len(shapes[0]) * (axis < 0)
     if not all(isinstance(shape[axis], int) for shape in shapes):
@@ -293,7 +293,7 @@ def _reshapes(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
     """Whether the target shape is constant and keeps the order of the symbolic dims."""
     if _get_constant(node, 1, function) is None:
         return False
-    result = _shape(node.outputs[0], function) or ()
+    result = _find_shape(node.outputs[0], function) or ()
     return [dim for dim in shapes[0] if isinstance(dim, str)] == [dim for dim in result if isinstance(dim, str)]
 
 
@@ -332,13 +332,13 @@ def _always(node: Node, function: Function, shapes: Sequence[Shape]) -> bool:
 
 
 _RULES: Mapping[str, Callable[[Node, Function, Sequence[Shape]], bool]] = {
-    "Concat": _concat,
+    "Concat": _fits_concat,
     "Flatten": _always,
     "Gather": lambda node, function, shapes: isinstance(shapes[0][node.attr("axis", 0)], int),
-    "Gemm": _gemm,
+    "Gemm": _fits_gemm,
     "LayerNormalization": _normalizes_last,
     "RMSNormalization": _normalizes_last,
-    "MatMul": _products,
+    "MatMul": _fits_product,
     "Reshape": _reshapes,
     "Slice": _slices,
     "Split": _splits,

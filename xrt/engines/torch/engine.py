@@ -23,7 +23,7 @@ Mode: TypeAlias = Literal["eager", "inductor"]
 
 
 @cache
-def _version() -> str:
+def _find_version() -> str:
     return f"torch {metadata.version('torch')}"
 
 
@@ -96,4 +96,4 @@ class Torch(GraphCompiler):
         return why_no_compiler() or ""
 
     def version(self) -> str:
-        return _version()
+        return _find_version()

@@ -579,7 +579,7 @@ def dft(at: TorchKernelContext) -> Run:
 def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
     """Transform along an axis; the last axis has real parts, or real and imaginary parts."""
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
-    whole = _complex(x)
+    whole = _to_complex(x)
     n = length or x.shape[axis]
     if onesided and inverse:
         return torch.fft.irfft(whole, n=length, dim=axis)[..., None].to(x.dtype)
@@ -589,7 +589,7 @@ def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int)
     return torch.view_as_real(y).to(x.dtype)
 
 
-def _complex(x: Tensor) -> Tensor:
+def _to_complex(x: Tensor) -> Tensor:
     """Combine the real and imaginary parts in the last axis to complex numbers."""
     wide = x.double()
     return torch.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else torch.zeros_like(wide[..., 0]))

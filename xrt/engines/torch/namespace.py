@@ -50,7 +50,7 @@ def count_from_start(indices: Tensor, extent: int) -> Tensor:
     return torch.where(indices < 0, indices + extent, indices).long()
 
 
-def _axes(x: Tensor, axis: Axes) -> list[int]:
+def _list_axes(x: Tensor, axis: Axes) -> list[int]:
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     return [index % x.ndim for index in axes]
 
@@ -200,23 +200,23 @@ class TorchNamespace:
     # ------------------------------------------------------------------ reductions
 
     def sum(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return x if axis == () else torch.sum(x, _axes(x, axis), keepdims) if x.ndim else x
+        return x if axis == () else torch.sum(x, _list_axes(x, axis), keepdims) if x.ndim else x
 
     def mean(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         x = x.double() if is_whole(x) else x
-        return x if axis == () or not x.ndim else torch.mean(x, _axes(x, axis), keepdims)
+        return x if axis == () or not x.ndim else torch.mean(x, _list_axes(x, axis), keepdims)
 
     def var(self, x: Tensor, axis: Axes = None) -> Tensor:
-        return torch.var(x, _axes(x, axis), correction=0)
+        return torch.var(x, _list_axes(x, axis), correction=0)
 
     def max(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return x if axis == () or not x.ndim else torch.amax(x, _axes(x, axis), keepdims)
+        return x if axis == () or not x.ndim else torch.amax(x, _list_axes(x, axis), keepdims)
 
     def min(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        return x if axis == () or not x.ndim else torch.amin(x, _axes(x, axis), keepdims)
+        return x if axis == () or not x.ndim else torch.amin(x, _list_axes(x, axis), keepdims)
 
     def prod(self, x: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        for index in sorted(_axes(x, axis), reverse=True):
+        for index in sorted(_list_axes(x, axis), reverse=True):
             x = torch.prod(x, index, keepdims, dtype=x.dtype)
         return x
 

@@ -293,16 +293,16 @@ class _PlanBuilder:
         for node in function.nodes:
             self._add_node(node, on_host=all(name in sizes for name in node.defines))
         outputs = tuple(self._find_slot((value.name, False)) for value in function.outputs)
-        constants = tuple(self._constants())
+        constants = tuple(self._iter_constants())
         permanent = {*inputs, *outputs, *(slot for slot, _, _ in constants)}
         return DevicePlan(len(self.slots) + 1, constants, inputs, outputs, tuple(_add_frees(self.steps, permanent)))
 
-    def _slot(self, place: Place) -> int:
+    def _number_slot(self, place: Place) -> int:
         return self.slots.setdefault(place, len(self.slots) + 1)
 
     def _define(self, place: Place) -> int:
         self.computed.add(place)
-        return self._slot(place)
+        return self._number_slot(place)
 
     def _find_slot(self, place: Place) -> int:
         """The slot of a value on host or device; adds a transfer if it is only on the other side. Slot 0 is an absent value."""
@@ -314,7 +314,7 @@ class _PlanBuilder:
         return self._define(place)
 
     def _make_transfer(self, name: str, on_host: bool) -> DeviceStep:
-        arguments, results = (self._slot((name, not on_host)),), (self._slot((name, on_host)),)
+        arguments, results = (self._number_slot((name, not on_host)),), (self._number_slot((name, on_host)),)
         if on_host:
             return DeviceStep(self.accelerator.download, arguments, results, True, None, f"value {name!r} is wanted on the host")
         return DeviceStep(self.accelerator.upload, arguments, results, False, None, f"value {name!r} is computed on the host")
@@ -341,7 +341,7 @@ class _PlanBuilder:
         inner.prepare()
         return inner.compute
 
-    def _constants(self) -> Iterator[tuple[int, np.ndarray[Any, Any], bool]]:
+    def _iter_constants(self) -> Iterator[tuple[int, np.ndarray[Any, Any], bool]]:
         for (name, on_host), slot in self.slots.items():
             if name in self.function.constants:
                 yield slot, self.function.constants[name].array, on_host

@@ -84,7 +84,7 @@ class Toy(GraphCompiler):
         return "" if self.native == "off" else why_not_shipped() or ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        reason = self._choice().why_not(node, function) or why_not_on_device(node, function)
+        reason = self._select_kernels().why_not(node, function) or why_not_on_device(node, function)
         return reason or why_not_bodies(
             node, function, self.why_not, lambda body, outer: plan_device_steps(close_over(body, outer), node.device)
         )
@@ -92,7 +92,7 @@ class Toy(GraphCompiler):
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
         if node.device.partition(":")[0] not in ("", "cpu"):
             return ()
-        return self._choice().list_mutable_inputs(node, function)
+        return self._select_kernels().list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
@@ -100,7 +100,7 @@ class Toy(GraphCompiler):
         self._check_support(function)
         if self.native == "auto":
             warn_once_of_absence()
-        return ToyExecutable(self.name, function, _Compiler(self._choice(), context.threads).compile)
+        return ToyExecutable(self.name, function, _Compiler(self._select_kernels(), context.threads).compile)
 
     def _compile_on_device(self, function: Function, context: CompileContext) -> Executable:
         """Compile to kernels over the device's array module; native kernels run on the CPU only."""
@@ -118,7 +118,7 @@ class Toy(GraphCompiler):
         """The enabled libraries of native kernels, the user's before XRT's."""
         return open_bundled(self.libraries, with_shipped=self.native != "off")
 
-    def _choice(self) -> KernelSelection:
+    def _select_kernels(self) -> KernelSelection:
         return select_kernel(self.name, self.kernels, self._list_libraries())
 
 

@@ -32,13 +32,13 @@ ops = shared.extend("toy", eager, numpy_only)
 
 
 @lru_cache(maxsize=1)
-def _numpy() -> ArrayNamespace:
+def _make_numpy_namespace() -> ArrayNamespace:
     return ArrayNamespace(np, multiply)
 
 
 def namespace(module: Any) -> ArrayNamespace:
     """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
-    return _numpy() if module is np else ArrayNamespace(module)
+    return _make_numpy_namespace() if module is np else ArrayNamespace(module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def import_function(function: Function, polynomials: bool = True) -> ImportedMod
     importer = onnx_frontend.ONNXGraphImporter(_list_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _log_output(importer):
         module = rewrite(importer.from_onnx(model.graph, opset), polynomials)
-    return ImportedModule(module, tuple(weights.values()), _result_types(module))
+    return ImportedModule(module, tuple(weights.values()), _list_result_types(module))
 
 
 def _refuse_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
@@ -102,7 +102,7 @@ def _log_output(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
         del onnx_frontend.print
 
 
-def _result_types(module: IRModule) -> tuple[TensorType, ...]:
+def _list_result_types(module: IRModule) -> tuple[TensorType, ...]:
     returned = module["main"].ret_ty
     fields = returned.fields if hasattr(returned, "fields") else (returned,)
     return tuple(tensor_type(field) for field in fields)
@@ -132,13 +132,13 @@ def decompose(function: Function) -> Function:
     if not any(node.op in LOWERED or node.op in _REWRITTEN for node in function.nodes):
         return function
     if function.opset() < OLDEST:
-        if not any(_compares_truths(node, function) for node in function.nodes):
+        if not any(_compares_booleans(node, function) for node in function.nodes):
             return function
         function = upgrade_opset(function, OLDEST)
     return drop_dead_nodes(rewrite_nodes(function, _write))
 
 
-def _compares_truths(node: Node, function: Function) -> bool:
+def _compares_booleans(node: Node, function: Function) -> bool:
     type_ = function.get_type(node.inputs[0]) if node.op == "Equal" else None
     return isinstance(type_, TensorType) and type_.dtype is DType.BOOL
 

@@ -134,7 +134,7 @@ def _take(call: Call, builder: BlockBuilder) -> Any:
 def _gather_elements(call: Call, builder: BlockBuilder) -> Any:
     data, indices = call.args
     axis = int(call.attrs.axis)
-    return relax.op.gather_elements(data, _clamp_indices(indices, _shape(data)[axis]), axis)
+    return relax.op.gather_elements(data, _clamp_indices(indices, _get_shape(data)[axis]), axis)
 
 
 def _gather_nd(call: Call, builder: BlockBuilder) -> Any:
@@ -146,7 +146,7 @@ def _gather_nd(call: Call, builder: BlockBuilder) -> Any:
 def _scatter_elements(call: Call, builder: BlockBuilder) -> Any:
     data, indices, updates = call.args
     axis = int(call.attrs.axis)
-    clamped = _clamp_indices(indices, _shape(data)[axis], from_end=True)
+    clamped = _clamp_indices(indices, _get_shape(data)[axis], from_end=True)
     return relax.op.scatter_elements(data, clamped, updates, axis, call.attrs.reduction)
 
 
@@ -175,7 +175,7 @@ def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     clamped = _clamp_shift(amount)
     sign = (
-        relax.op.right_shift(value, scalar(_bits(value) - 1, value))
+        relax.op.right_shift(value, scalar(_count_bits(value) - 1, value))
         if infer_scalar_dtype(value).startswith("int")
         else scalar(0, value)
     )
@@ -214,21 +214,21 @@ _IN_FLOAT32 = {
 """Operators that are computed in float32 if their float type is narrower."""
 
 
-def _bits(tensor: Any) -> int:
+def _count_bits(tensor: Any) -> int:
     return np.dtype(infer_scalar_dtype(tensor)).itemsize * 8
 
 
 def _clamp_shift(amount: Any) -> Any:
-    return relax.op.minimum(relax.op.maximum(amount, scalar(0, amount)), scalar(_bits(amount) - 1, amount))
+    return relax.op.minimum(relax.op.maximum(amount, scalar(0, amount)), scalar(_count_bits(amount) - 1, amount))
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
+def _get_shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in tensor.ty.shape)
 
 
 def _list_extents(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
     """The extent of each coordinate in the last axis of the indices."""
-    return _shape(data)[batch : batch + _shape(indices)[-1]]
+    return _get_shape(data)[batch : batch + _get_shape(indices)[-1]]
 
 
 def _clamp_indices(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:

@@ -25,7 +25,7 @@ _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
 def operations(statement: Any) -> int:
     """Number of operations in a block's body, without index computations."""
-    return _total(statement, lambda node: 1 if next(_parts(node), None) is not None else 0, {})
+    return _total(statement, lambda node: 1 if next(_iter_operands(node), None) is not None else 0, {})
 
 
 def loads(statement: Any, buffer: Any = None) -> int:
@@ -47,7 +47,7 @@ def is_arithmetic(statement: Any) -> bool:
 
 def _is_instruction(node: Any) -> bool:
     name = getattr(getattr(node, "op", None), "name", "")
-    return type(node).__name__ in _INSTRUCTIONS or name in _INTRINSICS or next(_parts(node), None) is None
+    return type(node).__name__ in _INSTRUCTIONS or name in _INTRINSICS or next(_iter_operands(node), None) is None
 
 
 _INSTRUCTIONS = {
@@ -70,11 +70,11 @@ def _total(node: Any, count: Callable[[Any], int], totals: dict[int, int]) -> in
     """Sum `count` over the expression tree. Linear, because shared subexpressions are memoized."""
     key = hash(node)  # the address, which is valid as long as the root lives
     if key not in totals:
-        totals[key] = count(node) + sum(_total(part, count, totals) for part in _parts(node))
+        totals[key] = count(node) + sum(_total(part, count, totals) for part in _iter_operands(node))
     return totals[key]
 
 
-def _parts(node: Any) -> Iterator[Any]:
+def _iter_operands(node: Any) -> Iterator[Any]:
     if isinstance(node, TensorLoad):
         return
     for name in _FIELDS:
@@ -186,7 +186,7 @@ class LoopNest:
             return loop
         vectors = self.machine.accumulators // (3 if loads(body) == 1 else 6)
         wide = self.machine.lanes(self._widest)
-        lanes = _divisor(self.work, vectors * wide)
+        lanes = _find_divisor(self.work, vectors * wide)
         if lanes < 2 * wide:
             return loop
         outer, lane = self.schedule.split(loop, [None, lanes])
@@ -226,7 +226,7 @@ class LoopNest:
         length = 1
         for index in run:
             length *= self.extents[index]
-        return _divisor(length, 8)
+        return _find_divisor(length, 8)
 
     def _is_one_run(self, access: Any, outer: int, inner: int) -> bool:
         """Whether the access depends on neither loop, or traverses both as adjacent dimensions with a full inner extent."""
@@ -255,9 +255,9 @@ class LoopNest:
         reuse = self._find_reuse_axis(reads)
         if not reads or (reuse is None and any(_runs_along(r, v) for r in reads for v in self.variables[self.spatial :])):
             return False
-        lanes = _divisor(self.extents[last], self.machine.lanes(self._bits))
-        vectors = _divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
-        rows = _divisor(self.extents[reuse], min(8, self.machine.accumulators // vectors)) if reuse is not None else 1
+        lanes = _find_divisor(self.extents[last], self.machine.lanes(self._bits))
+        vectors = _find_divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
+        rows = _find_divisor(self.extents[reuse], min(8, self.machine.accumulators // vectors)) if reuse is not None else 1
         self._reorder_tile(reuse, rows, vectors, lanes)
         return True
 
@@ -292,7 +292,7 @@ class LoopNest:
     def split_rows(self) -> bool:
         """Sum each row in several vector accumulators that are added at the end. Return whether the nest fits."""
         schedule, reads = self.schedule, self.schedule.get(self.block).reads
-        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
+        width = _find_divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
         if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
             return False
         _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
@@ -332,7 +332,7 @@ def _is_consecutive(access: Any, variable: Any) -> bool:
     return bool(len(access.region)) and bool(access.region[-1].min.same_as(variable))
 
 
-def _divisor(number: int, most: int) -> int:
+def _find_divisor(number: int, most: int) -> int:
     """The largest divisor of a number up to a limit."""
     return next((d for d in range(min(number, most), 0, -1) if number % d == 0), 1)
 
@@ -447,11 +447,11 @@ class _Usage:
         times = [loads(body, buffer) for body in bodies]
         return cls(
             cost=cost,
-            extra=cost * (sum(map(_size, readers)) - _size(block)),
+            extra=cost * (sum(map(_count_elements, readers)) - _count_elements(block)),
             repeated=cost * (sum(times) - 1),
             largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
             can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
-            is_reduced=any(not r.is_injective() and _size(r) > _size(block) for r in readers),
+            is_reduced=any(not r.is_injective() and _count_elements(r) > _count_elements(block) for r in readers),
             may_cancel=any(_may_cancel(schedule.get(block.block_rv), schedule.get(r.block_rv)) for r in readers),
         )
 
@@ -504,7 +504,7 @@ def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlo
     return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Usage.of(schedule, block, blocks).can_move
 
 
-def _size(block: SBlockInfo) -> int:
+def _count_elements(block: SBlockInfo) -> int:
     size = 1
     for extent in block.dom():
         size *= extent if isinstance(extent, int) else 1

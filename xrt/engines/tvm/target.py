@@ -58,13 +58,13 @@ _orphan = 0
 _stand_in: ThreadPoolExecutor
 
 
-def _after_fork() -> None:
+def _renew_stand_in() -> None:
     global _orphan, _stand_in
     _orphan, _stand_in = threading.get_ident(), ThreadPoolExecutor(1, "xrt-tvm")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_renew_stand_in)
 
 
 @lru_cache(maxsize=8)
@@ -87,10 +87,10 @@ def check_mcpu(mcpu: str) -> None:
     processors = [str(name) for name in codegen.llvm_get_cpu_archlist(host)]
     if mcpu not in processors:
         raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, processors)}")
-    missing = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(host)
+    missing = _list_extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _list_extensions(host)
     if missing:
         raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(missing))}, which this processor does not have")
 
 
-def _extensions(target: Target) -> set[str]:
+def _list_extensions(target: Target) -> set[str]:
     return {name for name in codegen.llvm_get_cpu_features(target) if name.startswith(_EXTENSIONS)}

@@ -130,7 +130,7 @@ def why_not_traced(isolated: Function) -> str | None:
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     try:
         program = make_program(isolated)
-        with _quiet(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
+        with _suppress_log(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
             inputs = [_make_fake(mode, value.type, hints) for value in isolated.inputs]
             template = [
                 mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
@@ -146,7 +146,7 @@ def why_not_traced(isolated: Function) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_log() -> Iterator[None]:
     """Suppress PyTorch's log of failed traces, which are expected here."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level

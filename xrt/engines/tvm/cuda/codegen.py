@@ -101,7 +101,7 @@ def _list_float_headers(source: str) -> tuple[str, ...]:
 
 def binary(source: str, architecture: str) -> bytes:
     """Compile CUDA C++ to machine code for an architecture (``sm_90``); raises CompileRefused if NVRTC is missing or fails."""
-    library = _library()
+    library = _load_nvrtc()
     flags = ["-default-device", f"--gpu-architecture={architecture}", *_make_include_flags(source)]
     program = _Program(library, source_with_prelude(source))
     try:
@@ -113,7 +113,7 @@ def binary(source: str, architecture: str) -> bytes:
 def version() -> str:
     """NVRTC's version; raises CompileRefused if it is missing."""
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    _load_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return f"nvrtc {major.value}.{minor.value}"
 
 
@@ -138,7 +138,7 @@ def folders(name: str) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
+def _load_nvrtc() -> ctypes.CDLL:
     for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
         try:
             return ctypes.CDLL(path)
@@ -153,12 +153,12 @@ class _Program:
     def __init__(self, library: ctypes.CDLL, source: str) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
-        headers = _texts([*PROVIDED.values()]), _texts([*PROVIDED])
+        headers = _make_c_strings([*PROVIDED.values()]), _make_c_strings([*PROVIDED])
         arguments = ctypes.byref(self._handle), source.encode(), b"tvm.cu", len(PROVIDED), *headers
         self._check(library.nvrtcCreateProgram(*arguments))
 
     def compile(self, options: Sequence[str]) -> bytes:
-        status = self._library.nvrtcCompileProgram(self._handle, len(options), _texts(options))
+        status = self._library.nvrtcCompileProgram(self._handle, len(options), _make_c_strings(options))
         if status:
             log = self._read("ProgramLog").decode(errors="replace").strip("\0").strip()
             first_error = next((line for line in log.splitlines() if "error" in line), "") or self._name(status)
@@ -185,7 +185,7 @@ class _Program:
         self._library.nvrtcDestroyProgram(ctypes.byref(self._handle))
 
 
-def _texts(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+def _make_c_strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
 
 
@@ -354,7 +354,7 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
         lifted = lift_allocations(tvm.transform.Sequential(PLANNING)(free))
         code = relax.build(tvm.transform.Sequential(LOWERING)(lifted.module), target, relax_pipeline=None)
     _check_memory(code)
-    return _program(code, (*weights, *constants), lifted)
+    return _make_program(code, (*weights, *constants), lifted)
 
 
 def _rename_parameters(module: IRModule) -> IRModule:
@@ -367,7 +367,7 @@ def _rename_parameters(module: IRModule) -> IRModule:
     return IRModule({gvar: f.with_attrs(main.attrs) if gvar.name_hint == "main" else f for gvar, f in functions.items()})
 
 
-def _program(code: Any, constants: tuple[Constant, ...], lifted: AllocationFree) -> DeviceProgram:
+def _make_program(code: Any, constants: tuple[Constant, ...], lifted: AllocationFree) -> DeviceProgram:
     return DeviceProgram(code, constants, lifted.workspace, lifted.result_types, lifted.results)
 
 
