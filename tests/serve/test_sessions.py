@@ -250,7 +250,7 @@ def test_a_call_that_is_cancelled_while_it_runs_ends_its_session() -> None:
 def test_an_expired_session_is_gone_after_thousands_of_others() -> None:
     async def test() -> None:
         now = [0.0]
-        table = SessionTable(lambda: [0], most=10, idle=1.0, clock=lambda: now[0])
+        table = SessionTable(lambda: [0], max_sessions=10, idle_seconds=1.0, clock=lambda: now[0])
         for number in range(5000):
             with table.enter(SessionRequest(f"s{number}")):
                 now[0] += 0.5
@@ -290,7 +290,7 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
 
     async def test() -> None:
         now = [0.0]
-        table = SessionTable(lambda: [0], most=2, idle=2.5, clock=lambda: now[0])
+        table = SessionTable(lambda: [0], max_sessions=2, idle_seconds=2.5, clock=lambda: now[0])
         steps: dict[str, int] = {}
         used: dict[str, float] = {}
         for name, start, end, passed in calls:

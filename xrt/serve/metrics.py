@@ -25,7 +25,6 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
 
-
 _HISTOGRAMS = {
     "request_seconds": ("From request to response", _SECONDS),
     "queue_seconds": ("In the queue", _SECONDS),
@@ -88,6 +87,7 @@ class Statistics:
     name: str
     version: str
     last: float = 0.0
+    """Unix time of the last request."""
     answered: Duration = field(default_factory=Duration)
     failed: Duration = field(default_factory=Duration)
     waits: Duration = field(default_factory=Duration)

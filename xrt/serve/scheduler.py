@@ -173,7 +173,7 @@ class _QueuedRequest:
     rows: int
     future: asyncio.Future[Values]
     on_start: Callable[[], object] | None
-    since: float = field(default_factory=time.perf_counter)
+    enqueued: float = field(default_factory=time.perf_counter)
 
 
 class Scheduler:
@@ -262,7 +262,7 @@ class Scheduler:
         # The batch is full already.
         if sum(request.rows for request in self._queue if request.key == first.key) >= self._max_rows:
             return 0.0
-        return self._max_wait - (time.perf_counter() - first.since)
+        return self._max_wait - (time.perf_counter() - first.enqueued)
 
     def _take_batch(self) -> list[_QueuedRequest]:
         """Remove the first request and all that fit into its batch; drops those whose client disconnected."""
@@ -288,7 +288,7 @@ class Scheduler:
         self.running += 1
         started = time.perf_counter()
         for request in batch:
-            self._observer.note_wait(started - request.since)
+            self._observer.note_wait(started - request.enqueued)
             if request.on_start is not None:
                 request.on_start()
         loop = asyncio.get_running_loop()

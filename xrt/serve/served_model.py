@@ -458,7 +458,7 @@ class SessionEntry:
     """A session and its usage."""
 
     session: Any
-    used: float
+    last_used: float
     is_busy: bool = False
     """Whether a request uses it, queued or running."""
     is_running: bool = False
@@ -473,8 +473,8 @@ class SessionTable:
     """The sessions of a model. Used from the event loop only."""
 
     make: Callable[[], Any]
-    most: int
-    idle: float
+    max_sessions: int
+    idle_seconds: float
     explicit: bool = False
     """Whether only ``session_start`` creates a session."""
     clock: Callable[[], float] = time.monotonic
@@ -485,7 +485,7 @@ class SessionTable:
     _timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
-        self._expired = f"it was not used for {self.idle:g} s"  # one string shared by all entries
+        self._expired = f"it was not used for {self.idle_seconds:g} s"  # one string shared by all entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -516,7 +516,7 @@ class SessionTable:
                 self.forget(request.name, f"a call of it failed: {error}")  # its state may be partially updated
             raise
         finally:
-            entry.is_busy, entry.used = False, self.clock()
+            entry.is_busy, entry.last_used = False, self.clock()
             if ends:
                 self._entries.pop(request.name, None)
             self._watch()
@@ -537,17 +537,17 @@ class SessionTable:
             raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
         if request.start is False or (self.explicit and not request.start):
             raise RequestRefusal(f"there is no session {request.name!r}; begin it with session_start", UNKNOWN)
-        if not is_known and len(self._entries) >= self.most:
+        if not is_known and len(self._entries) >= self.max_sessions:
             raise RequestRefusal(
-                f"{self.most} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
+                f"{self.max_sessions} sessions are in use, and there are no more; end one, or try again", BUSY, retry_after=1
             )
 
     def sweep(self) -> None:
         """Expire sessions that have been idle for too long."""
-        limit = self.clock() - self.idle
+        limit = self.clock() - self.idle_seconds
         for name, entry in list(self._entries.items()):
             # Entries are ordered by use, so all later ones are fresh.
-            if entry.used > limit and not entry.is_busy:
+            if entry.last_used > limit and not entry.is_busy:
                 break
             if not entry.is_busy:
                 self.forget(name, self._expired)
@@ -569,7 +569,7 @@ class SessionTable:
     def _watch(self) -> None:
         """Expire idle sessions on a timer, not only on the next request."""
         if self._timer is None and self._entries:
-            self._timer = asyncio.get_running_loop().call_later(self.idle, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

@@ -43,7 +43,7 @@ Size: TypeAlias = int | SymbolicNumber
 
 @dataclass(slots=True)
 class Symbols:
-    """The symbols of a captured graph; ``names`` maps symbols to names given by the user."""
+    """The symbols of a captured graph: ``names`` maps them to the user's names, ``sources`` to a tensor and its axis."""
 
     names: Mapping[str, str]
     rows: dict[Any, Tensor] = field(default_factory=dict)
