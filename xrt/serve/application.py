@@ -197,7 +197,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""
         if scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            await self._handle_http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         else:
@@ -210,7 +210,7 @@ class Application:
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.start()
         client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
         try:
@@ -243,13 +243,13 @@ class Application:
                 await self._read_control(scope, receive)
                 await self.unload(name)
                 return _write({})
-        answer = self._inform(parts)
+        answer = self._answer_query(parts)
         _check_method(scope, "GET", "HEAD")
         return answer
 
     # ------------------------------------------------------------------ facts
 
-    def _inform(self, path: list[str]) -> Answer:
+    def _answer_query(self, path: list[str]) -> Answer:
         match path:
             case ["metrics"]:
                 return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
@@ -264,12 +264,12 @@ class Application:
             case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
                 return _write(self.list_statistics("", ""))
             case ["v2", "models", name, "versions", version, *topic]:
-                return self._inform_of_model(path, name, version, topic)
+                return self._answer_model_query(path, name, version, topic)
             case ["v2", "models", name, *topic]:
-                return self._inform_of_model(path, name, None, topic)
+                return self._answer_model_query(path, name, None, topic)
         raise _refuse_path(path)
 
-    def _inform_of_model(self, path: list[str], name: str, version: str | None, topic: list[str]) -> Answer:
+    def _answer_model_query(self, path: list[str], name: str, version: str | None, topic: list[str]) -> Answer:
         match topic:
             case []:
                 return _write(self.models.describe(name, version))

@@ -108,7 +108,7 @@ class _Service:
                     with self._admit():
                         return await self._infer(context)
                 request, _ = await self._read(name, context)
-                return getattr(messages, f"{name}Response")(**await self._inform(name, request))
+                return getattr(messages, f"{name}Response")(**await self._answer_query(name, request))
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = make_refusal(error, name)
         if refusal.retry_after is not None:
@@ -143,7 +143,7 @@ class _Service:
         except DecodeError:
             raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
-    async def _inform(self, name: str, request: Any) -> dict[str, Any]:
+    async def _answer_query(self, name: str, request: Any) -> dict[str, Any]:
         """The fields of the response to a call that runs no model."""
         application, models = self._application, self._application.models
         match name:

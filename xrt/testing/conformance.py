@@ -148,7 +148,7 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
         try:
             module.compile(*inputs)
         except PlanError as error:
-            raise _refusal(error) from error
+            raise _find_compile_error(error) from error
         count = len(function.outputs)
         return PreparedCase(lambda values: _as_outputs(module(*values), count), _list_placements(module.plan.launches), engines)
 
@@ -176,7 +176,7 @@ def _fold_constants(function: Function) -> Function:
     return simple if simple.nodes else function
 
 
-def _refusal(error: PlanError) -> Exception:
+def _find_compile_error(error: PlanError) -> Exception:
     """The exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
     cause: BaseException | None = error
     while cause is not None:

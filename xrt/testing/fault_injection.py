@@ -88,9 +88,9 @@ class _DelegatingEngine(GraphCompiler):
 
     def why_not(self, node: Node, function: Function) -> str | None:
         self.journal.note("why_not")
-        return self._reason(node, function)
+        return self._explain_refusal(node, function)
 
-    def _reason(self, node: Node, function: Function) -> str | None:
+    def _explain_refusal(self, node: Node, function: Function) -> str | None:
         if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
             return f"it is set to take {self.takes}, and {node.op} is none of these"
         if parse_device_kind(node.device or "cpu") not in self._engine.devices:
@@ -190,7 +190,7 @@ class FaultyEngine(_DelegatingEngine):
     def why_not(self, node: Node, function: Function) -> str | None:
         if self.due("why_not", self.count_call("why_not")):
             return "the faulty engine is set to decline"
-        return self._reason(node, function)
+        return self._explain_refusal(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if self.due("compile", self.count_call("compile")) and self.how == "refuse":

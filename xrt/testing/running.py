@@ -104,11 +104,11 @@ class Alternation:
         """Partition the Function so that engines alternate; raises CompileRefused for a node that no engine supports."""
         homes: dict[str, int] = {}
         for node in self.function.nodes:
-            homes[node.name] = self._home(node, self._turn(node, homes))
+            homes[node.name] = self._choose_engine(node, self._find_turn(node, homes))
         options = ClusteringOptions(maximum_nodes=1, pins=tuple(self._make_pins(homes)))
         return partition(self.function, self.engines, options, strict=True)
 
-    def _turn(self, node: Node, homes: dict[str, int]) -> int:
+    def _find_turn(self, node: Node, homes: dict[str, int]) -> int:
         makers = (self.function.producer(name) for name in node.uses)
         maker = next((maker for maker in makers if maker is not None), None)
         if maker is None:
@@ -117,7 +117,7 @@ class Alternation:
         # After a node on the last resort, which has no turn, the first engine is next.
         return following if following < len(self.engines) - int(self.last_resort) else 0
 
-    def _home(self, node: Node, turn: int) -> int:
+    def _choose_engine(self, node: Node, turn: int) -> int:
         """The index of the first engine that supports the node, starting at ``turn``."""
         reasons = []
         turns = len(self.engines) - int(self.last_resort)
@@ -187,9 +187,9 @@ def overlook_deviations(
     values |= _evaluate_inner_values(function, inputs) if inner is None else inner
     values |= {value.name: array for value, array in zip(function.inputs, inputs, strict=True)}
     values |= {value.name: array for value, array in zip(function.outputs, expected, strict=True)}
-    reached, kinds = _trace(function, values, declared)
+    reached, kinds = _trace_deviations(function, values, declared)
     pairs = zip(function.outputs, results, expected, strict=True)
-    return [_overlook(result, reference, value.name in reached, kinds[value.name]) for value, result, reference in pairs]
+    return [_replace_explained(result, reference, value.name in reached, kinds[value.name]) for value, result, reference in pairs]
 
 
 def _evaluate_inner_values(function: Function, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def name_cause(engines: Iterable[GraphCompiler], function: Function, values: Ite
     return next(filter(None, causes), "likely a known deviation")
 
 
-def _trace(
+def _trace_deviations(
     function: Function, values: Mapping[str, Any], declared: Sequence[Deviation]
 ) -> tuple[set[str], Mapping[str, set[DeviationKind]]]:
     """Find the values that depend on a special value through a node with a deviation for it; and for each value, the deviation
@@ -250,9 +250,9 @@ def _is_argument(node: Node, name: str, function: Function) -> bool:
     return is_empty or (None not in kinds and kinds[0] not in kinds[1:])
 
 
-def _overlook(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
+def _replace_explained(result: Any, reference: Any, everywhere: bool, kinds: set[DeviationKind]) -> Any:
     if isinstance(result, list) and isinstance(reference, list) and len(result) == len(reference):
-        return [_overlook(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
+        return [_replace_explained(a, b, everywhere, kinds) for a, b in zip(result, reference, strict=True)]
     if not isinstance(result, np.ndarray) or not isinstance(reference, np.ndarray):
         return result
     if result.dtype != reference.dtype or result.shape != reference.shape:

@@ -560,10 +560,10 @@ zeros_like: a dtype order subok shape
 """
 
 
-def _others() -> dict[str, tuple[str, ...] | None]:
+def _parse_others() -> dict[str, tuple[str, ...] | None]:
     rows = (line.partition(":") for line in _OTHERS.strip().splitlines())
     return {name: None if names.strip() == "*" else tuple(names.split()) for name, _, names in rows}
 
 
-FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_others()}
+FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_parse_others()}
 """Maps a name to its keyword arguments; None if it accepts any."""
