@@ -288,9 +288,9 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
         return match["name"], read_pairs(match["fields"] or "")
     except OptionError as error:
         # A frequent mistake is a comma-separated list in place of a Python list.
-        several = _split_valid_specs(text)
-        if several:
-            raise OptionError(f"{text!r} names {len(several)} engines, and one is due; pass a list: {several!r}") from None
+        specs = _split_valid_specs(text)
+        if specs:
+            raise OptionError(f"{text!r} names {len(specs)} engines, and one is due; pass a list: {specs!r}") from None
         raise OptionError(f"{text!r} is not an engine's spec: {error}. A spec reads like 'tvm{{opt_level=2}}'") from None
 
 

@@ -279,8 +279,8 @@ def _normalize_indices(w: NodeWriter, extents: Array) -> str:
     integer = w.dtype(indices).numpy
     zero = w.constant(0, integer)
     from_start = w.op("Add", indices, w.constant(extents, integer))
-    counted = w.op("Where", w.op("Less", indices, zero), from_start, indices)
-    return w.op("Min", w.op("Max", counted, zero), w.constant(extents - 1, integer))
+    positive = w.op("Where", w.op("Less", indices, zero), from_start, indices)
+    return w.op("Min", w.op("Max", positive, zero), w.constant(extents - 1, integer))
 
 
 def _conv(w: NodeWriter) -> str | None:

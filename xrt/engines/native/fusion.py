@@ -138,8 +138,8 @@ def _cast(node: Node, dtypes: Sequence[DType]) -> Steps | None:
 
 
 def _is_inf(node: Node, dtypes: Sequence[DType]) -> Steps:
-    wanted = (float(node.attr("detect_negative", 1)), float(node.attr("detect_positive", 1)))
-    return (OpcodeStep("IsInf", node.inputs, DType.BOOL, wanted),)
+    parameters = (float(node.attr("detect_negative", 1)), float(node.attr("detect_positive", 1)))
+    return (OpcodeStep("IsInf", node.inputs, DType.BOOL, parameters),)
 
 
 ATTRIBUTES = {

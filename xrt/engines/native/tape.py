@@ -73,12 +73,12 @@ class NativeTape:
         A buffer must be C-contiguous, writable, of the output's exact type, and not overlap an input. Raises RunFailed with the
         node, kernel and library that failed, or for an input of another type.
         """
-        checked = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        inputs = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
         results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._allocate_outputs(out)
-        status = self._call(checked, results)
+        status = self._call(inputs, results)
         # Kernels load whole vectors. Unaligned inputs, such as tensors in a model file, are rare enough to be copied on demand.
         if status == c.UNALIGNED:
-            status = self._call([array if _is_aligned(array) else array.copy() for array in checked], results)
+            status = self._call([array if _is_aligned(array) else array.copy() for array in inputs], results)
         if status:
             raise self._make_error(status)
         return results
@@ -88,12 +88,12 @@ class NativeTape:
 
         The call keeps the arrays alive. Addresses are resolved once, so that only the kernels take time.
         """
-        checked = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
-        if any(converted is not array or not _is_aligned(array) for converted, array in zip(checked, arrays, strict=True)):
+        inputs = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        if any(converted is not array or not _is_aligned(array) for converted, array in zip(inputs, arrays, strict=True)):
             return None
         at, run, handle = c.address_of, self._run, self._handle
-        arguments, results = self._arguments(*map(at, checked)), self._results(*map(at, out))
-        owned = (self, *checked, *out)
+        arguments, results = self._arguments(*map(at, inputs)), self._results(*map(at, out))
+        owned = (self, *inputs, *out)
 
         def call(_owned: object = owned) -> None:
             status = run(handle, arguments, results)
@@ -107,10 +107,10 @@ class NativeTape:
         """The (input, output) pairs that may share memory: no step reads the input after the output is written."""
         last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
         writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
-        alike: dict[TensorType, list[int]] = {}
+        places_by_type: dict[TensorType, list[int]] = {}
         for place, source in enumerate(self.inputs):
-            alike.setdefault(source.type, []).append(place)
-        pairs = ((i, o) for o, name in enumerate(self._names) for i in alike.get(writers[name][1].outputs[name], ()))
+            places_by_type.setdefault(source.type, []).append(place)
+        pairs = ((i, o) for o, name in enumerate(self._names) for i in places_by_type.get(writers[name][1].outputs[name], ()))
         allowed = (pair for pair in pairs if self._may_share(self.inputs[pair[0]], last, *writers[self._names[pair[1]]], pair[1]))
         return tuple(sorted(allowed))
 
@@ -229,7 +229,7 @@ def _make_pointer(kind: Any, items: Sequence[Any]) -> Any:
 
 
 def _plan_memory(
-    types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[PreparedKernel]
+    types: Mapping[str, TensorType], external: set[str], steps: Sequence[PreparedKernel]
 ) -> tuple[dict[str, LiveRange], dict[int, LiveRange], int]:
     """Plan the memory of inner values and of scratch space by step; also return the total bytes.
 
@@ -239,7 +239,7 @@ def _plan_memory(
     inner: dict[str, LiveRange] = {}
     for index, step in enumerate(steps):
         for place, (name, type_) in enumerate(step.outputs.items()):
-            if name in elsewhere:
+            if name in external:
                 continue
             span = _find_reusable(step, type_, types, inner, last, index) if place == 0 else None
             if span is None:

@@ -77,11 +77,11 @@ def _write_pad(w: NodeWriter) -> str | None:
         return None
     zero = w.constant(0, np.int64)
     # Positive pads add elements, negative ones remove them.
-    more, cut = (w.op(kind, w.node.inputs[1], zero) for kind in ("Max", "Min"))
-    padded = w.op("Pad", w.x, more, *w.node.inputs[2:], attributes=w.node.attributes)
+    positive, negative = (w.op(kind, w.node.inputs[1], zero) for kind in ("Max", "Min"))
+    padded = w.op("Pad", w.x, positive, *w.node.inputs[2:], attributes=w.node.attributes)
     axes = w.get_input(3) or w.integers(range(len(x.shape)))
     first, middle, last = (w.integers([place]) for place in (0, count // 2, count))
-    begins = w.op("Neg", w.op("Slice", cut, first, middle))
+    begins = w.op("Neg", w.op("Slice", negative, first, middle))
     sizes = w.op("Gather", w.op("Shape", padded), axes)
-    ends = w.op("Max", w.op("Add", sizes, w.op("Slice", cut, middle, last)), zero)
+    ends = w.op("Max", w.op("Add", sizes, w.op("Slice", negative, middle, last)), zero)
     return w.op("Slice", padded, begins, ends, axes)

@@ -365,11 +365,11 @@ def _wraps_in_a_region(node: Node, function: Function) -> bool:
 
 def _stacks_open_rows_of_no_turn(node: Node, function: Function) -> bool:
     """Whether a Loop that may run no iteration stacks rows with undeclared or symbolic dims."""
-    turns, goes_on = (find_input(node, index, function) for index in (0, 1))
+    trip_count, condition = (find_input(node, index, function) for index in (0, 1))
     if (
-        turns is not None
-        and turns.array.item() > 0
-        and (not has_input(node, 1) or (goes_on is not None and goes_on.array.item()))
+        trip_count is not None
+        and trip_count.array.item() > 0
+        and (not has_input(node, 1) or (condition is not None and condition.array.item()))
     ):
         return False
     carried = len(node.inputs) - 2

@@ -84,8 +84,8 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
         node for node in function.nodes if node.name in on_cpu and any(_is_float(function, name) for name in node.defines)
     ]
     if unassigned:
-        shown = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
-        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {shown}", [node.name for node in unassigned])
+        names = ", ".join(f"{node.name!r} ({node.op})" for node in unassigned[:5])
+        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {names}", [node.name for node in unassigned])
 
 
 def _is_float(function: Function, name: str) -> bool:

@@ -309,9 +309,9 @@ class Ort(GraphCompiler):
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
-        over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
-        options.inter_op_num_threads = over_nodes
-        options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread belongs to both pools
+        inter_op = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
+        options.inter_op_num_threads = inter_op
+        options.intra_op_num_threads = threads - inter_op + 1  # the calling thread belongs to both pools
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic

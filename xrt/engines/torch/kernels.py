@@ -171,13 +171,13 @@ def mod(at: TorchKernelContext) -> Run:
 def gemm(at: TorchKernelContext) -> Run:
     """Compute with a single addmm unless the operands are scaled."""
     general, is_plain = elementwise.gemm(at.node, at), at.attr("alpha", 1.0) == 1 and at.attr("beta", 1.0) == 1
-    left, right = at.attr("transA", 0), at.attr("transB", 0)
+    transpose_a, transpose_b = at.attr("transA", 0), at.attr("transB", 0)
 
     def run(a: Tensor, b: Tensor, c: Tensor = None) -> Tensor:
         if c is None or not is_plain or not a.dtype.is_floating_point:
             return general(a, b, c)
         wide_a, wide_b = widen(TORCH, a), widen(TORCH, b)
-        y = torch.addmm(widen(TORCH, c), wide_a.T if left else wide_a, wide_b.T if right else wide_b)
+        y = torch.addmm(widen(TORCH, c), wide_a.T if transpose_a else wide_a, wide_b.T if transpose_b else wide_b)
         return y.to(a.dtype)
 
     return run
@@ -319,10 +319,10 @@ def conv_transpose(at: TorchKernelContext) -> Run:
         lengths = zip(x.shape[2:], window.strides, window.spans, strict=True)
         trims = compute_padding_trims(at.node, window, [(n - 1) * s + span for n, s, span in lengths], x.shape[2:])
         pads = [-begin for begin in trims[:count]]
-        more = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
-        limits = zip(pads, more, window.strides, window.dilations, strict=True)
+        output_padding = [pad + end for pad, end in zip(pads, trims[count:], strict=True)]
+        limits = zip(pads, output_padding, window.strides, window.dilations, strict=True)
         if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
-            y = TRANSPOSE[count](x, w, None, window.strides, pads, more, group, window.dilations)
+            y = TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
         else:
             whole = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
             y = TORCH.pad_axes(whole, trims, "constant", 0, range(2, x.ndim))

@@ -154,12 +154,12 @@ class TorchNamespace:
         return x.repeat_interleave(count, axis)
 
     def pad_axes(self, x: Tensor, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Tensor:
-        x, more = trim(x, pads, axes)
-        if not any(begin or end for begin, end in more):
+        x, remaining = trim(x, pads, axes)
+        if not any(begin or end for begin, end in remaining):
             return x
         if mode == "constant":
-            return functional.pad(x, [n for both in reversed(more) for n in both], value=value)
-        for axis, (begin, end) in enumerate(more):
+            return functional.pad(x, [n for pair in reversed(remaining) for n in pair], value=value)
+        for axis, (begin, end) in enumerate(remaining):
             if begin or end:
                 x = x.index_select(axis, _mirror(torch.arange(-begin, x.shape[axis] + end), x.shape[axis], mode))
         return x
@@ -280,7 +280,7 @@ class TorchNamespace:
     def around(self, place: Placement, x: Tensor, fill: float) -> Tensor:
         if not any(place.begins) and not any(place.ends):
             return x
-        return functional.pad(x, [n for both in reversed(place.pads) for n in both], value=fill)
+        return functional.pad(x, [n for pair in reversed(place.pads) for n in pair], value=fill)
 
     def sum_windows(self, x: Tensor, place: Placement) -> Tensor:
         whole, window = self.around(place, x, 0), place.window

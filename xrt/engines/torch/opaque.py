@@ -147,14 +147,14 @@ def _check_result(operator: str, index: int, result: Tensor, declared: Type | No
     if not isinstance(declared, TensorType):
         return
     if result is None:
-        shown = "missing"
+        description = "missing"
     elif result.dtype != get_torch_dtype(declared.dtype) or not _matches_shape(result.shape, declared.shape):
-        shown = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
+        description = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
-        shown = f"a tensor on {result.device} with layout {result.layout}"
+        description = f"a tensor on {result.device} with layout {result.layout}"
     else:
         return
-    raise ValueError(f"result {index} of {operator} is {shown}, and the model declares {declared}")
+    raise ValueError(f"result {index} of {operator} is {description}, and the model declares {declared}")
 
 
 def _matches_shape(shape: tuple[int, ...], declared: Shape | None) -> bool:
@@ -162,5 +162,5 @@ def _matches_shape(shape: tuple[int, ...], declared: Shape | None) -> bool:
     if declared is None:
         return True
     return len(shape) == len(declared) and all(
-        have == want for have, want in zip(shape, declared, strict=True) if type(want) is int
+        extent == expected for extent, expected in zip(shape, declared, strict=True) if type(expected) is int
     )

@@ -52,7 +52,7 @@ class TensorProgram:
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
             slots[slot] = value
-        done = 0
+        completed = 0
         try:
             for run, arguments, results, dead in self.steps:
                 result = run(*[slots[i] for i in arguments])
@@ -63,11 +63,11 @@ class TensorProgram:
                         slots[slot] = value
                 for slot in dead:
                     slots[slot] = None
-                done += 1
+                completed += 1
         except (RunFailed, CompileRefused):
             raise
         except Exception as cause:
-            node = self.nodes[done]
+            node = self.nodes[completed]
             raise RunFailed(
                 f"torch failed at node {node.name!r} ({node.op}) of {self.name!r}: {summarize_error(cause)}"
             ) from cause

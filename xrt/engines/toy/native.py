@@ -163,14 +163,14 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
     """
     position = {node.name: index for index, node in enumerate(function.nodes)}
     followers: list[list[int]] = [[] for _ in function.nodes]
-    waiting = [0] * len(function.nodes)
+    pending = [0] * len(function.nodes)
     for index, node in enumerate(function.nodes):
         producers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
         for producer in producers - {None}:
             followers[producer].append(index)  # type: ignore[index]  # None is removed above
-            waiting[index] += 1
+            pending[index] += 1
     ready: dict[bool, list[int]] = {True: [], False: []}
-    for index, count in enumerate(waiting):
+    for index, count in enumerate(pending):
         if not count:
             ready[function.nodes[index].name in native].append(index)
     kind = bool(ready[True])
@@ -179,8 +179,8 @@ def _iter_runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[
         while ready[kind]:
             run.append(heapq.heappop(ready[kind]))
             for follower in followers[run[-1]]:
-                waiting[follower] -= 1
-                if not waiting[follower]:
+                pending[follower] -= 1
+                if not pending[follower]:
                     heapq.heappush(ready[function.nodes[follower].name in native], follower)
         if run:
             yield kind, [function.nodes[index] for index in run]
@@ -195,9 +195,9 @@ def _extract_part(function: Function, nodes: Sequence[Node], name: str) -> Funct
     uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
     is_whole = len(nodes) == len(function.nodes)
     read = dict.fromkeys([*(name for name in entries if is_whole or name in uses), *uses])
-    wanted = dict.fromkeys(v.name for v in function.outputs if v.name in defined)
+    results = dict.fromkeys(v.name for v in function.outputs if v.name in defined)
     crossing = [n for n in defined if any(use.node.name not in inside for use in function.users(n))]
-    outputs = dict.fromkeys([*wanted, *crossing])
+    outputs = dict.fromkeys([*results, *crossing])
     return Function(
         inputs=tuple(function.value(n) for n in read if n not in function.constants),
         outputs=tuple(function.value(n) for n in outputs),

@@ -79,10 +79,10 @@ def legalize_operators(module: IRModule) -> IRModule:
     """Lower Relax operators to TIR loops with TVM's legalization rules; raises the first error of a rule."""
     with compiler_lock:
         try:
-            legal = relax.transform.LegalizeOps(_list_rules())(module)
+            legalized = relax.transform.LegalizeOps(_list_rules())(module)
             if _failures:
                 raise _failures[0]
-            return legal
+            return legalized
         finally:
             _failures.clear()
 
@@ -170,11 +170,11 @@ def build(
         fresh = fresh_results(fused["main"])
         wrapping = find_wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_drop_alignment(fused))
-        free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
-        planned = tvm.transform.Sequential(PLANNING)(free)
+        lifted, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
+        planned = tvm.transform.Sequential(PLANNING)(lifted)
         workspace = None if is_open else _count_storage(planned["main"])
-        both, fills = (planned, False) if is_open else add_destination_variant(planned)
-        code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
+        extended, fills = (planned, False) if is_open else add_destination_variant(planned)
+        code = relax.build(tvm.transform.Sequential(LOWERING)(extended), target, relax_pipeline=None)
     return TvmProgram(code, (*weights, *constants), fresh, fills, workspace)
 
 
@@ -244,11 +244,11 @@ def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
 
     There is none if ``main`` does not allocate a result, returns it twice, or if NumPy and DLPack do not share its type.
     """
-    twin = relax.utils.copy_with_new_vars(module["main"])
-    bindings = [binding for block in twin.body.blocks for binding in block.bindings]
+    copy = relax.utils.copy_with_new_vars(module["main"])
+    bindings = [binding for block in copy.body.blocks for binding in block.bindings]
     storage = {binding.var: binding.var for binding in bindings if get_operator_name(binding) == RESULT}
     values = {binding.var: binding.value for binding in bindings if binding.var not in storage}
-    results = [find_result_origin(field, values) for field in list_tuple_fields(twin.body.body, values)]
+    results = [find_result_origin(field, values) for field in list_tuple_fields(copy.body.body, values)]
     if (
         len(set(results)) < len(results)
         or not all(r in storage and _is_shared(r) for r in results)
@@ -256,8 +256,8 @@ def add_destination_variant(module: IRModule) -> tuple[IRModule, bool]:
     ):
         return module, False
     inner = [binding for binding in bindings if binding.var not in storage]
-    body = relax.SeqExpr([relax.BindingBlock(inner)], twin.body.body)
-    function = relax.Function([*twin.params, *results], body, twin.ret_ty, twin.is_pure).with_attr("global_symbol", DESTINATION)
+    body = relax.SeqExpr([relax.BindingBlock(inner)], copy.body.body)
+    function = relax.Function([*copy.params, *results], body, copy.ret_ty, copy.is_pure).with_attr("global_symbol", DESTINATION)
     return IRModule({**dict(module.functions_items()), relax.GlobalVar(DESTINATION): function}, attrs=module.attrs), True
 
 

@@ -157,10 +157,10 @@ def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
 
 def _power(call: Call, builder: BlockBuilder) -> Any:
     base, exponent = call.args
-    if not isinstance(exponent, GenericConst) or (times := _get_small_exponent(exponent)) is None:
+    if not isinstance(exponent, GenericConst) or (power := _get_small_exponent(exponent)) is None:
         return call
     product = base
-    for _ in range(times - 1):
+    for _ in range(power - 1):
         product = relax.op.multiply(product, base)
     return product
 

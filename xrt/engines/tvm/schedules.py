@@ -444,12 +444,12 @@ class _Usage:
         readers = [other for other in blocks if other.name in names]
         buffer, cost = schedule.get(block.block_rv).writes[0].source, operations(schedule.get(block.block_rv).body)
         bodies = [schedule.get(reader.block_rv).body for reader in readers]
-        times = [loads(body, buffer) for body in bodies]
+        counts = [loads(body, buffer) for body in bodies]
         return cls(
             cost=cost,
             extra=cost * (sum(map(_count_elements, readers)) - _count_elements(block)),
-            repeated=cost * (sum(times) - 1),
-            largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
+            repeated=cost * (sum(counts) - 1),
+            largest=max((operations(b) + n * cost for b, n in zip(bodies, counts, strict=True)), default=0),
             can_move=all(_has_same_traversal(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _count_elements(r) > _count_elements(block) for r in readers),
             may_cancel=any(_may_cancel(schedule.get(block.block_rv), schedule.get(r.block_rv)) for r in readers),
@@ -466,9 +466,9 @@ def _may_cancel(block: Any, reader: Any) -> bool:
     buffer = block.writes[0].source
     if not differences(block.body) + differences(reader.body):
         return False
-    times = loads(reader.body, buffer)
+    count = loads(reader.body, buffer)
     sources = [access.source for access in (*block.reads, *reader.reads) if not access.source.same_as(buffer)]
-    return any(times * loads(block.body, source) + loads(reader.body, source) > 1 for source in sources)
+    return any(count * loads(block.body, source) + loads(reader.body, source) > 1 for source in sources)
 
 
 def _has_same_traversal(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:

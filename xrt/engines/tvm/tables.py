@@ -94,10 +94,10 @@ def _widens_what_may_wrap(node: Node, function: Function) -> bool:
     """Whether an int32 result of arithmetic, which may have wrapped around, is cast to a wider integer."""
     if find_cast(node, function) not in ((DType.INT32, DType.INT64), (DType.INT32, DType.UINT64)):
         return False
-    maker = function.producer(node.inputs[0])
-    while maker is not None and has_trait(maker, Trait.SELECTS):
-        maker = function.producer(maker.inputs[0])
-    return maker is not None and maker.op_type not in _NEVER_WRAP
+    producer = function.producer(node.inputs[0])
+    while producer is not None and has_trait(producer, Trait.SELECTS):
+        producer = function.producer(producer.inputs[0])
+    return producer is not None and producer.op_type not in _NEVER_WRAP
 
 
 _NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Mod", "Sign", "Where"}

@@ -160,8 +160,8 @@ class JaxNamespace:
         return out
 
     def pad_axes(self, x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
-        x, more = trim(x, pads, axes)
-        return jnp.pad(x, more, constant_values=value) if mode == "constant" else jnp.pad(x, more, mode=mode)
+        x, remaining = trim(x, pads, axes)
+        return jnp.pad(x, remaining, constant_values=value) if mode == "constant" else jnp.pad(x, remaining, mode=mode)
 
     def scatter(self, x: Operand, places: tuple[Operand, ...], values: Operand, reduction: str) -> Operand:
         target: Any = jnp.asarray(x).at[places]
