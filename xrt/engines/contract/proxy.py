@@ -66,7 +66,7 @@ class EngineProxy(GraphCompiler):
 
 
 class LazyEngine(EngineProxy):
-    """A registered engine with default options, known from the status that an earlier process recorded."""
+    """A registered engine with default options, described by the status that an earlier process recorded."""
 
     def __init__(self, status: EngineStatus) -> None:
         self.status = status

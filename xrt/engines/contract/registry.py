@@ -305,7 +305,7 @@ def _check_name(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
 
 @dataclass(frozen=True, slots=True)
 class EngineDeclaration:
-    """Static facts about an engine, known before it is imported. The defaults apply to an engine without a declaration."""
+    """Static properties of an engine, readable without importing it. The defaults apply to an engine without a declaration."""
 
     name: str
     """The registered name."""

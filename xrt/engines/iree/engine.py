@@ -26,7 +26,7 @@ Place = Literal["auto", "local-sync", "local-task"]
 
 @dataclass(frozen=True)
 class Iree(GraphCompiler):
-    """IREE on the CPU: MLIR to LLVM code, best at chains of elementwise operators, half a second for the smallest compile."""
+    """IREE on the CPU: fast for chains of elementwise operators; the smallest compile takes half a second."""
 
     name: ClassVar[str] = "iree"
     deviations: ClassVar[tuple[Deviation, ...]] = (

@@ -43,11 +43,10 @@ def _list_versions() -> tuple[str, ...]:
 class Toy(GraphCompiler):
     """NumPy kernels for the operators of the common models, the ``onnx`` package's reference operators for the rest.
 
-    The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
-    ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
-    place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, large matrix
-    products in parts on as many threads as the budget allows. On a device the Python kernels
-    compute with its array module, and chains of elementwise operators are one kernel each.
+    The Python kernels are complete and simple rather than fast, and bit-exact wherever the operator is deterministic:
+    ``toy{native=off}`` is the reference. Native kernels replace them for nodes of known shapes, with other rounding, on the
+    threads of the budget. Python kernels run on the calling thread; large matrix products are divided among the threads of
+    the budget. On a device the Python kernels compute with its array module, one kernel call per node.
     """
 
     name: ClassVar[str] = "toy"

@@ -38,7 +38,7 @@ _COMPARING = (
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere far behind libraries.
+    """Apache TVM: compiles quickly; fast for chains of elementwise operators, much slower than libraries elsewhere.
 
     On CUDA it uses TVM's own schedules for GPUs, and NVRTC compiles the resulting code for the device in use.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Xla(GraphCompiler):
-    """XLA on the CPU, through JAX: fuses chains of elementwise operators best of all, and is slow at grouped convolutions."""
+    """XLA on the CPU, through JAX: the fastest for chains of elementwise operators, slow for grouped convolutions."""
 
     name: ClassVar[str] = "xla"
     deviations: ClassVar[tuple[Deviation, ...]] = (

@@ -132,7 +132,7 @@ _view = tvm.get_global_func("runtime.TVMTensorCreateView")
 
 
 def _collect_results(arrays: Sequence[Any], results: Sequence[int], first_result: int) -> list[Any]:
-    """Deliver each computed array at most once; repeated ones and inputs are copied."""
+    """Return one array per result; copy inputs, and arrays that were returned before."""
     seen: set[int] = set()
     returned = []
     for position in results:
