@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from xrt.builder.tracing import trace
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions, create
 from xrt.engines.ort import Ort, engine as ort_engine
-from xrt.engines.ort.engine import WORTH_LAYING_OUT, WORTH_SAVING
+from xrt.engines.ort.engine import WORTH_LAYING_OUT, WORTH_SAVING, has_saturating_sums
 from xrt.engines.ort.executable import OrtExecutable, SessionCalls, session_function
 from xrt.engines.ort.export import export_model
 from xrt.engines.ort.session import LIBRARY
@@ -729,3 +730,15 @@ class TestOrt(EngineSuite):
     engine = "ort"
     test_conformance = None  # run in tests/conformance
     test_node_tests_with_symbolic_dims = None
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_saturating"),
+    [("fpu avx2 avx512_vnni", False), ("fpu avx2 avx_vnni", False), ("fpu avx2 avx512f", True), (None, True)],
+)
+def test_sums_of_bytes_are_made_exact_only_where_they_saturate(flags: str | None, is_saturating: bool, tmp_path: Path) -> None:
+    """The setting for exact sums halves the speed of quantized models on processors with VNNI, which do not need it."""
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor : 0\nflags : {flags}\n")
+    assert has_saturating_sums(info) == (is_saturating and platform.machine() == "x86_64")
