@@ -30,7 +30,7 @@ Options belong to [the module](#xrtmodule), [a call](#a-call), [each engine](#en
 
 ## XRTModule
 
-`XRTModule(model, engine="toy", device="cpu", *, cache=None, ...)` takes these keywords. An unknown
+`XRTModule(model, engine=None, device="cpu", *, cache=None, ...)` takes these keywords. An unknown
 keyword is an [OptionError](errors.md#optionerror) with the most similar name.
 
 `cache` is a directory, or an `xrt.cache.CompileCache`: [Using the cache](../how-to/use-the-cache.md).
