@@ -83,7 +83,7 @@ def _parse_devices(text: str) -> dict[str, str] | None:
 
 
 def _parse_check(text: str) -> str | float:
-    """The module checks words."""
+    """Convert numbers; words are validated by the module's option."""
     try:
         return float(text) if text != "nan" else text
     except ValueError:

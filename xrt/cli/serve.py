@@ -211,8 +211,8 @@ def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple
 def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any) -> int:
     """Run MODEL, a bundle or an ONNX file, on ROWS: files of Parquet, CSV, JSON lines or Arrow, and folders of them.
 
-    The results have the rows in their order. The same command continues a job that was stopped. The exit code is 1 when rows
-    have errors.
+    Results keep the order of the rows. The same command continues a job that was stopped. The exit code is 1 when rows have
+    errors.
     """
     if not Path(model).is_file():
         raise InputError(f"there is no model at {model}: no such file")

@@ -73,9 +73,9 @@ DETAILS = ("regions", "to the best engine", "note")
 INTERRUPTED, UNDECIDED = 130, 3
 """Exit codes."""
 CLOCK_STEP = 2.0
-"""Seconds by which a file system may round the time of a file down."""
+"""A file system may round the time of a file down by this many seconds."""
 GATE = 5.0
-"""Seconds of the comparison with another plan, for the lockfile of `xrt tune --objective throughput`."""
+"""Seconds of the race against the second-best plan, whose ratio `xrt tune --objective throughput` stores in the lockfile."""
 
 
 @click.command("tune")
@@ -258,7 +258,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
 # ---------------------------------------------------------------------- lockfiles
 
 NOISY = 0.1
-"""Width of a ratio's interval, relative to the ratio, from which a lock is reported as too vague for a check."""
+"""From this width of the ratio's interval, relative to the ratio, the lock is reported as too noisy for a check."""
 
 
 @click.command("lock")

@@ -97,7 +97,7 @@ def _row(counts: Mapping[ResultWord, int]) -> list[int]:
 
 
 _REPORT_EVERY = 500
-"""Graphs between two lines of progress off a terminal."""
+"""Without a terminal, print a line of progress every so many graphs."""
 
 
 @click.command("fuzz")

@@ -272,7 +272,7 @@ class FreshNames:
 
     @classmethod
     def of(cls, function: Function) -> Self:
-        """For new values anywhere in a Function: ONNX forbids shadowing an outer name."""
+        """Names that are fresh in a Function and all of its bodies: ONNX forbids shadowing an outer name."""
         return cls((*list_definitions(function), *function.captures), start=2)
 
     def __contains__(self, name: str) -> bool:

@@ -281,7 +281,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return self.sizes.pad(values, self.programs, pads=pads)
 
     def specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
-        """Find or plan the specialization for checked inputs, and make it the last one; it may not be compiled yet."""
+        """Find or plan the specialization for checked inputs, and make it the current one; it may not be compiled yet."""
         build = self.programs.find(values, fetch, place)
         if not fetch:
             self.dispatcher.select(build)

@@ -291,7 +291,7 @@ class StoredPlans:
     # ------------------------------------------------------------------ writing
 
     def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
-        """Store compiled programs whose executables are all in the cache, up to `MOST_PROGRAMS`."""
+        """Store the compiled programs of the model file, up to `MOST_PROGRAMS`, if all of their executables are in the cache."""
         if len(self._tried) >= MOST_PROGRAMS:
             return
         compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.compiled}

@@ -29,7 +29,7 @@ class Targets:
         return frozenset(k for k, pair in enumerate(self.pairs) if pair == (engine, device) or pair == (engine, ""))
 
     def phases(self) -> tuple[int, ...]:
-        """The kinds that regions may have: without those that another kind of the same engine accepts."""
+        """The kinds that regions may have: all but those whose units a more specific kind of the same engine accepts."""
         # A region on a device also accepts units of the engine that require none.
         placed = {engine for engine, device in self.pairs if device}
         return tuple(k for k, (engine, device) in enumerate(self.pairs) if device or engine not in placed)
@@ -128,10 +128,10 @@ def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[i
 def find_next_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[list[int]]:
     """For each slot and kind, the first slot from there on that accepts the kind; -1 if there is none."""
     accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
-    ahead = [[-1] * len(units.kinds)]
+    next_slots = [[-1] * len(units.kinds)]  # filled from the last slot to the first; this row is behind the last
     for at in range(len(sequence) - 1, -1, -1):
-        ahead.append([at if kind in accepted[sequence[at]] else later for kind, later in enumerate(ahead[-1])])
-    return ahead[:0:-1]
+        next_slots.append([at if kind in accepted[sequence[at]] else later for kind, later in enumerate(next_slots[-1])])
+    return next_slots[:0:-1]
 
 
 def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection[int], sweeps: int | None) -> list[int]:
@@ -236,7 +236,7 @@ def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
 
 
 def _run_greedily(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
-    """Always run the kind with the longest remaining path, then the one with the largest total."""
+    """Choose kinds greedily: next the one with the longest remaining path, and on a tie with the largest total."""
     run = _Run(units, tails)
     sequence = []
     while run.remaining:

@@ -90,7 +90,7 @@ def group(things: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPE
 
 @dataclass(frozen=True, slots=True)
 class ReasonGroup:
-    """Nodes that are not on some engines for the same reason."""
+    """The nodes that some engines do not run, all for the same reason."""
 
     reasons: tuple[Reason, ...]
     """One per node, for the first of the engines."""

@@ -182,7 +182,7 @@ def _add(a: Dim, b: Dim) -> Dim:
 
 
 def _range(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    """ONNX infers only scalar operands; models, and ONNX's own definition of AffineGrid, pass tensors of one element."""
+    """The length of a Range. ONNX infers it only from scalars; models, and ONNX's AffineGrid, pass tensors of one element."""
     start, limit, step = (None if operand is None else operand.elements.item() for operand in contents)
     if start == 0 and step == 1 and isinstance(limit, str):
         return (limit,)
@@ -584,7 +584,7 @@ class Knowledge:
     # ------------------------------------------------------------------ nodes with bodies
 
     def refine_bodies(self, node: Node) -> Node:
-        """Infer the body of a Loop, Scan or SequenceMap again if an input is news."""
+        """Infer the body of a Loop, Scan or SequenceMap again if an input's type or content became known."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
         inferred = infer_by_onnx(self.alone(node))

@@ -287,7 +287,7 @@ class _QueriedEngine:
     has_answered: bool = False
     """Whether all questions are answered, or the engine failed."""
     is_ready: bool = False
-    """Whether its runner has started too, or the engine failed."""
+    """Whether its runner has started as well, or the engine failed: nothing is left to wait for."""
     failure: str = ""
     """Why it cannot take part; empty if it can."""
 

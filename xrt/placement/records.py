@@ -1,4 +1,4 @@
-"""Placement files: a lockfile and a stored decision are records of one `TuningResult`, whose plans are ranges of nodes."""
+"""Convert a `TuningResult` to and from a placement file (a lockfile or a stored decision), which stores plans as node ranges."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RULES = StoppingRule(least=12, most=200)
 SPELLS = 4
-"""Segments of a measurement whose medians must lie in its interval."""
+"""A measurement is divided into this many segments; their medians must lie in its interval, or the machine has drifted."""
 SURE = 36
 """Minimum rounds before a regression is reported, unless time is up."""
 NARROW = 0.02

@@ -436,13 +436,13 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if shape is None or array.ndim != len(shape):
         return array
-    for axis, (want, is_open) in enumerate(zip(shape, _list_open_extents(declared), strict=False)):
-        have = array.shape[axis]
-        if not is_open or not have or not isinstance(want, int):
+    for axis, (expected, is_open) in enumerate(zip(shape, _list_open_extents(declared), strict=False)):
+        actual = array.shape[axis]
+        if not is_open or not actual or not isinstance(expected, int):
             continue
-        begin = row * want if axis == 0 and rows > 1 else 0
-        if have != want:
-            array = np.take(array, np.arange(begin, begin + want) % have, axis=axis)
+        begin = row * expected if axis == 0 and rows > 1 else 0  # a batch of examples: select the one at `row`
+        if actual != expected:
+            array = np.take(array, np.arange(begin, begin + expected) % actual, axis=axis)  # cut, or repeat cyclically
     return np.ascontiguousarray(array)
 
 

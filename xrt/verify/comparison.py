@@ -354,7 +354,7 @@ def _holds_float(value: Any) -> bool:
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 _COARSENESS = {2: DType.FLOAT16, 3: DType.BFLOAT16, 4: DType.BFLOAT16}
-"""Per accuracy level of MatMulNBits, a type as coarse as its rounding of the other operand; level 4 is 8-bit."""
+"""Per accuracy level of MatMulNBits, a type with about the rounding error of its activations; level 4 rounds them to 8 bits."""
 
 
 def _collect_upstream_types(function: Function, output: str) -> set[DType]:

@@ -43,7 +43,7 @@ class Iree(GraphCompiler):
     compile_seconds: float = option(120.0, above=0)
     """After which a compile is given up."""
     dump_dir: str | None = option(None, names_files=True)
-    """Where the MLIR of every phase of a compile is written, each Function in a folder of its own."""
+    """Directory for the MLIR of every phase of a compile, with a folder for each Function."""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -316,7 +316,7 @@ _REWRITTEN: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
     **dict.fromkeys(("GatherND", "ScatterND"), (12, _index_by_tuples)),
     "Conv": (11, _conv),
 }
-"""Operators whose computation IREE gets wrong in some forms: the first opset of the form that the rule reads, and the rule."""
+"""Rules that rewrite operators of which IREE computes some forms wrong, with the first opset whose form the rule reads."""
 
 
 def _find_expansion(node: Node, function: Function) -> Function | None:

@@ -114,9 +114,9 @@ def reverse_sequence(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array, lengths: Array) -> Array:
         steps = xp.arange(x.shape[time])
-        places = xp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (batch, time)
-        places = places if batch < time else xp.transpose(places)
-        return xp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=time)
+        sources = xp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (batch, time)
+        sources = sources if batch < time else xp.transpose(sources)
+        return xp.take_along_axis(x, sources.reshape(*sources.shape, *(1,) * (x.ndim - 2)), axis=time)
 
     return run
 

@@ -191,7 +191,7 @@ class RequestFrame:
     ) -> list[Array]:
         """Compute one array per output: the buffer, which must not overlap other arrays, or a new one.
 
-        ``shapes`` are the shapes of dynamic outputs, None if unknown; the same outputs have one in each run.
+        ``shapes`` are the shapes of dynamic outputs, None if unknown. Which outputs have one is the same in every run.
         """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
@@ -423,7 +423,7 @@ class OpenVinoExecutable(Executable):
     # ------------------------------------------------------------------ copies, buffers of the caller's
 
     def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """Per computed output, the buffer that the model writes to directly: none that may overlap another input."""
+        """Per computed output, the buffer that the model writes to directly; None if it may overlap another input."""
         targets, overwritten = list(self._no_buffers), {output: place for place, output in self.inplace_pairs()}
         for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
             # An output listed twice is computed into the first buffer and copied to the second.

@@ -320,7 +320,7 @@ def _is_folded(node: Node, function: Function) -> bool:
 
 
 def _leads_away(node: Node, function: Function) -> bool:
-    """Whether a Range of constants steps away from its limit."""
+    """Whether a Range of constants steps away from its limit, and so is empty."""
     values = [find_input(node, place, function) for place in range(3)]
     if None in values:
         return False

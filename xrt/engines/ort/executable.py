@@ -351,13 +351,13 @@ class SessionCalls:
         binding = self._session.io_binding()
         for name, array in buffers.items():
             binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
-        run, give = _make_bound_call(self._session, binding), _make_binder(binding, {name: self._inputs[name] for name in names})
+        run, bind = _make_bound_call(self._session, binding), _make_binder(binding, {name: self._inputs[name] for name in names})
 
         def call(*values: Array) -> None:
             # Copies must live until the run ends.
             contiguous = [value if _is_contiguous(value) else np.array(value, order="C") for value in values]
             for name, value in zip(names, contiguous, strict=True):
-                give(name, value)
+                bind(name, value)
             run()
 
         return call

@@ -78,7 +78,7 @@ def broadcasts_an_empty_product(node: Node, function: Function) -> bool:
 
 
 def scales_what_it_adds_to_nothing(node: Node, function: Function) -> bool:
-    """Whether a Gemm with an empty inner dim scales its bias."""
+    """Whether a Gemm with an empty inner dim, whose product is zero, scales its bias."""
     inner = (find_shape(node, 0, function) or (None, None))[0 if node.attr("transA", 0) else 1]
     return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
 
@@ -146,7 +146,7 @@ def transposes_to_gaps(node: Node, function: Function) -> bool:
 
 
 def gives_capped_scores(node: Node, function: Function) -> bool:
-    """Whether an Attention returns raw scores and has a softcap."""
+    """Whether an Attention returns its raw scores although it has a softcap: ONNX Runtime returns the capped ones."""
     has_scores = len(node.outputs) > 3 and bool(node.outputs[3])
     return has_scores and node.attr("qk_matmul_output_mode", 0) == 0 and node.attr("softcap", 0.0) != 0.0
 

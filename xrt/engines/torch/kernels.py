@@ -239,7 +239,7 @@ def layer_normalization(at: TorchKernelContext) -> Run:
 
 
 def softmax(xp: Any, x: Tensor, axis: int) -> Tensor:
-    """Round half precision at each step, as in ONNX's definition."""
+    """PyTorch's softmax; narrow types are rounded after each step, as in ONNX's definition."""
     return reduction.softmax(xp, x, axis) if x.dtype in xp.narrow else torch.softmax(x, axis)
 
 

@@ -283,10 +283,10 @@ class TorchNamespace:
         return functional.pad(x, [n for pair in reversed(place.pads) for n in pair], value=fill)
 
     def sum_windows(self, x: Tensor, place: Placement) -> Tensor:
-        whole, window = self.around(place, x, 0), place.window
+        padded, window = self.around(place, x, 0), place.window
         if len(place.extents) == 2 and set(window.dilations) == {1}:
-            return functional.avg_pool2d(whole, window.kernel, window.strides, divisor_override=1)
-        total: Any = sum(whole[picked] for _, picked in place.offsets())
+            return functional.avg_pool2d(padded, window.kernel, window.strides, divisor_override=1)
+        total: Any = sum(padded[picked] for _, picked in place.offsets())
         return total
 
     def max_windows(self, x: Tensor, place: Placement) -> Tensor:

@@ -31,7 +31,7 @@ def scalar(value: float, like: Any) -> Any:
 
 
 def _exp(call: Call, builder: BlockBuilder) -> Any:
-    """Square the polynomial at x / 2, since at x it overflows slightly too early."""
+    """Compute exp(x) as exp(x / 2) squared: TVM's polynomial overflows slightly too early at x."""
     if infer_scalar_dtype(call) != "float32":
         return call
     root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], scalar(0.5, call)), builder))

@@ -59,7 +59,7 @@ class XlaExecutable(Executable):
         clients = self._clients
 
         def run(*inputs: Any) -> Sequence[Any]:
-            if clients is not client.clients:
+            if clients is not client.clients:  # in a forked child, where `run` reloads the program
                 return run_anywhere(inputs)
             try:
                 results = call(*map(_align, inputs), *constants)

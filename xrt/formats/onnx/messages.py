@@ -334,7 +334,7 @@ def read_border_value(proto: ValueInfoProto) -> Value:
 
 
 def write_type(type_: Type, proto: TypeProto) -> None:
-    """Fill in the message."""
+    """Write a type into the message."""
     if isinstance(type_, TensorType):
         _write_tensor_type(type_, proto.tensor_type)
     elif isinstance(type_, SequenceType):

@@ -134,17 +134,17 @@ def _while_loop(lowering: Lowering, condition: GraphModule, body: GraphModule, c
     lowering.read_constants(condition, body)
     carried = [as_tensor(value) for value in carried]
 
-    def go_on(states: Sequence[Any]) -> Tensor:
+    def evaluate_condition(states: Sequence[Any]) -> Tensor:
         (result,) = _as_sequence(lowering.inline(condition, [*states, *others]))
         return _as_condition(result)
 
     def run(_iteration: Tensor, _condition: Tensor, *states: Tensor) -> list[Tensor]:
         with lowering.enter():
             results = [as_tensor(value) for value in lowering.inline(body, [*states, *others])]
-            return [go_on(results), *results]
+            return [evaluate_condition(results), *results]
 
     # ONNX's Loop reads a condition before the first iteration, so it is evaluated outside, too.
-    return _as_sequence(apply("Loop", [None, go_on(carried), *carried], {"body": run}))
+    return _as_sequence(apply("Loop", [None, evaluate_condition(carried), *carried], {"body": run}))
 
 
 def _scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, others: Any) -> Sequence[Any]:

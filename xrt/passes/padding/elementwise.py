@@ -205,7 +205,7 @@ def apply_global_pool(p: Padder, node: Node) -> Node | None:
 
 @rule("ArgMax", "ArgMin")
 def apply_arg(p: Padder, node: Node) -> Node:
-    """Mask with the worst value; of equal elements the first wins, so a valid one is selected."""
+    """Mask padding with the value that loses every comparison. Of equal elements the first wins, which is never padding."""
     axes = p.axes(node.inputs[0])
     axis = node.attr("axis", 0) % len(axes)
     _reduce(p, node, [axis], keep=bool(node.attr("keepdims", 1)))

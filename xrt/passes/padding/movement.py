@@ -45,7 +45,7 @@ def apply_squeeze(p: Padder, node: Node) -> None:
 
 @rule("Concat")
 def apply_concat(p: Padder, node: Node) -> None:
-    """Along the concatenated axis only the last input may be padded; otherwise padding would lie between the parts."""
+    """Only the last input may be padded along the concatenated axis; otherwise padding would lie between the parts."""
     shapes = [p.axes(name) for name in node.inputs]
     rank = len(shapes[0])
     place = node.attr("axis") % rank
@@ -128,7 +128,7 @@ def apply_tile(p: Padder, node: Node) -> None:
 
 @rule("Pad")
 def apply_pad(p: Padder, node: Node) -> Node:
-    """Elements added at the end of a padded axis go directly behind its valid part."""
+    """Pad a padded axis: elements added at its end go directly behind the valid part, not behind the padding."""
     data, axes = node.inputs[0], p.axes(node.inputs[0])
     pads = p.integers(node, 1, "pads") or []
     places = p.integers(node, 3) or list(range(len(axes)))
@@ -513,7 +513,7 @@ def _slice_unpadded(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Ex
 
 
 def _count_bounds(p: Padder, axis: Axis, start: Extent | None, end: Extent | None, step: int) -> tuple[Extent, Extent]:
-    """Resolve slice bounds to count from the start; they must lie within both the true and the padded axis."""
+    """Convert negative slice bounds to offsets from the start. They must lie within the axis at its true and its padded size."""
     if len(axis) != 1 or start is None or end is None or step < 1:
         raise p.refuse("it cuts at places that are not known, or backwards", axis)
     (extent,) = axis

@@ -465,7 +465,7 @@ class Padder:
         return self.node("Add", numbers, self.value(start))
 
     def shape_operand(self, name: str) -> str:
-        """The shape operand of an operator that creates padded results; by default as computed by the model."""
+        """The shape operand for an operator that creates a tensor of padded size; by default the one that the model computes."""
         return name
 
     # ------------------------------------------------------------------ masks

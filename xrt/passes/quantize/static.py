@@ -177,7 +177,7 @@ def _is_unscaled(node: Node) -> bool:
 
 
 def _find_rows(node: Node) -> int:
-    """The axis of a weight that corresponds to the bias."""
+    """The axis of the weight along which the output channels, and so the elements of the bias, lie."""
     return 1 if node.op == "Gemm" and not node.attr("transB", 0) else 0
 
 
@@ -233,7 +233,7 @@ class _Fusion:
         return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
 
     def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
-        """Compute the product on rows: Reshape (unless shared), Gemm, and Reshape back in place of the Add."""
+        """Flatten the leading axes to rows: Reshape (shared by all readers), Gemm, and Reshape back instead of the Add."""
         nodes: list[Node] = []
         value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
         whole = [dim if isinstance(dim, int) else -1 for dim in outer]

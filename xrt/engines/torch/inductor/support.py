@@ -86,7 +86,7 @@ class SizeHints(dict[str, int]):
     """A size per symbol, chosen on first use; each unknown dimension gets another one."""
 
     def choose(self, dim: Dim) -> int:
-        """The size of a dimension while tracing."""
+        """The size to trace a dimension with: its extent, or a hint per symbol."""
         if isinstance(dim, int):
             return dim
         symbol = f"?{len(self)}" if dim is None else dim
