@@ -46,7 +46,7 @@ class Operands:
         return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
 
     def like(self, op: str, inputs: Sequence[int], *attributes: str, **extra: Any) -> Shape | None:
-        """The output shape of the ai.onnx operator `op` for these inputs, treated as float32, and the named attributes."""
+        """The output shape that onnx infers for operator `op` with these inputs, taken as float32, and the named attributes."""
         types = [self.tensor(index) for index in inputs]
         if None in types:
             return None

@@ -70,7 +70,7 @@ if hasattr(os, "register_at_fork"):
 _NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables that make an interpreter interactive or run a user's startup file."""
 NOTHING_ADDED: Mapping[str, str] = MappingProxyType({})
-"""Use this process's environment."""
+"""No additional variables: the child gets the environment of this process."""
 
 
 def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:

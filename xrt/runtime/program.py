@@ -114,7 +114,7 @@ class Program:
         return results
 
     def _run_directly(self, inputs: Sequence[Any]) -> list[Any] | None:
-        """Run a program of one region without a frame, like later calls of a module do; None if not possible."""
+        """Run a program of one region by the engine's fastest function, without a frame; None if not possible."""
         if len(self._slots.steps) != 1:
             return None
         (step,) = self._slots.steps

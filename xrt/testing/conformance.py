@@ -85,7 +85,7 @@ def conform(
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, opening: Opening | None = None) -> tuple[Maker, ...]:
-    """One maker for each way in which every case must run.
+    """List the makers; every case runs once with each of them.
 
     One engine is called directly; several are planned as in a module. With ``alternate``, each engine is the first one once.
     """

@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SupportFilter:
-    """For `Form.takes`: whether an engine supports every node of a Function, whose values all have types, except in bodies."""
+    """A predicate for `Form.takes`: whether the engine supports every node. Values have types, except in bodies."""
 
     engine: GraphCompiler
 

@@ -77,7 +77,7 @@ def _has_inexact_ties(node: Node, function: Function) -> bool:
 
 
 def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
-    """Whether a position ``(i + c) * extent / target - c`` is an integer, or for ``is_rounded`` half of an odd integer."""
+    """Whether a Resize samples on a boundary: ``(i + c) * extent / target - c`` is an integer, or with ``is_rounded`` a half."""
     is_aligned, centre = coordinates == "align_corners", int(coordinates in _CENTRED)
     ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
     p, q = ratio.numerator, ratio.denominator

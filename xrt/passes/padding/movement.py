@@ -349,7 +349,7 @@ def _add_where_negative(p: Padder, indices: str, size: str) -> str:
 
 
 def _prepare_indices(p: Padder, data: str, axis: int, indices: str) -> str:
-    """Make indices safe: in range behind their valid part, and counted from the start."""
+    """Make all indices valid: padding of the indices becomes 0, and negative indices count from the start."""
     indices = p.mask_all(indices, range(len(p.axes(indices))), 0) if indices in p.states else indices
     extents = p.axes(data)[axis]
     return _count_from_start(p, indices, p.only(extents)) if p.is_padded(extents) else indices
