@@ -55,8 +55,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 _PACKAGE = str(Path(__file__).parent)

@@ -30,8 +30,8 @@ def follow(environment: Mapping[str, str]) -> None:
     if not level:
         return
     if level not in _LEVELS:
-        near = did_you_mean(level, _LEVELS)
-        warnings.warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{near}", XRTWarning, stacklevel=2)
+        hint = did_you_mean(level, _LEVELS)
+        warnings.warn(f"{VARIABLE} must be info or debug; got {level!r}, so nothing is logged.{hint}", XRTWarning, stacklevel=2)
         return
     show(level)
 

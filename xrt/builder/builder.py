@@ -452,8 +452,8 @@ class Builder:
             if value.builder is self and value.name in node.outputs:
                 return node.name
         names = [name for node in self.nodes for name in node.outputs]
-        near = did_you_mean(value.name, names)
-        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{near}")
+        hint = did_you_mean(value.name, names)
+        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{hint}")
 
     # ------------------------------------------------------------------ bodies and sub-functions
 

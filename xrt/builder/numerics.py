@@ -179,8 +179,8 @@ def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
     """Floor the exact quotient like Python, not the rounded one: ``1.0 // 0.1`` is 9."""
     rest = emit("Mod", a, b, fmod=1)
-    whole = emit("Div", emit("Sub", a, rest), b)
-    lower = emit("Sub", whole, cast(_signs_differ(rest, b), a.dtype))
+    quotient = emit("Div", emit("Sub", a, rest), b)
+    lower = emit("Sub", quotient, cast(_signs_differ(rest, b), a.dtype))
     # Division by zero gives inf or nan. Round removes the rounding error of the division.
     return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", lower))
 

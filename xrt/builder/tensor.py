@@ -31,10 +31,10 @@ def integers(items: Sequence[Any]) -> Any:
 def _make_row(item: Any) -> Tensor:
     if not isinstance(item, Symbol):
         return current("a constant").symbol(np.asarray([item], np.int64))
-    whole: Tensor = item  # type: ignore[assignment]  # builders create only Tensors
-    if not whole.dtype.is_integer:
-        raise ModelError(f"{whole.name!r} is used as an integer, but it is {whole.type}")
-    return emit("Reshape", cast(whole, DType.INT64), np.asarray([1], np.int64))
+    tensor: Tensor = item  # type: ignore[assignment]  # builders create only Tensors
+    if not tensor.dtype.is_integer:
+        raise ModelError(f"{tensor.name!r} is used as an integer, but it is {tensor.type}")
+    return emit("Reshape", cast(tensor, DType.INT64), np.asarray([1], np.int64))
 
 
 # ---------------------------------------------------------------------- shape
@@ -58,8 +58,8 @@ def _make_extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
         return item
     names = [dim for dim in x.shape if isinstance(dim, str)]
     if not isinstance(item, str) or item not in names:
-        near = did_you_mean(item, names) if isinstance(item, str) else ""
-        raise ModelError(f"an extent of reshape is an integer, a tensor or a name in {x.name!r} ({x.type}); got {item!r}.{near}")
+        hint = did_you_mean(item, names) if isinstance(item, str) else ""
+        raise ModelError(f"an extent of reshape is an integer, a tensor or a name in {x.name!r} ({x.type}); got {item!r}.{hint}")
     axis = place if place < x.ndim and x.shape[place] == item else x.shape.index(item)
     return 0 if axis == place and not has_zero else emit("Shape", x, start=axis, end=axis + 1)
 
@@ -261,8 +261,8 @@ def _slice(x: Tensor, items: Sequence[_Item]) -> Tensor:
     bounds = [_make_bounds(x, item.index) for item in cuts]
     starts, ends, steps = (integers([bound[part] for bound in bounds]) for part in range(3))
     axes = np.asarray([item.axis for item in cuts], np.int64)
-    whole = emit("Slice", x, starts, ends, axes, None if all(bound[2] == 1 for bound in bounds) else steps)
-    return squeeze(whole, [item.axis for item in cuts if isinstance(item.index, int)])
+    sliced = emit("Slice", x, starts, ends, axes, None if all(bound[2] == 1 for bound in bounds) else steps)
+    return squeeze(sliced, [item.axis for item in cuts if isinstance(item.index, int)])
 
 
 def _make_bounds(x: Tensor, item: Any) -> tuple[Any, Any, Any]:

@@ -128,8 +128,8 @@ def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
         return
     for name in scope.function.captures:
-        near = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
-        yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{near}"
+        hint = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
+        yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{hint}"
 
 
 def _describe_reader(function: Function, name: str) -> str:
@@ -252,8 +252,8 @@ def _attributes_fit(case: _Case) -> Iterator[str]:
     for attribute in case.node.attributes:
         formal = formals.get(attribute.name)
         if formal is None:
-            near = did_you_mean(attribute.name, formals)
-            yield f"has no attribute {attribute.name!r} at version {case.operator.since_version}.{near}"
+            hint = did_you_mean(attribute.name, formals)
+            yield f"has no attribute {attribute.name!r} at version {case.operator.since_version}.{hint}"
         elif formal.kind is not attribute.kind:
             yield f"attribute {attribute.name!r} must be {formal.kind.name.lower()}; it is {attribute.kind.name.lower()}"
     for name in sorted(case.operator.required.difference(a.name for a in case.node.attributes)):

@@ -40,8 +40,8 @@ class MeasuredCost:
         if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
             raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
         if not 0 <= self.low <= self.seconds <= self.high <= LONGEST:
-            said = f"seconds={self.seconds}, low={self.low}, high={self.high}"
-            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {said}")
+            values = f"seconds={self.seconds}, low={self.low}, high={self.high}"
+            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {values}")
 
     @classmethod
     def exactly(cls, seconds: float) -> MeasuredCost:

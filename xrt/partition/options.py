@@ -118,9 +118,9 @@ class ClusteringOptions:
         words = sorted({word for pair in engines for word in pair})
         for pin in self.pins:
             if pin.engine not in words:
-                near = did_you_mean(pin.engine, words)
+                hint = did_you_mean(pin.engine, words)
                 raise OptionError(
-                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(words)}.{near}"
+                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(words)}.{hint}"
                 )
 
 

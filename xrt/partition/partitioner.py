@@ -244,8 +244,8 @@ def _number_engines(function: Function, choices: EligibleEngines, homes: Mapping
             )
         if spec not in numbers:
             listed = ", ".join(choices.engines)
-            near = did_you_mean(spec, choices.engines)
-            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {listed}.{near}")
+            hint = did_you_mean(spec, choices.engines)
+            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {listed}.{hint}")
         if (reason := choices.reason(place, numbers[spec])) is not None:
             raise PlanError(f"node {node.name!r} ({node.op}) is assigned to {spec!r}, which does not take it: {reason}")
         indices.append(numbers[spec])

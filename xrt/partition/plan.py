@@ -76,13 +76,13 @@ def group(things: Iterable[T], key: Callable[[T], Hashable], least: int = GROUPE
     """Yield things with equal keys together if there are at least ``least``, at the position of the first; others alone."""
     listed = list(things)
     alike: dict[Hashable, list[T]] = {}
-    for thing in listed:
-        alike.setdefault(key(thing), []).append(thing)
+    for item in listed:
+        alike.setdefault(key(item), []).append(item)
     met: set[Hashable] = set()
-    for thing in listed:
-        kind = key(thing)
+    for item in listed:
+        kind = key(item)
         if len(alike[kind]) < least:
-            yield (thing,)
+            yield (item,)
         elif kind not in met:
             met.add(kind)
             yield alike[kind]

@@ -221,16 +221,16 @@ def check_all_taken(
     count = f"{len(unsupported)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
     broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in unsupported)]
     if broken:
-        said = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
+        message = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
         advice = "change the pin, or list an engine that takes them"
     else:
-        said = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
+        message = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
         may = strict and any(latest_version(function.nodes[n].domain) for n in unsupported)  # the reference knows no other domain
         advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
     lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in unsupported[:SHOWN]]
     more = f"\n  and {len(unsupported) - SHOWN} more" if len(unsupported) > SHOWN else ""
     untaken = () if broken else tuple(function.nodes[n].name for n in unsupported)
-    raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}", untaken)
+    raise PlanError(f"{message}; {advice}:{''.join(lines)}{more}", untaken)
 
 
 # ------------------------------------------------------------------ refusals
@@ -277,8 +277,8 @@ def _match_pins(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, 
     for pin in pins:
         matching = list(pin.match(nodes[pin.by]))
         if not matching:
-            near = did_you_mean(pin.patterns[0], nodes[pin.by])
-            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{near}")
+            hint = did_you_mean(pin.patterns[0], nodes[pin.by])
+            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{hint}")
         matched = [node for subject in matching for node in nodes[pin.by][subject]]
         if pin.forbid:
             yield from ((node, pin) for node in matched)

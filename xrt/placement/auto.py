@@ -144,10 +144,10 @@ class AutoPlacement:
     ) -> TuningResult:
         """Place a model with symbolic dims: reuse its earlier placement, else search at the sizes of this call."""
         if self.placed is None:
-            whole = function if _find_open_input(function) is None else model.specialize(sizes)
-            self.placed = self._recall(model, whole, sizes)
+            static = function if _find_open_input(function) is None else model.specialize(sizes)
+            self.placed = self._recall(model, static, sizes)
             if self.placed is None:
-                self.record(sizes, self.tune(whole, values, began=began))
+                self.record(sizes, self.tune(static, values, began=began))
         assert self.placed is not None  # `record` has set it
         return self.adapt(self.placed, sizes, function)
 

@@ -230,8 +230,8 @@ class LocalRunner:
         try:
             return within(sum(seconds_allowed), partial(self._run_trial, function, context, inputs, limits))
         except OutOfTime as error:
-            said = f"engine {self.compiler.spec!r} gave no answer within {sum(seconds_allowed):.3g} s"
-            raise RunFailed(said) from TimeoutError(str(error))
+            message = f"engine {self.compiler.spec!r} gave no answer within {sum(seconds_allowed):.3g} s"
+            raise RunFailed(message) from TimeoutError(str(error))
 
     def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
         copies = [copy_values(value) for value in inputs]

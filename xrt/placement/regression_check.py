@@ -102,8 +102,8 @@ def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
     try:
         return seconds_per_turn(entrant.call, repeats, clock)
     except Exception as error:  # whatever an engine raises
-        said = f"the plan {describe_plan(entrant.plan)} does not run: {type(error).__name__}: {error}"
-        raise LockError(said) from error
+        message = f"the plan {describe_plan(entrant.plan)} does not run: {type(error).__name__}: {error}"
+        raise LockError(message) from error
 
 
 # ---------------------------------------------------------------------- for a lock

@@ -71,11 +71,11 @@ def bound_metric(loss: Callable[[Sequence[int]], float], items: int) -> float | 
         return None
     try:
         parts = [loss([at for at in range(items) if at % groups != group]) for group in range(groups)]
-        whole = loss(range(items))
+        total = loss(range(items))
     except CalibrationError:
         return None
     spread = math.sqrt((groups - 1) * float(np.var(parts)))
-    return whole + find_t(groups - 1) * spread
+    return total + find_t(groups - 1) * spread
 
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -261,8 +261,8 @@ def find_fault(expected: Outputs, actual: Outputs) -> str:
 
     Empty if there is no fault.
     """
-    for exact, near in zip(expected, actual, strict=True):
-        for place, (a, b) in enumerate(zip(exact, near, strict=True)):
+    for exact, approximate in zip(expected, actual, strict=True):
+        for place, (a, b) in enumerate(zip(exact, approximate, strict=True)):
             if (reason := _find_fault(np.asarray(a), np.asarray(b))) is not None:
                 return f"output {place} {reason}"
     relative = ErrorBudget(1.0).measure_error(expected, actual, []).error if len(expected) else 0.0

@@ -107,9 +107,9 @@ def make_switchable_model(prepared: Function, table: CalibrationTable, names: Se
         index = emission.add_constant(f"{switch}_at", np.array(positions[node.name], np.int64))
         nodes.append(Node("Gather", (SWITCH, index), (switch,), name=switch))
         chosen = []
-        for slot, near in enumerate(rounded):
+        for slot, rounded_value in enumerate(rounded):
             name = f"{switch}_{slot}"
-            nodes.append(Node("Where", (switch, near, node.inputs[slot]), (name,), name=name))
+            nodes.append(Node("Where", (switch, rounded_value, node.inputs[slot]), (name,), name=name))
             chosen.append(name)
         nodes.append(replace(node, inputs=(*chosen, *node.inputs[2:])))
     inputs = (*function.inputs, Value(SWITCH, TensorType(DType.BOOL, (len(names),))))

@@ -156,8 +156,8 @@ class RegionToCompile:
             return None
         from xrt.runtime.devices.interface import Device, find_root_cause, make_out_of_memory_error
 
-        accelerator, who = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
-        return make_out_of_memory_error(accelerator, find_root_cause(error), who) if isinstance(accelerator, Device) else None
+        accelerator, subject = self.context.accelerator, f"engine {self.launch.engine!r} in {self.launch.name}"
+        return make_out_of_memory_error(accelerator, find_root_cause(error), subject) if isinstance(accelerator, Device) else None
 
 
 _locks: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()

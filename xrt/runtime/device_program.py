@@ -415,8 +415,8 @@ class MultiDeviceProgram(Program):
             if len(results) != len(step.writes):
                 raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # converted below
-            who = f"engine {launch.engine!r} in {launch.name}"
-            shortage = make_out_of_memory_error(accelerator, find_root_cause(error), who) if accelerator is not None else None
+            subject = f"engine {launch.engine!r} in {launch.name}"
+            shortage = make_out_of_memory_error(accelerator, find_root_cause(error), subject) if accelerator is not None else None
             raise shortage or to_run_failed(launch, error)  # noqa: B904  # it has its cause
         if options.profile:
             if accelerator is not None:

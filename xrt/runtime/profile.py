@@ -107,8 +107,8 @@ class Profile:
             return render_cell("profile.html", profile=self, strips=None)
         times = tuple(launch.seconds / max(launch.calls, 1) for launch in self.launches)
         # Without the times of whole calls, a call counts as the sum of its launches.
-        whole = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
-        call = MeanCall(max(launch.calls for launch in self.launches), sum(whole) / len(whole), times)
+        call_times = [moment.ended - moment.began for moment in self.moments if moment.category == "call"] or [sum(times)]
+        call = MeanCall(max(launch.calls for launch in self.launches), sum(call_times) / len(call_times), times)
         regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in self.launches]
         colors, total = color_engines(region.engine for region in regions), sum(times) or 1.0
         launches = [

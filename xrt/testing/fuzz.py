@@ -239,8 +239,8 @@ class Fuzzer:
         kind = _classify(check.message)
 
         def differ(part: Function, inputs: Sequence[Any], expected: Sequence[Any]) -> str | None:
-            again = self.judge(mode, Sample(part, tuple(inputs)), expected)
-            return again.message if again.verdict is Verdict.DISAGREES and _classify(again.message) == kind else None
+            repeated = self.judge(mode, Sample(part, tuple(inputs)), expected)
+            return repeated.message if repeated.verdict is Verdict.DISAGREES and _classify(repeated.message) == kind else None
 
         part = bisect_difference(str(mode), sample.function, sample.inputs, self.truth, differ)
         if part is None:  # caused by aliases, or not reproducible

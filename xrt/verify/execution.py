@@ -42,10 +42,10 @@ def compile_alone(
 
 def fit_inputs(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
     """Infer types, and specialize to the shapes of the inputs if the engine needs static shapes."""
-    whole = passes.infer_shapes(function)
+    typed = passes.infer_shapes(function)
     is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
-    if is_static or engine.why_not_dynamic(whole) is None:
-        return whole
+    if is_static or engine.why_not_dynamic(typed) is None:
+        return typed
     pairs = zip(function.inputs, inputs, strict=True)
     return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 

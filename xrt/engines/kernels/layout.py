@@ -85,10 +85,10 @@ def depth_to_space(node: Node, env: NodeContext) -> Run:
     def run(x: Array) -> Array:
         n, c, h, w = x.shape
         if column_first:
-            whole = xp.transpose(x.reshape(n, c // block**2, block, block, h, w), (0, 1, 4, 2, 5, 3))
+            blocks = xp.transpose(x.reshape(n, c // block**2, block, block, h, w), (0, 1, 4, 2, 5, 3))
         else:
-            whole = xp.transpose(x.reshape(n, block, block, c // block**2, h, w), (0, 3, 4, 1, 5, 2))
-        return whole.reshape(n, c // block**2, h * block, w * block)
+            blocks = xp.transpose(x.reshape(n, block, block, c // block**2, h, w), (0, 3, 4, 1, 5, 2))
+        return blocks.reshape(n, c // block**2, h * block, w * block)
 
     return run
 
@@ -100,9 +100,9 @@ def space_to_depth(node: Node, env: NodeContext) -> Run:
 
     def run(x: Array) -> Array:
         n, c, h, w = x.shape
-        whole = x.reshape(n, c, h // block, block, w // block, block)
-        whole = xp.transpose(whole, (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4))
-        return whole.reshape(n, c * block**2, h // block, w // block)
+        blocks = x.reshape(n, c, h // block, block, w // block, block)
+        blocks = xp.transpose(blocks, (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4))
+        return blocks.reshape(n, c * block**2, h // block, w // block)
 
     return run
 

@@ -454,14 +454,14 @@ class Trees:
     def _find_leaves(self, x: Array, root: int) -> Array:
         at, rows = np.full(len(x), root), np.arange(len(x))
         while (moving := self.modes[at] != "LEAF").any():
-            here = at[moving]
-            features = x[rows[moving], self.features[here]]
-            modes, values, holds = self.modes[here], self.values[here], np.zeros(len(here), bool)
+            nodes = at[moving]
+            features = x[rows[moving], self.features[nodes]]
+            modes, values, holds = self.modes[nodes], self.values[nodes], np.zeros(len(nodes), bool)
             for mode in set(modes.tolist()):
                 chosen = modes == mode
                 holds[chosen] = _COMPARED[mode](features[chosen], values[chosen])
-            holds = np.where(np.isnan(features), self.missing[here], holds)
-            at[moving] = np.where(holds, self.true[here], self.false[here])
+            holds = np.where(np.isnan(features), self.missing[nodes], holds)
+            at[moving] = np.where(holds, self.true[nodes], self.false[nodes])
         return at
 
 

@@ -53,8 +53,8 @@ def _quantize(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bo
         shifted = ratio if zero is None else ratio + xp.astype(zero, ratio.dtype)
         return xp.convert(shifted, to, saturate)
     wide = xp.astype(xp.rint(ratio), np.float64) + (0 if zero is None else xp.astype(zero, np.float64))
-    whole = np.int32 if to.bits < 32 else np.int64  # vector units convert to int64 slowly or not at all
-    return xp.astype(xp.astype(xp.clip(wide, *get_integer_limits(to)), whole), to.numpy)
+    integer_type = np.int32 if to.bits < 32 else np.int64  # vector units convert to int64 slowly or not at all
+    return xp.astype(xp.astype(xp.clip(wide, *get_integer_limits(to)), integer_type), to.numpy)
 
 
 @ops("QuantizeLinear")

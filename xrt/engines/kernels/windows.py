@@ -59,8 +59,8 @@ def col2im(node: Node, env: NodeContext) -> Run:
         window, sizes = make_window(node, kernel.tolist()), extents.tolist()
         place = window.over(sizes)
         columns = x.reshape(len(x), x.shape[1] // window.size, *window.kernel, *place.positions)
-        whole = env.xp.fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
-        return whole[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
+        padded = env.xp.fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
+        return padded[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
 
     return run
 
@@ -206,9 +206,9 @@ def conv_transpose(node: Node, env: NodeContext) -> Run:
         columns = columns.reshape(len(x), group * w.shape[1], *window.kernel, *x.shape[2:])
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)
-        whole = xp.fold(columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
+        padded = xp.fold(columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
         pads = compute_padding_trims(node, window, extents, x.shape[2:])
-        return with_bias(xp.pad_axes(whole, pads, "constant", 0, range(2, x.ndim)), bias)
+        return with_bias(xp.pad_axes(padded, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return round_once(xp, run)
 
@@ -237,12 +237,12 @@ def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> 
     lowest, rank = xp.extreme(x.dtype, lowest=True), len(place.extents)
     indices = xp.arange(prod(place.extents), dtype=np.int64)
     by_columns = xp.transpose(indices.reshape(place.extents[::-1]), tuple(range(rank))[::-1])
-    whole = xp.around(place, x, lowest)
+    padded = xp.around(place, x, lowest)
     places = xp.around(place, by_columns if column_major else indices.reshape(place.extents), -1)
     shape = (*x.shape[:2], *place.positions)
     top, where = xp.full(shape, lowest, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
     for _, picked in place.offsets():
-        seen, index = whole[picked], places[picked]
+        seen, index = padded[picked], places[picked]
         better = (index >= 0) & ((where < 0) | (seen > top))
         top, where = xp.where(better, seen, top), xp.where(better, index, where)
     planes = xp.arange(prod(x.shape[:2]), dtype=np.int64) * prod(place.extents)
@@ -269,10 +269,10 @@ def max_unpool(node: Node, env: NodeContext) -> Run:
     def run(x: Array, places: Array, shape: Array | None = None) -> Array:
         natural = (*x.shape[:2], *window.spread(x.shape[2:]))
         flat = xp.zeros(prod(natural), dtype=x.dtype)
-        whole = xp.scatter(flat, (places.reshape(-1),), x.reshape(-1), "none").reshape(natural)
+        unpooled = xp.scatter(flat, (places.reshape(-1),), x.reshape(-1), "none").reshape(natural)
         if shape is None:
-            return whole
+            return unpooled
         missing = [n - extent for n, extent in zip(shape.tolist(), natural, strict=True)]
-        return xp.pad_axes(whole, [*(0 for _ in natural), *missing], "constant", 0)
+        return xp.pad_axes(unpooled, [*(0 for _ in natural), *missing], "constant", 0)
 
     return run

@@ -120,9 +120,9 @@ def power(base: Tensor, exponent: Tensor) -> Tensor:
         return torch.pow(base, exponent if is_whole(exponent) else exponent.to(base.dtype))
     if not is_whole(exponent):
         return torch.pow(base.double(), exponent.double()).to(base.dtype)
-    whole = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
+    powers = torch.pow(base, exponent.clamp(min=0)).to(base.dtype)
     truncated = torch.pow(base.double(), exponent.double()).to(base.dtype)
-    return torch.where(exponent < 0, truncated, whole)
+    return torch.where(exponent < 0, truncated, powers)
 
 
 elementwise.binary(ops, "Div", priority=2)(lambda node, at: divide)
@@ -230,9 +230,9 @@ def layer_normalization(at: TorchKernelContext) -> Run:
 
     def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> Any:
         extents = x.shape[axis % x.ndim :]
-        whole = scale.shape == extents and (bias is None or bias.shape == extents)
+        has_full_shape = scale.shape == extents and (bias is None or bias.shape == extents)
         # A single element may overflow in PyTorch's kernel.
-        fits = whole and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
+        fits = has_full_shape and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1
         return torch.native_layer_norm(x, extents, scale, bias, epsilon) if fits else general(x, scale, bias)
 
     return run
@@ -324,8 +324,8 @@ def conv_transpose(at: TorchKernelContext) -> Run:
         if all(pad >= 0 and 0 <= end < max(s, d) for pad, end, s, d in limits):
             y = TRANSPOSE[count](x, w, None, window.strides, pads, output_padding, group, window.dilations)
         else:
-            whole = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
-            y = TORCH.pad_axes(whole, trims, "constant", 0, range(2, x.ndim))
+            padded = TRANSPOSE[count](x, w, None, window.strides, 0, 0, group, window.dilations)
+            y = TORCH.pad_axes(padded, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
     rounded = round_once(TORCH, compute)
@@ -579,11 +579,11 @@ def dft(at: TorchKernelContext) -> Run:
 def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
     """Transform along an axis; the last axis has real parts, or real and imaginary parts."""
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
-    whole = _to_complex(x)
+    signal = _to_complex(x)
     n = length or x.shape[axis]
     if onesided and inverse:
-        return torch.fft.irfft(whole, n=length, dim=axis)[..., None].to(x.dtype)
-    y = (torch.fft.ifft if inverse else torch.fft.fft)(whole, n=n, dim=axis)
+        return torch.fft.irfft(signal, n=length, dim=axis)[..., None].to(x.dtype)
+    y = (torch.fft.ifft if inverse else torch.fft.fft)(signal, n=n, dim=axis)
     if onesided:
         y = y.narrow(axis, 0, n // 2 + 1)
     return torch.view_as_real(y).to(x.dtype)

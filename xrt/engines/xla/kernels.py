@@ -241,11 +241,11 @@ def _power(base: Operand, exponent: Operand) -> Operand:
         return jnp.power(base, exponent.astype(base.dtype))
     if not _is_integer(exponent):
         return jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
-    whole = jnp.power(base, jnp.maximum(exponent, 0)).astype(base.dtype)
+    powers = jnp.power(base, jnp.maximum(exponent, 0)).astype(base.dtype)
     if jnp.issubdtype(exponent.dtype, jnp.unsignedinteger):
-        return whole
+        return powers
     truncated = jnp.power(base.astype(jnp.float64), exponent.astype(jnp.float64)).astype(base.dtype)
-    return jnp.where(exponent < 0, truncated, whole)
+    return jnp.where(exponent < 0, truncated, powers)
 
 
 @lowers("DFT", until=19)
@@ -263,11 +263,11 @@ def _transform(at: LoweringContext, x: Operand, length: int | None, axis: int) -
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
     # XLA's forward transform has errors of 1e-5 in float32 where sums cancel; the inverse divides them by the length.
     wide = x if inverse else x.astype(jnp.float64)
-    whole = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
+    signal = jax.lax.complex(wide[..., 0], wide[..., 1] if x.shape[-1] == 2 else jnp.zeros_like(wide[..., 0]))
     n = length or x.shape[axis]
     if onesided and inverse:
-        return jnp.fft.irfft(whole, n=length, axis=axis)[..., None].astype(x.dtype)
-    y = (jnp.fft.ifft if inverse else jnp.fft.fft)(whole, n=n, axis=axis)
+        return jnp.fft.irfft(signal, n=length, axis=axis)[..., None].astype(x.dtype)
+    y = (jnp.fft.ifft if inverse else jnp.fft.fft)(signal, n=n, axis=axis)
     if onesided:
         y = jax.lax.slice_in_dim(y, 0, n // 2 + 1, axis=axis)
     return jnp.stack([y.real, y.imag], axis=-1).astype(x.dtype)
@@ -353,9 +353,9 @@ def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = 
     window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
-        whole = _convolve_transposed(x, w, window, group)
-        pads = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
-        return with_bias(JAX.pad_axes(whole, pads, "constant", 0, range(2, x.ndim)), bias)
+        padded = _convolve_transposed(x, w, window, group)
+        pads = compute_padding_trims(at.node, window, padded.shape[2:], x.shape[2:])
+        return with_bias(JAX.pad_axes(padded, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return round_once(JAX, compute)(x, w, bias)
 

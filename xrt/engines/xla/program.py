@@ -97,14 +97,14 @@ def dump_hlo(function: Function) -> str:
 
 def _lower_function(function: Function, arguments: Arguments, device: Any) -> Any:
     names = (*(value.name for value in function.inputs), *arguments.names)
-    here = SingleDeviceSharding(device)
+    target = SingleDeviceSharding(device)
 
     def main(*operands: Operand) -> tuple[Operand, ...]:
         values = dict(zip(names, operands, strict=True))
         inputs = [values[value.name] for value in function.inputs]
         return tuple(map(jnp.asarray, lower(function, inputs, {name: values[name] for name in arguments.names})))
 
-    jitted = jax.jit(main, keep_unused=True, in_shardings=here, out_shardings=here, donate_argnums=_list_donated(function))
+    jitted = jax.jit(main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated(function))
     return jitted.lower(*map(_make_spec, function.inputs), *arguments.arrays)
 
 
@@ -155,12 +155,12 @@ def load_program(data: memoryview, function: Function, threads: int) -> XlaProgr
 
 def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
     """Make the function that passes inputs to the runtime, without copying where XLA accepts their memory."""
-    count, devices, here = len(inputs), [device], SingleDeviceSharding(device)
+    count, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
     types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
     put, execute = xla_client.batched_device_put, code.execute
 
     def call(*operands: Any) -> Sequence[Any]:
-        buffers = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
+        buffers = [put(type_, sharding, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
         return execute([*buffers, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
 
     return call

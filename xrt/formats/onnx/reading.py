@@ -447,8 +447,8 @@ def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[st
 def _make_undefined_error(function: Function) -> ModelError:
     name = function.captures[0]
     reader = next(_find_readers(function, name, f"graph {function.name!r}"))
-    near = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
-    return ModelError(f"{reader} value {name!r}, which no input, initialiser or node defines.{near}")
+    hint = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
+    return ModelError(f"{reader} value {name!r}, which no input, initialiser or node defines.{hint}")
 
 
 def _find_readers(function: Function, name: str, title: str) -> Iterator[str]:

@@ -236,15 +236,15 @@ class _Fusion:
         """Flatten the leading axes to rows: Reshape (shared by all readers), Gemm, and Reshape back instead of the Add."""
         nodes: list[Node] = []
         value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
-        whole = [dim if isinstance(dim, int) else -1 for dim in outer]
-        rows = None if -1 in whole else math.prod(whole)
+        extents = [dim if isinstance(dim, int) else -1 for dim in outer]
+        rows = None if -1 in extents else math.prod(extents)
         if value not in self.rows:
             inner = self.function.constants[gemm.inputs[1]].shape[0]
             self.rows[value] = self.add_value(f"{value}_rows", rows, inner)
             target = self.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
             nodes = [Node("Reshape", (value, target), (self.rows[value],))]
         flat = self.add_value(f"{gemm.name}_rows", rows, columns)
-        target = self.add_constant(f"{gemm.name}_shape", np.array([*whole, columns]))
+        target = self.add_constant(f"{gemm.name}_shape", np.array([*extents, columns]))
         gemm = replace(gemm, inputs=(self.rows[value], *gemm.inputs[1:]), outputs=(flat,))
         return [*nodes, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
 

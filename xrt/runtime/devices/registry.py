@@ -27,8 +27,8 @@ def check_device(device: object) -> str:
     """Validate a device name: ``cpu``, ``cuda`` or ``cuda:N``; raises DeviceError otherwise."""
     if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
         kind = str(device).partition(":")[0].lower()
-        near = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
-        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{near}")
+        hint = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
+        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{hint}")
     return device
 
 

@@ -81,8 +81,8 @@ def expm1(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
     half = emit("Mul", cast(x, result.dtype), scalar(0.5, result.dtype))
     small = emit("Mul", emit("Mul", emit("Sinh", half), scalar(2, result.dtype)), emit("Exp", half))
-    whole = emit("Sub", emit("Exp", cast(x, result.dtype)), scalar(1, result.dtype))
-    return emit("Where", emit("Less", emit("Abs", half), scalar(1, result.dtype)), small, whole)
+    difference = emit("Sub", emit("Exp", cast(x, result.dtype)), scalar(1, result.dtype))
+    return emit("Where", emit("Less", emit("Abs", half), scalar(1, result.dtype)), small, difference)
 
 
 @rule("exp2")

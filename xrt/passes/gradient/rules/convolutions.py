@@ -191,10 +191,10 @@ def convolve_transposed(at: RuleContext) -> Gradients:
     window = _read_transposed_window(at, _read_kernel(at, w))
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     # The output is the full extent of all window, cropped at the begins and possibly zero-padded at the ends.
-    whole = _pad_to_full(at.g, x, window)
-    first = emit("Conv", whole, w, group=group, **options) if at.wants(0) else None
+    padded = _pad_to_full(at.g, x, window)
+    first = emit("Conv", padded, w, group=group, **options) if at.wants(0) else None
     # `whole` is not cropped, so no padding is left.
-    second = differentiate_weights(whole, x, _drop_padding(window), group) if at.wants(1) else None
+    second = differentiate_weights(padded, x, _drop_padding(window), group) if at.wants(1) else None
     third = reduce_sum(at.g, [0, *range(2, 2 + len(window.kernel))]) if at.wants(2) else None
     return first, second, third
 
@@ -250,8 +250,8 @@ def _read_transposed_window(at: RuleContext, kernel: Sequence[int]) -> Window:
     sizes = [size for size in at.x.shape[2:] if isinstance(size, int)]
     if len(sizes) != len(kernel):
         at.refuse("its padding follows from its extents, which are not known; bind the symbolic ones first")
-    whole = [(size - 1) * stride + span for size, stride, span in zip(sizes, window.strides, window.spans, strict=True)]
-    trims, extra = compute_padding_trims(at.node, window, whole, sizes), at.attr("output_padding") or (0,) * len(sizes)
+    full_extents = [(size - 1) * stride + span for size, stride, span in zip(sizes, window.strides, window.spans, strict=True)]
+    trims, extra = compute_padding_trims(at.node, window, full_extents, sizes), at.attr("output_padding") or (0,) * len(sizes)
     ends = (more - trim for more, trim in zip(extra, trims[len(sizes) :], strict=True))
     return replace(window, begins=tuple(-trim for trim in trims[: len(sizes)]), ends=tuple(ends))
 
@@ -322,10 +322,10 @@ def _spread_windows(g: Tensor, like: Tensor, window: Window) -> Tensor:
     options: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     if isinstance(channels, int):
         ones: Any = np.ones((channels, 1, *window.kernel), g.dtype.numpy)
-        whole = emit("ConvTranspose", g, ones, group=channels, **options)
+        spread = emit("ConvTranspose", g, ones, group=channels, **options)
     else:  # merge channels into the batch
         spatial = [extent(g, axis) for axis in range(2, 2 + len(window.kernel))]
         merged = emit("Reshape", g, join(integers(-1, 1), *spatial))
-        whole = emit("ConvTranspose", merged, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
-        whole = reshape(whole, emit("Concat", emit("Shape", like, end=2), emit("Shape", whole, start=2), axis=0))
-    return fit(whole, like, window.begins, window.spans)
+        spread = emit("ConvTranspose", merged, np.ones((1, 1, *window.kernel), g.dtype.numpy), **options)
+        spread = reshape(spread, emit("Concat", emit("Shape", like, end=2), emit("Shape", spread, start=2), axis=0))
+    return fit(spread, like, window.begins, window.spans)

@@ -398,9 +398,9 @@ def _read_state(state: Tensor | None, x: Tensor, hidden: int) -> Tensor:
 def _shift_states(y: Tensor, start: Tensor, direction: int) -> Tensor:
     """The state before each step; for the backward direction that is the state at the next position."""
     first = add_axes(start, 0)
-    whole = emit("Concat", *((y, first) if direction else (first, y)), axis=0)
+    states = emit("Concat", *((y, first) if direction else (first, y)), axis=0)
     begin, end = (1, np.iinfo(np.int64).max) if direction else (0, -1)
-    return emit("Slice", whole, integers(begin), integers(end), integers(0))
+    return emit("Slice", states, integers(begin), integers(end), integers(0))
 
 
 def _as_rows(x: Tensor) -> Tensor:
