@@ -1,8 +1,7 @@
 """The ``iree`` engine: regions compiled by IREE, through MLIR, to LLVM code for this processor.
 
 A Function is exported to MLIR (torch-mlir's ONNX operators), compiled by ``iree-compile`` in a separate process, and run in
-this one as a module of IREE's virtual machine. Only this package imports IREE; the compiler itself, 350 MB, is never loaded
-into the process.
+this one as a module of IREE's virtual machine. Only this package imports IREE; the compiler (350 MB) is never loaded.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration
