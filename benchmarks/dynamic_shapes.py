@@ -11,6 +11,7 @@ per size. (1) The ratio of their calls at sizes that both have compiled, in turn
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -122,7 +123,7 @@ def measure(engine: str, name: str, arguments: argparse.Namespace) -> dict[str, 
         modules = [xrt.XRTModule(function, engine, shapes=policy, cache=CompileCache(), **options) for policy in policies]
         modules[0](make_input(function, max(sizes)))
     except (OptionError, PlanError) as error:
-        print(f"{engine} {name}: {str(error).splitlines()[0]}")
+        print(f"{engine} {name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
     inputs = {size: make_input(function, size) for size in sizes}
     rows = []

@@ -52,7 +52,7 @@ def _describe_machine(record: Record) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in record.machine.items())
     dates = sorted({entry.date for entry in record.entries.values()})
     commits = dict.fromkeys(entry.commit for entry in record.entries.values())
-    loads = [entry.load for name, entry in record.entries.items() if not record.is_quick(BY_NAME[name])]
+    loads = [record.entries[b.name].load for b in BENCHMARKS if b.name in record.entries and not record.is_quick(b)]
     load, minutes = max(loads, default=0.0), sum(entry.seconds for entry in record.entries.values()) / 60
     busy = " **The machine was busy: the figures are only indications.**" * (load > BUSY)
     when = f"on {', '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes"

@@ -53,9 +53,7 @@ def judge_at_least(what: str, limit: float, ratio: Mapping[str, float]) -> Verdi
 
 def _list_call_tables(figures: Figures) -> Iterator[str]:
     yield "A 2x3 Relu: microseconds per call, and the ratio to the engine's own call:\n\n" + _make_call_table(figures["tiny"])
-    yield "An output of 4 MB, the same; *own and copy* adds a copy into the caller's array:\n\n" + _make_call_table(
-        figures["large"]
-    )
+    yield "A large output, the same; *own and copy* adds a copy into the caller's array:\n\n" + _make_call_table(figures["large"])
     rows = [
         (
             f"`{row['engine']}`",
@@ -398,14 +396,19 @@ def _list_size_tables(figures: Figures) -> Iterator[str]:
         )
         for row in figures["results"]
     ]
-    sizes = [f"call, size {number}" for number in range(1, 1 + max(len(row["sizes"]) for row in figures["results"]))]
+    most = max((len(row["sizes"]) for row in figures["results"]), default=0)
+    sizes = [f"call, size {number}" for number in range(1, 1 + most)]
     yield table(("engine", "model", *sizes, "new size with one program, ms", "with a program per size, ms"), rows)
 
 
 def _list_size_verdicts(figures: Figures) -> Iterator[Verdict]:
+    wrong = [f"{row['engine']} {row['model']}" for row in figures["results"] if any(s["difference"] > 1e-3 for s in row["sizes"])]
+    yield Verdict("models with other results in one program for all sizes", "none", "; ".join(wrong) or "none", not wrong)
     beyond = [
         (row["first_call_one_ms"] - row["sizes"][-1]["ms"], f"{row['engine']} {row['model']}") for row in figures["results"]
     ]
+    if not beyond:
+        return
     most, name = max(beyond)
     yield Verdict(
         "a new size on a dynamic engine, beyond the call itself, the most", "at most 20 ms", f"{most:.1f} ms ({name})", most <= 20

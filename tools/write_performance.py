@@ -64,11 +64,13 @@ def run_and_add(record: Record, benchmark: Benchmark, *, quick: bool) -> Record:
         return record.add(benchmark.name, run(benchmark, quick=quick))
     except subprocess.CalledProcessError as error:
         print(f"{benchmark.name} ended with code {error.returncode}:\n{error.stderr[-2000:]}", file=sys.stderr)
-        return record.remove(benchmark.name)
+    except ValueError as error:
+        print(f"{benchmark.name} printed no JSON: {error}", file=sys.stderr)
+    return record.remove(benchmark.name)
 
 
 def run(benchmark: Benchmark, *, quick: bool) -> Entry:
-    """Run a benchmark; raises CalledProcessError if it fails."""
+    """Run a benchmark; raises CalledProcessError if it fails, ValueError if it prints no JSON."""
     arguments, load, start = benchmark.get_arguments(quick=quick), os.getloadavg()[0], time.perf_counter()
     command = [sys.executable, str(benchmark.script), *arguments.split(), "--json"]
     path = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))

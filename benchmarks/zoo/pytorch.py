@@ -61,9 +61,7 @@ def try_module(module: Module, lists: Sequence[str]) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         reference = copy.deepcopy(model)
         expected = run_calls(reference, reference, calls)
-        writes = any(
-            not torch.equal(module_copy, two) for module_copy, two in zip(model.buffers(), reference.buffers(), strict=True)
-        )
+        writes = any(not torch.equal(before, after) for before, after in zip(model.buffers(), reference.buffers(), strict=True))
         outcome: dict[str, Any] = {"family": module.family, "graphs": count_graphs(copy.deepcopy(model), calls)}
         with mock.patch.object(frontend, "capture", capture_once):
             for name in lists:

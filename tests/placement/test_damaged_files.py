@@ -21,9 +21,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.damaging import WHOLE, mutants
 from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, ask, locked, mixed, single
+from xrt.cache import CompileCache
 from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, LockError, NativeWarning, PlacementFileError
-from xrt.formats.placement_file import Baseline, PlacementFile, dumps, loads, read_placement
+from xrt.formats.placement_file import Baseline, CandidateRecord, PlacementFile, SearchRecord, dumps, loads, read_placement
 from xrt.module import XRTModule
 from xrt.module.lockfile import LockedPlacement
 from xrt.partition.cost_table import CostTable, MeasuredCost
@@ -321,3 +322,13 @@ def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
     assert LockedPlacement(lock.replace(plan=locked().plan), "").engines([]) is not None, (
         "words of the engine's choice are no code"
     )
+
+
+def test_a_lock_with_the_section_of_a_search_is_still_a_lock() -> None:
+    """Its own plan counts: candidates of a search could name other engines, which the check of the plan has not seen."""
+    lock = locked()
+    other = CandidateRecord("", "won", ranges=tuple(run.replace(engine="iree{dump_dir=/nowhere}") for run in lock.plan))
+    lock = lock.replace(search=SearchRecord(budget=1.0, spent=1.0, rounds=9), candidates=(other,))
+    with XRTModule(NET, "auto", lock=lock, threads=1, cache=CompileCache()) as module:
+        np.testing.assert_allclose(module(X), XRTModule(NET, "toy")(X), rtol=1e-5)
+        assert module.tuned is not None and module.tuned.how == "locked"

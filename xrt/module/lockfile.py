@@ -102,7 +102,8 @@ class LockedPlacement:
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
-                result = read_result(self.lock, request)
+                # A lock has one plan, which was checked above; a section of a search would bring others.
+                result = read_result(self.lock.replace(search=None), request)
                 note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
                 return SizedPlacement(at, replace(result, notes=(note, *result.notes)))
             except LockError as error:

@@ -585,7 +585,7 @@ class Search:
         if race.winner is not None:
             plan = race.winner.plan
         else:
-            candidates = self.get_candidates()
+            candidates = self._find_participants(race)
             plan = with_reasons(find_first_viable([candidates.priority, *candidates.wholes], self.table), unmeasured)
             how = "priority"
         return TuningResult(
@@ -603,14 +603,17 @@ class Search:
             queried=tuple(self.inquiry.engines()),
         )
 
+    def _find_participants(self, race: CandidateComparison) -> Candidates:
+        """The current candidates, plus the implicit engine if a contender uses it."""
+        candidates, implicit = self.get_candidates(), self.request.implicit
+        if candidates.implicit is None and any(implicit == x.engine for c in race.contenders for x in c.plan.launches):
+            return replace(candidates, engines=tuple(self.inquiry.engines()), implicit=implicit)
+        return candidates
+
     def _renew_reasons(self, race: CandidateComparison, unmeasured: Mapping[str, str]) -> CandidateComparison:
         """Update the reasons of the contenders, whose plans may have been made before all engines had answered."""
-        candidates, implicit = self.get_candidates(), self.request.implicit
-        engines = candidates.engines
-        if candidates.implicit is None and any(implicit == x.engine for c in race.contenders for x in c.plan.launches):
-            engines = tuple(self.inquiry.engines())
-        else:
-            implicit = candidates.implicit
+        candidates = self._find_participants(race)
+        engines, implicit = candidates.engines, candidates.implicit
 
         def renew(plan: Plan) -> Plan:
             homes, groups, device = map_nodes_to_engines(plan), map_nodes_to_regions(plan), self.request.device_map

@@ -152,9 +152,11 @@ def list_available_engines(
         # An engine that is not installed is no surprise, unless it was named.
         if reason and (listed or (status is not None and status.state == "broken")):
             warn(left_out[-1], PlacementWarning)
-    fresh = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in statuses]
+    # An engine that was stored as missing and is here now, such as one with a new driver, replaces its status.
+    ready = {name for name, status in statuses.items() if status.state == "ready"}
+    fresh = [engine.name for engine in engines if engine.spec == engine.name and engine.name not in ready]
     if store is not None and (probed := {name: registry.probe(name) for name in fresh if name in registry.names()}):
-        store.keep_statuses(list({**statuses, **probed}.values()))
+        store.keep_statuses(list({**store.statuses(), **probed}.values()))
     if not engines and listed:
         registry.create(listed[0])  # raises EngineUnavailable if it is missing
     if not engines:

@@ -440,15 +440,14 @@ def create_lowered_engines(specs: Sequence[str], request: PlacementRequest) -> t
     Each must be a lower precision that an engine of the request offers, so that a file cannot choose the code to run.
     """
     present = {engine.spec for engine in request.engines}
-    engines = []
-    for spec in dict.fromkeys(specs):
-        if spec in present:
-            continue
-        engine = registry.create(spec)
-        if not any(engine == offer for base in request.engines if base.name == engine.name for offer in _list_offers(base)):
+    missing = [spec for spec in dict.fromkeys(specs) if spec not in present]
+    if not missing:
+        return ()
+    offers = {offer.spec: offer for engine in request.engines for offer in _list_offers(engine) if offer is not None}
+    for spec in missing:
+        if spec not in offers:
             raise OptionError(f"engine {spec!r} of a plan of lower precision is not offered by any engine of the list")
-        engines.append(engine)
-    return tuple(engines)
+    return tuple(offers[spec] for spec in missing)
 
 
 def _list_offers(engine: GraphCompiler) -> list[GraphCompiler | None]:

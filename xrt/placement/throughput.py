@@ -109,7 +109,7 @@ class ThroughputResult:
         return {"configuration": chosen, **facts, "candidates": [point.to_dict() for point in self.candidates]}
 
     def _repr_html_(self) -> str:
-        """Render the table and the latency curves for a notebook."""
+        """Render the table for a notebook."""
         from xrt.html.views import render_cell
 
         return render_cell("throughput.html", title="Throughput", **_describe_page(self))
