@@ -223,6 +223,8 @@ def test_paths_methods_and_sizes_that_are_refused() -> None:
             ("POST", "/v2/repository/models/none/load", 404, "there is no model 'none'; there is: double"),
             ("POST", "/v2/repository/models/double", 404, "there is no path 'v2/repository/models/double'"),
             ("POST", "/v2", 405, "POST is not a method of this path; GET is"),
+            ("POST", "/v2/models/none", 405, "POST is not a method of this path; GET is"),
+            ("POST", "/v2/none", 404, "there is no path 'v2/none'"),
             ("GET", "/v2/models/double/infer", 405, "GET is not a method of this path; POST is"),
         ):
             reply = await ask(application, method, path)
@@ -396,6 +398,8 @@ def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> Non
         await application.start()
         reason = "its self-test failed: output 'add_1' differs from the saved one"
         assert application.explain_not_ready() == f"model 'bad': {reason}"
+        assert (await ask(application, "GET", "/v2/health/ready")).status == 400
+        assert (await ask(application, "POST", "/v2/health/ready")).status == 405
         assert (await infer(application, "bad", {"inputs": [tensor("x", X)]})).status == 503
         assert (await infer(application, "good", {"inputs": [tensor("x", X)]})).status == 200
         text = (await ask(application, "GET", "/metrics")).body.decode()
@@ -597,6 +601,28 @@ def test_a_model_may_be_loaded_again_while_a_body_arrives(tmp_path: Path) -> Non
     async def test() -> None:
         await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
         assert sent[0]["status"] == 200, sent[1]["body"]
+
+    run(application, test)
+
+
+def test_during_a_load_the_metrics_are_those_of_the_model_in_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(double(), path)
+    application = app({"double": path}, engine="toy")
+    is_tested, may_continue = threading.Event(), threading.Event()
+
+    def wait(module: xrt.XRTModule) -> None:
+        is_tested.set()
+        assert may_continue.wait(HANGS)
+
+    async def test() -> None:
+        monkeypatch.setattr(xrt.XRTModule, "run_self_test", wait)
+        loading = asyncio.ensure_future(application.load("double"))
+        assert await asyncio.to_thread(is_tested.wait, HANGS)
+        text = (await ask(application, "GET", "/metrics")).body.decode()
+        may_continue.set()
+        await loading
+        assert 'xrt_model_ready{model="double",version="1"} 1.0' in text
 
     run(application, test)
 

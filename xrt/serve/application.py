@@ -243,9 +243,11 @@ class Application:
                 await self._read_control(scope, receive)
                 await self.unload(name)
                 return _write({})
-        answer = self._answer_query(parts)
+        # A wrong method gets 405 even if the query would fail.
+        if parts not in (["metrics"], ["v2"]) and parts[:2] not in (["v2", "health"], ["v2", "models"]):
+            raise _refuse_path(parts)
         _check_method(scope, "GET", "HEAD")
-        return answer
+        return self._answer_query(parts)
 
     # ------------------------------------------------------------------ facts
 

@@ -91,6 +91,7 @@ class Repository:
         for name, version, entry in self._list_entries():
             try:
                 entry.served = self._make(name, version, entry.source)
+                entry.served.show_metrics()
             except (XRTError, OSError) as error:
                 errors.append(error)
                 entry.reason = str(error)
@@ -198,12 +199,8 @@ class Repository:
                 # An object has no files to reload.
                 if old is not None and isinstance(entry.source, XRTModule):
                     continue
-                try:
-                    entry.served = await self._prepare(name, version, entry.source)
-                except BaseException:
-                    if old is not None:
-                        old.show_metrics()  # the failed model had replaced its gauges
-                    raise
+                entry.served = await self._prepare(name, version, entry.source)
+                entry.served.show_metrics()
                 if old is not None:
                     # Sessions of the old model are gone; their clients get 410 with this reason.
                     entry.served.sessions.inherit(old.sessions, "the model was loaded again")

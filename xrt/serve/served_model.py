@@ -96,10 +96,9 @@ class ServedModel:
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self._arriving = 0
-        self.show_metrics()
 
     def show_metrics(self) -> None:
-        """Make the gauges report this model."""
+        """Make the gauges report this model, which goes into service."""
         self.metrics.show(
             queued_requests=lambda: self._scheduler.queued,
             running_calls=lambda: self._scheduler.running,
