@@ -393,6 +393,21 @@ def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatu
     assert "odd\tbroken\todd 1.0\tImportError: no" in said
 
 
+def test_doctor_shows_whether_the_cache_is_used(
+    engines: list[EngineStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path))
+    for switch in ("off", "on"):
+        monkeypatch.setenv("XRT_CACHE", switch)
+        with pytest.raises(SystemExit, match=r"^0$"):
+            app.main(["doctor", "--debug"])
+        lines = capsys.readouterr().out.splitlines()
+        shown.append([line for line in lines if line.startswith("cache")])
+    assert shown[0] == ["cache\toff"]
+    assert [line.partition("\t")[0] for line in shown[1]] == ["cache directory", "cache entries", "cache bytes", "cache limit"]
+
+
 def test_only_variables_that_matter_are_reported() -> None:
     given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
     assert engines_module.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}

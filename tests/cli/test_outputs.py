@@ -72,6 +72,14 @@ def test_an_output_is_tried_before_the_work(
     assert ".tmp" not in err and "partial" not in err and "this should not happen" not in err
 
 
+def test_a_folder_at_the_default_path_is_named(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.xrt").mkdir()
+    assert call(capsys, "compile", model) == (2, "error: cannot write m.xrt: it is a folder\n")
+
+
 def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()

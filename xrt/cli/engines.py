@@ -104,7 +104,7 @@ def doctor_command(as_json: bool) -> int:
     if as_json:
         print_json(report)
     else:
-        show_table(("what", "value"), list(_flatten(report)))
+        show_table(("what", "value"), list(_flatten(report | {"cache": report["cache"] or "off"})))
         engines = [
             (e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"], e["precisions"])
             for e in report["engines"]
@@ -170,7 +170,7 @@ def _flatten(facts: Mapping[str, Any], title: str = "") -> Iterator[tuple[str, A
             yield from _flatten(value, label)
         elif name in ("total", "free", "bytes", "limit"):
             yield label, format_bytes(value)
-        elif name != "engines":
+        elif name != "engines" and (name != "unused" or value):
             yield label, " ".join(value) if isinstance(value, list) else value
 
 

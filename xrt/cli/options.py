@@ -115,8 +115,8 @@ TARGET, FOLDER = Target(dir_okay=False), Target(file_okay=False)
 
 def choose_target(target: Path | None, model: str, suffix: str) -> Path:
     """The file to write: by default named after the model, in the working directory."""
-    path: Path = TARGET.convert(target or f"{Path(model).stem}{suffix}", None, None)
-    return path
+    # Unlike TARGET, leaves folders to why_not_writable: click's own error needs the context of an option.
+    return Target().convert(target or f"{Path(model).stem}{suffix}", None, None)
 
 
 def write_page(path: Path, text: str) -> None:
