@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,11 @@ def test_parts_are_as_large_as_their_bytes_allow(tmp_path):
     assert 20 <= max(sizes) <= 32  # rows of 1 MiB
 
 
+def test_parts_of_a_given_size_need_no_look_at_the_files():
+    chunks = list_chunks([RowFile("not-read.parquet", 10, bytes=80, modified=0)], rows=4)
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(0, 4), (4, 8), (8, 10)]
+
+
 @pytest.mark.parametrize(("rows", "size"), [(100, 100), (1000, 256), (64_000, 1000), (10_000_000, 16384)])
 def test_many_processors_have_a_part_of_small_rows(tmp_path, rows, size):
     (tmp_path / "rows.csv").write_text("x\n1\n")
@@ -194,6 +200,23 @@ def test_a_killed_job_is_continued(tmp_path):
     assert report.present + report.written == 40
     assert not list((tmp_path / "out").glob(".xrt-*"))
     _check(tmp_path / "out", rows)
+
+
+def test_an_interrupt_while_parts_are_submitted_cancels_the_rest(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"index": [1] * 40}), tmp_path / "rows.parquet")
+    submit, submitted = ThreadPoolExecutor.submit, []
+
+    def submit_or_interrupt(pool, *arguments):
+        submitted.append(arguments)
+        if len(submitted) == 40:
+            raise KeyboardInterrupt
+        return submit(pool, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_or_interrupt)
+    job = BatchJob(write_model(tmp_path, LOOKUP), ("toy",), part_rows=1)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job, [str(tmp_path / "rows.parquet")], tmp_path / "out", workers=1)
+    assert len(list((tmp_path / "out").glob("part-*"))) < 39
 
 
 def test_a_finished_job_with_errors_fails_each_time(tmp_path):

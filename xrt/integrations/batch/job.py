@@ -225,9 +225,8 @@ def run_job(
         model = job.open_model(max(1, available_cores() // count))
         report = present
         with model.module, ThreadPoolExecutor(count, "xrt-batch") as pool:
-            running = [pool.submit(run_chunk, job, model, path, chunk) for chunk in missing]
             try:
-                for done in as_completed(running):
+                for done in as_completed([pool.submit(run_chunk, job, model, path, chunk) for chunk in missing]):
                     report = report.add(done.result())
                     progress(report)
             finally:

@@ -204,7 +204,7 @@ def list_chunks(files: Sequence[RowFile], rows: int | None = None) -> list[Chunk
     chunks = []
     most = min(MOST_ROWS, max(FEW_ROWS, sum(file.rows for file in files) // USUAL_PARTS))
     for number, file in enumerate(files):
-        groups = getattr(_open(file.path), "row_groups", None)
+        groups = None if rows else getattr(_open(file.path), "row_groups", None)
         # The uncompressed size of the rows, where the format stores it.
         count = sum(group.total_byte_size for group in groups) if groups else file.bytes
         size = rows or max(1, min(most, USUAL_BYTES * file.rows // max(count, 1)))

@@ -105,8 +105,9 @@ _LOADED: dict[str, Any] = {}
 
 def load_once(key: str, load: Callable[[], Any]) -> Any:
     """Load a model, or return the one that was loaded with this key; a process keeps two."""
-    if key not in _LOADED:
+    model = _LOADED.get(key)
+    if model is None:
         for old in list(_LOADED)[:-1]:
-            del _LOADED[old]
-        _LOADED[key] = load()
-    return _LOADED[key]
+            _LOADED.pop(old, None)  # another thread may have removed it
+        model = _LOADED[key] = load()
+    return model
