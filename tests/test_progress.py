@@ -160,6 +160,10 @@ class TestWhere:
         monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace(parent_process=lambda: object()))
         assert find_display() is None
 
+    def test_not_while_another_thread_imports_multiprocessing(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace())
+        assert find_display() is None
+
     @pytest.mark.parametrize(
         ("shell", "kind"), [(SimpleNamespace(kernel=object()), NotebookLine), (SimpleNamespace(), type(None)), (None, type(None))]
     )

@@ -102,10 +102,10 @@ def _clean(text: str) -> str:
 
 def find_display() -> TerminalLine | NotebookLine | None:
     """A display for progress: the notebook cell or the terminal; None if there is neither, or in a worker process."""
-    processes = sys.modules.get("multiprocessing")
-    if os.environ.get(SWITCH, "").strip().lower() == "off" or (processes is not None and processes.parent_process() is not None):
-        return None
-    with suppress(Exception):  # sys.stderr may be any object: without isatty, closed or detached
+    with suppress(Exception):  # sys.stderr may be any object: closed, or without isatty; multiprocessing may be half imported
+        processes = sys.modules.get("multiprocessing")
+        if os.environ.get(SWITCH, "").strip().lower() == "off" or (processes and processes.parent_process()):
+            return None
         ipython = sys.modules.get("IPython")
         if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
             return NotebookLine(ipython.display.display)
