@@ -1,4 +1,4 @@
-"""The tests of onnx: each operator on each engine, each pair in alternation, other numbers; a sample in `make test`."""
+"""The tests of onnx: each operator on each engine, and other numbers; a sample in `make test`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 import zlib
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conformance.sample import cases_of_operators, count_shown, list_models, run_alternating, run_operators, run_together
+from tests.conformance.sample import cases_of_operators, count_shown, list_models, run_operators, run_together
 from tools.conformance_record import ENGINES
 from tools.known_failures import list_known_failures
 from xrt.engines.contract import registry
@@ -59,7 +58,7 @@ def test_nearly_every_operator_has_a_case_that_shows_each_fault() -> None:
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "toy"])  # which has test_toy.py
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "toy"])  # toy: the last test
 def test_every_case_is_right(engine: str) -> None:
     report = conform(engine, gaps=list_known_failures([engine]))
     assert report.ok, str(report)
@@ -73,27 +72,6 @@ def test_every_node_test_is_right_with_symbolic_dims(engine: str) -> None:
     if made.supports_dynamic_shapes:
         report = conform(made, groups=["node"], opening="every", gaps=list_known_failures([engine]))
         assert report.ok, str(report)
-
-
-QUICK = ("toy", "ort", "torch")
-PAIRS = tuple(combinations(ENGINES, 2))
-SHARES = len(ENGINES)
-"""The pairs of one engine have a seventh of the operators each, and all of them different ones."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS, ids="/".join)
-def test_neighbours_on_different_engines_agree(pair: tuple[str, str], pytestconfig: pytest.Config) -> None:
-    a, b = map(registry.create, pair)
-    share, firsts = (sum(map(ENGINES.index, pair)) % SHARES, SHARES), [0, 1]
-    if set(pair) <= set(QUICK) or (pytestconfig.option.full and "iree" not in pair):  # which starts a process for each compile
-        share = (0, 1)
-    if not set(pair) <= set(QUICK):
-        firsts = [int(pair[1] in QUICK)]  # it transposes, and the operators are on the other engine, whose compiles are slow
-    models = list(list_models((a, b), share))
-    wrong = [line for cases in models for first in firsts for line in run_alternating((a, b), cases, first)]
-    assert wrong == []
-    assert sum(map(len, models)) >= 120 // share[1]
 
 
 def redraw(case: ConformanceCase) -> ConformanceCase | None:

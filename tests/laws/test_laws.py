@@ -36,8 +36,6 @@ from xrt.testing.strategies import EVERYTHING, Form, functions, make_random_inpu
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import run_alone
 
-__all__ = ["bounded", "doubles", "living", "on_toy", "outputs_of", "pins", "same_bits"]
-
 bounded = settings(
     max_examples=60,
     deadline=None,
@@ -82,9 +80,6 @@ def same_bits(results: Sequence[Any], function: Function, seed: int) -> Comparis
     return compare_all(list(results), on_toy(function, make_random_inputs(function, seed)), BIT_EQUAL)
 
 
-pytestmark = pytest.mark.slow
-
-
 def takers() -> list[GraphCompiler]:
     """Return two engines that take different operators, and one that takes all."""
     return [RecordingEngine(takes="A*|S*|C*|I*|Re*"), RecordingEngine(takes="T*|M*|Add|L*"), *doubles(1)]
@@ -106,6 +101,7 @@ for seed in range(40):
 """
 
 
+@pytest.mark.slow
 def test_the_hash_seed_and_the_process_change_nothing():
     printed = [
         subprocess.run(
@@ -395,7 +391,6 @@ def test_padded_begins_with_exact(function, n, m, more):
 RECURRENT = Form(aliases=False, symbolic=False)
 PLAIN = Form(dtypes=Form().dtypes[:3], aliases=False, symbolic=False)
 STEPS = 3
-SLOW = ("tvm", "iree")
 
 
 @st.composite
@@ -449,6 +444,7 @@ def closely(function: Function) -> Any:
     return compare
 
 
+@pytest.mark.slow
 @settings(bounded)
 @given(function=recurrent(), seed=st.integers(0, 3))
 def test_a_session_on_toy_equals_the_functional_form(function, seed):
@@ -456,6 +452,7 @@ def test_a_session_on_toy_equals_the_functional_form(function, seed):
         run_both(module, function, seed, to_the_bit)
 
 
+@pytest.mark.slow
 @settings(bounded)
 @given(data=st.data(), function=recurrent())
 def test_a_session_over_any_mixture_equals_the_functional_form(data, function):
@@ -464,6 +461,7 @@ def test_a_session_over_any_mixture_equals_the_functional_form(data, function):
         run_both(module, function, 1, to_the_bit)
 
 
+@pytest.mark.slow
 @settings(bounded, max_examples=40)
 @given(data=st.data(), function=recurrent())
 def test_a_session_over_regions_that_write_in_place_equals_the_functional_form(data, function):
@@ -472,8 +470,9 @@ def test_a_session_over_regions_that_write_in_place_equals_the_functional_form(d
         run_both(module, function, 2, closely(function))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")  # iree's compiler refuses some regions
-@pytest.mark.parametrize("engine", ["ort", "openvino", "xla", "torch", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize("engine", ["ort", "openvino", "xla", "torch", "tvm", "iree"])
 @settings(bounded, max_examples=4)
 @given(function=recurrent(PLAIN))
 def test_a_session_on_an_engine_and_toy_equals_the_functional_form(engine, function):
@@ -483,6 +482,7 @@ def test_a_session_on_an_engine_and_toy_equals_the_functional_form(engine, funct
         run_both(module, function, 1, closely(function))
 
 
+@pytest.mark.slow
 def test_what_is_generated_has_state_of_several_kinds():
     """The laws above look at aliases within a region, across regions, and of passed-through values."""
     counts = {"states": 0, "several": 0}
