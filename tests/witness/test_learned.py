@@ -160,6 +160,16 @@ def support_vectors() -> Iterator[Case]:
         }
         options |= {"support_vectors": DRAWN.floats(count * 3).tolist()} if count else {}
         yield case(f"{ML}:SVMRegressor", [DRAWN.floats(5, 3)], options, ml=1, label=f"{count},{one_class},{kernel}")
+    # ONNX Runtime computes float32 only, without post_transform.
+    weights = DRAWN.floats(3).tolist()
+    for dtype, more in ((np.int64, {}), (np.float64, {"rho": [0.25]}), (np.float32, {"post_transform": "LOGISTIC"})):
+        x, options = DRAWN.floats(5, 3, scale=2).astype(dtype), {"coefficients": weights, **more}
+        yield case(f"{ML}:SVMRegressor", [x], options, ml=1, formula=lambda x, o=options: _regressed(x, **o))
+
+
+def _regressed(x: Array, coefficients: list[float], rho: Sequence[float] = (0,), post_transform: str = "") -> Array:
+    scores = (x.astype(np.float64) @ coefficients + rho[0])[:, None]
+    return (scipy.special.expit(scores) if post_transform else scores).astype(np.float32)
 
 
 def linear() -> Iterator[Case]:

@@ -283,6 +283,22 @@ class KernelFunction:
         return np.tanh(self.gamma * product + self.coef0) if self.kind == "SIGMOID" else product
 
 
+@ops("SVMRegressor", domain=ML)
+def svm_regressor(node: Node, env: NodeContext) -> Run:
+    """One number per row, or with ``one_class`` 1 inside and -1 outside."""
+    count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
+    vectors = np.array(node.attr("support_vectors", ()), np.float64)
+    kernel, rho = KernelFunction.of(node), float(node.attr("rho", (0.0,))[0])
+
+    def run(x: Array) -> Array:
+        features = _as_rows(x)
+        sums = kernel(features, vectors.reshape(count, -1)) @ coefficients if count else features @ coefficients
+        scores = (sums + rho)[:, None]
+        return np.where(scores > 0, 1.0, -1.0).astype(np.float32) if node.attr("one_class", 0) else _transform(scores, node)
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A classifier with one decision per pair of classes, or, without support vectors, one score per class."""
