@@ -363,11 +363,16 @@ QUANTIZED_PRODUCT = [
     *(node("QuantizeLinear", "x step zero", "q"), node("DequantizeLinear", "q step zero", "d")),
     *(node("DequantizeLinear", "w steps", "e", axis=1), node("Relu", "e", "r"), node("MatMul", "d r", "y")),
 ]
+MULTIPLIED = [*QUANTIZED_PRODUCT[:3], node("Mul", "two e", "r"), node("MatMul", "d r", "y")]
 STEPS: dict[str, Any] = {"step": np.array(0.1, "f4"), "zero": np.array(0, "i1"), "steps": np.array([0.1, 0.2, 0.3], "f4")}
 WEIGHTS: dict[str, Any] = {"w": np.ones((4, 3), np.int8)}
 DECLINED = {
     "a quantized vector by weights with several scales": (
         infer_shapes(function({"x": tensor(4)}, {"y": tensor(3)}, QUANTIZED_PRODUCT, STEPS | WEIGHTS)),
+        "one axis too many",
+    ),
+    "a quantized vector by multiples of weights with several scales": (
+        infer_shapes(function({"x": tensor(4)}, {"y": tensor(3)}, MULTIPLIED, STEPS | WEIGHTS | {"two": np.array([2], "f4")})),
         "one axis too many",
     ),
     "quotients of constants": (
@@ -394,6 +399,12 @@ def test_ordinary_values_that_come_out_wrong_are_declined(case: str) -> None:
 def test_other_products_of_weights_with_several_scales_are_supported() -> None:
     f = infer_shapes(function({"x": tensor(1, 4)}, {"y": tensor(1, 3)}, QUANTIZED_PRODUCT, STEPS | WEIGHTS))
     np.testing.assert_allclose(run(f, np.ones((1, 4), np.float32))[0], 4 * STEPS["steps"][None], rtol=1e-4)
+
+
+def test_a_vector_by_a_product_of_weights_with_several_scales_is_supported() -> None:
+    nodes = [*QUANTIZED_PRODUCT[:3], node("MatMul", "e turn", "r"), node("MatMul", "d r", "y")]
+    f = infer_shapes(function({"x": tensor(4)}, {"y": tensor(3)}, nodes, STEPS | WEIGHTS | {"turn": np.eye(3, dtype="f4")}))
+    np.testing.assert_allclose(run(f, np.ones(4, np.float32))[0], 4 * STEPS["steps"], rtol=1e-4)
 
 
 def test_a_maximum_of_int32_and_a_product_of_sizes_are_supported() -> None:

@@ -179,13 +179,15 @@ def _multiplies_a_vector_by_channels(node: Node, function: Function) -> bool:
     shapes = [find_shape(node, index, function) for index in (0, 1)]
     if all(shape is not None and len(shape) != 1 for shape in shapes):
         return False
-    for source in map(function.producer, node.inputs):
-        producer = source
-        # OpenVINO moves scales through Transpose, Reshape, Relu and the like, whose data is their first input.
-        while producer is not None and producer.op_type != "DequantizeLinear":
-            producer = function.producer(producer.inputs[0]) if producer.inputs else None
-        if producer is not None and _has_many_scales(producer, function):
-            return True
+    # OpenVINO 2026.4.1 moves scales through Transpose, Mul, Gather, Pad and the like, but not through a further product.
+    names = list(node.inputs)
+    for name in names:
+        producer = function.producer(name)
+        if producer is not None and producer.op_type == "DequantizeLinear":
+            if _has_many_scales(producer, function):
+                return True
+        elif producer is not None and producer.op_type not in ("Conv", "Gemm", "MatMul"):
+            names += [operand for operand in producer.inputs if operand not in names]
     return False
 
 
