@@ -357,6 +357,13 @@ def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
     assert why(f) == "Loop scans as many results as only the run shows, and XLA has no such shape"
 
 
+@pytest.mark.parametrize("captured", ["o0", "i0", "x"])
+def test_a_body_may_capture_a_value_of_any_name(captured: str) -> None:
+    branch = body(Node("Relu", (captured,), ("a",)), inputs={}, outputs={"a": tensor(2)})
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": branch}))
+    assert why(function(node, inputs={"c": BOOL, captured: tensor(2)}, outputs={"y": tensor(2)})) == ""
+
+
 def test_a_short_loop_may_change_shapes() -> None:
     inner = body(
         Node("Identity", ("c",), ("go",)),

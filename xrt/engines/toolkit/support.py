@@ -164,14 +164,14 @@ class NodeQuery:
         return tuple(output[0] for output in self.outputs if output is not None)
 
     def to_function(self) -> Function:
-        """Build a Function of the node alone: inputs i0, i1, ... and outputs o0, o1, ... by position, captures by name."""
+        """Build a Function of the node alone: inputs i0, i1, ... and outputs o0, o1, ... after a prefix, captures by name."""
         count = len(self.inputs) - len(self.captures)
-        prefix = max(self.captures, key=len, default="")  # longer than every captured name
+        prefix = max(self.captures, key=len, default="")  # makes every other name longer than the captured ones
         names = (*(f"{prefix}i{k}" for k in range(count)), *self.captures)
         inputs = {name: value for name, value in zip(names, self.inputs, strict=True) if value is not None}
         read = tuple(name if name in inputs else "" for name in names[:count])
-        outputs = {f"o{k}": output[0] for k, output in enumerate(self.outputs) if output is not None}
-        written = tuple(name if name in outputs else "" for name in (f"o{k}" for k in range(len(self.outputs))))
+        outputs = {f"{prefix}o{k}": output[0] for k, output in enumerate(self.outputs) if output is not None}
+        written = tuple(name if name in outputs else "" for name in (f"{prefix}o{k}" for k in range(len(self.outputs))))
         return Function(
             inputs=tuple(Value(name, value) for name, value in inputs.items() if not isinstance(value, Constant)),
             outputs=tuple(Value(name, type_) for name, type_ in outputs.items()),
