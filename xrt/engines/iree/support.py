@@ -98,11 +98,11 @@ def _query_compiler(queries: Sequence[NodeQuery]) -> list[str | None]:
     texts: dict[int, str] = {}
     for place, query in enumerate(queries):
         try:
-            texts[place] = make_query_module(preprocess(query.to_function()), f"question{place}")
+            texts[place] = make_query_module(preprocess(query.to_function()), f"query{place}")
             answers.append(None)
         except ValueError as error:  # not expressible in MLIR
             answers.append(str(error))
-    reasons = lower_module(list(texts.values()), [f"question{place}" for place in texts])
+    reasons = lower_module(list(texts.values()), [f"query{place}" for place in texts])
     for place, reason in zip(texts, reasons, strict=True):
         if reason is not None:
             answers[place] = f"IREE cannot take this {queries[place].op_type}: {reason}"

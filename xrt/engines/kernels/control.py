@@ -13,7 +13,7 @@ from xrt.engines.kernels.table import Array, Run, eager as ops
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
-    from xrt.engines.toolkit.node_query import CompiledBody
+    from xrt.engines.toolkit.node_info import CompiledBody
     from xrt.graph import Node
 
 

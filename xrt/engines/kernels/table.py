@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from xrt.engines.contract.op_table import OpTable
 
 if TYPE_CHECKING:
-    from xrt.engines.toolkit.node_query import CompiledBody
+    from xrt.engines.toolkit.node_info import CompiledBody
     from xrt.graph import DType, Function, Node
 
 

@@ -17,6 +17,7 @@ from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import align, tensor_c
 from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
+from xrt.engines.toolkit.support import is_compatible
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
@@ -321,7 +322,7 @@ def _read_outputs(kernel: NativeKernel, node: Node, function: Function, outputs_
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
-        if declared is not None and not _is_compatible(type_, declared):
+        if declared is not None and not is_compatible(type_, declared):
             raise CompileFailed(f"{kernel} announces {type_} for {where}, which is {declared}; its prepare is wrong")
         yield name, type_
 
@@ -330,15 +331,6 @@ def _read_type(output_c: abi.OutputC) -> TensorType | None:
     dtype = abi.decode_dtype(output_c.dtype)
     shape = tuple(output_c.shape[: output_c.ndim]) if 0 <= output_c.ndim <= abi.MAX_RANK else (-1,)
     return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
-
-
-def _is_compatible(actual: TensorType, declared: object) -> bool:
-    if not isinstance(declared, TensorType) or declared.dtype is not actual.dtype:
-        return False
-    if declared.shape is None or actual.shape is None:
-        return True
-    fixed = (a == d for a, d in zip(actual.shape, declared.shape, strict=False) if isinstance(d, int))
-    return len(declared.shape) == len(actual.shape) and all(fixed)
 
 
 FILLED_FROM = 1 << 12

@@ -1,1 +1,1 @@
-"""Building blocks for engine authors: known issues, memory planning, decompositions, node queries, array operations."""
+"""Building blocks for engine authors: support of nodes, compilation of nodes, known issues, memory planning, array operations."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self, TypeAlias
 
-from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.node_info import close_over
 from xrt.graph import Attribute, Constant, Dim, Function, Node, Shape, TensorType, Type, Value, since_version
 from xrt.operators import Trait, find_value, list_operators
 from xrt.passes import infer_shapes
@@ -96,13 +96,14 @@ def explain_disagreement(
     A difference reveals that the library ignores an input or an attribute. A string names an element type without a counterpart.
     """
     for actual, expected in zip(results, declared, strict=True):
-        if isinstance(expected, TensorType) and not _is_compatible(actual, expected):
+        if isinstance(expected, TensorType) and not is_compatible(actual, expected):
             return f"{library} takes the result of this {op} for {actual}, where ONNX says {expected}"
     return None
 
 
-def _is_compatible(actual: TensorType | str, expected: TensorType) -> bool:
-    if isinstance(actual, str) or actual.dtype is not expected.dtype:
+def is_compatible(actual: TensorType | str, expected: Type) -> bool:
+    """Whether element types and ranks are equal and no fixed dims differ; an unknown shape fits every shape."""
+    if isinstance(actual, str) or not isinstance(expected, TensorType) or actual.dtype is not expected.dtype:
         return False
     if actual.shape is None or expected.shape is None:
         return True

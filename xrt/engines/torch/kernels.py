@@ -16,7 +16,7 @@ from xrt.engines.kernels import eager, elementwise, ops as shared, recurrent, re
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
 from xrt.engines.kernels.table import Run
-from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
+from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
 from xrt.engines.torch.dtypes import DIRECT, MASKS, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
 from xrt.graph import DType, Function, Node, TensorType

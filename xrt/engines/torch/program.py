@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.kernels.table import Run
-from xrt.engines.toolkit.node_query import list_last_uses
+from xrt.engines.toolkit.node_info import list_last_uses
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_constant_input, ops
 from xrt.engines.torch.opaque import make_opaque_kernel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.node_info import close_over
 from xrt.engines.toolkit.support import LibrarySupport, why_not_defined
 from xrt.engines.torch.dtypes import COMPLEX, DIRECT, MASKS, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops

@@ -15,6 +15,7 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import RunOptions
+from xrt.engines.toolkit.support import list_used_outputs
 from xrt.engines.toy.kernels import KernelContext
 from xrt.engines.toy.tape import describe_value
 from xrt.errors import CompileRefused, RunFailed, XRTError
@@ -187,12 +188,9 @@ class DeviceExecutable(Executable):
         for node in self.function.nodes:
             if node.bodies:
                 return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
-            if any(not is_static(self.function.get_type(name)) for name in node.defines if self._is_read(name)):
+            if any(not is_static(self.function.get_type(name)) for name in list_used_outputs(node, self.function)):
                 return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
         return next((step.not_recorded for step in plan.steps if step.not_recorded), None)
-
-    def _is_read(self, name: str) -> bool:
-        return bool(self.function.users(name)) or any(value.name == name for value in self.function.outputs)
 
     def memory(self) -> tuple[MemoryUse, ...]:
         weights = sum(array.nbytes for _, array, on_host in (self._plan.constants if self._plan else ()) if not on_host)

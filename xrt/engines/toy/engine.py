@@ -15,7 +15,7 @@ from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
-from xrt.engines.toolkit.node_query import close_over
+from xrt.engines.toolkit.node_info import close_over
 from xrt.engines.toolkit.support import why_not_bodies
 from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import KernelContext, ops

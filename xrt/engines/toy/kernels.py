@@ -23,7 +23,7 @@ from xrt.engines import native
 from xrt.engines.kernels import eager, numpy_only, ops as shared
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
-from xrt.engines.toolkit.node_query import CompiledBody, NodeInfo
+from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
 from xrt.forking import renew_after_fork
 from xrt.graph import Function
 

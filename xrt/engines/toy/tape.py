@@ -18,7 +18,7 @@ import numpy as np
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.node_query import list_last_uses
+from xrt.engines.toolkit.node_info import list_last_uses
 from xrt.engines.toolkit.scatters import SCATTERS
 from xrt.engines.toy.kernels import product_threads
 from xrt.errors import InputError, ModelError, OptionError, RunFailed, XRTError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.node_query import NodeInfo
+from xrt.engines.toolkit.node_info import NodeInfo
 from xrt.engines.xla import control  # noqa: F401  # fills the table
 from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
 from xrt.errors import CompileRefused
