@@ -243,8 +243,8 @@ class Observer:
     """Collects the ranges of values by key; raises OptionError for an unknown method."""
 
     def __init__(self, method: str = "minmax", parameters: Mapping[str, float] | None = None) -> None:
-        self.method, self._method_parameters = method, dict(parameters or {})
-        make_collector(method, self._method_parameters)
+        self.method, self._kwargs = method, dict(parameters or {})
+        make_collector(method, self._kwargs)
         self._collectors: dict[str, tuple[str, Collector]] = {}
         self._lock = renew_after_fork(threading.Lock())
         self.batches = 0
@@ -268,7 +268,7 @@ class Observer:
             for key, (name, array) in values.items():
                 if array.size:
                     if key not in self._collectors:
-                        self._collectors[key] = name, make_collector(self.method, self._method_parameters)
+                        self._collectors[key] = name, make_collector(self.method, self._kwargs)
                     self._collectors[key][1].add(array)
 
     def make_table(self) -> CalibrationTable:
@@ -284,9 +284,7 @@ class Observer:
                 "or use method='minmax'",
                 CalibrationWarning,
             )
-        return CalibrationTable(
-            method=self.method, parameters=read_parameters(self.method, self._method_parameters), ranges=ranges
-        )
+        return CalibrationTable(method=self.method, parameters=read_parameters(self.method, self._kwargs), ranges=ranges)
 
 
 def _describe(key: str, name: str, collector: Collector) -> ValueRange:
