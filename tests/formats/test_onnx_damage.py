@@ -44,6 +44,7 @@ def with_weight(tensor: TensorProto) -> ModelProto:
             TensorProto(data_type=1, dims=[3]),
             "is float32[3], and its data does not fit: cannot reshape array of size 0 into shape (3,)",
         ),
+        (TensorProto(data_type=22, dims=[3], int32_data=[1] * 9), "is int4[3], which takes 2 bytes, but its data is 9 bytes"),
         (TensorProto(data_type=22, dims=[3], raw_data=b"\0"), "is int4[3], which takes 2 bytes, but its data is 1 bytes"),
         (
             TensorProto(data_type=14, dims=[2], float_data=[1, 2]),

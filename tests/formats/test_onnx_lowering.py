@@ -335,6 +335,29 @@ def test_weights_of_bodies_are_brought_outside() -> None:
         np.testing.assert_array_equal(before, after)
 
 
+def test_large_constant_nodes_are_passed_by_reference_too() -> None:
+    type_ = TensorType(DType.FLOAT32, (40, 40))
+    large = Constant(np.random.default_rng(0).random((40, 40), np.float32))
+    k, w, z = (Node("Constant", (), (name,)).with_attributes(value=large) for name in "kwz")
+    branch = Function((), (Value("b", type_),), (k, Node("Add", ("x", "k"), ("b",))), opsets={"": 21})
+    nodes = (
+        w,
+        z,
+        Node("If", ("c",), ("v",)).with_attributes(then_branch=branch, else_branch=branch),
+        Node("Add", ("v", "w"), ("y",)),
+    )
+    inputs = Value("x", type_), Value("c", TensorType(DType.BOOL, ()))
+    function = Function(inputs, (Value("y", type_), Value("z", type_)), nodes, opsets={"": 21})
+    outside = externalize_weights(function)
+    verify(outside)
+    assert [node.op for node in outside.nodes] == ["If", "Add", "Constant"]  # an output keeps its node
+    assert list(external_weights(outside)) == ["w", "k_2", "k_3"]
+    assert external_weights(outside)["w"] is large.array
+    values = {"x": large.array, "c": np.array(True)}
+    before, after = (ReferenceEvaluator(to_model(f)).run(None, values)[0] for f in (function, outside))
+    np.testing.assert_array_equal(before, after)
+
+
 def test_what_gives_out_a_weight_keeps_it() -> None:
     big = WEIGHTS["big"]
     body = Function((), (Value("k", big.type),), (), {"k": big}, {"": 21}, name="body")

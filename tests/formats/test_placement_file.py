@@ -92,8 +92,8 @@ def alter(document: PlacementFile, change: Callable[[dict[str, Any]], object]) -
 
 
 WRONG_LOCKS = [
-    (lambda f: f.update(kind="plan"), "kind", "it is no placement file: its kind is not 'xrt placement'"),
-    (lambda f: f.pop("kind"), "kind", "it is no placement file: its kind is not 'xrt placement'"),
+    (lambda f: f.update(kind="plan"), "", "it is no placement file: its kind is 'plan', not 'xrt placement'"),
+    (lambda f: f.pop("kind"), "", "it is no placement file: its kind is None, not 'xrt placement'"),
     (lambda f: f.update(plan=3), "plan", "expected `array`, got `int`"),
     (lambda f: f["plan"][1].pop("at"), "plan[1]", "object missing required field `at`"),
     (lambda f: f["plan"][1].update(at=-1), "plan[1].at", "expected `int` >= 0"),
@@ -112,6 +112,7 @@ WRONG_LOCKS = [
     (lambda f: f["engines"].update(ort=["a"]), "engines[...]", "expected `str`, got `array`"),
     (lambda f: f.update(values=["x"]), "values", "expected `object`, got `array`"),
     (lambda f: f.update(writer="x" * 5000), "writer", "expected `str` of length <= 4000"),
+    (lambda f: f["plan"][0].update({" - at `$": 0}), "plan[0]", "object contains unknown field ` - at `$`"),
     (lambda f: f.update(signed="me"), "", "object contains unknown field `signed`"),
     (lambda f: f.update({"a\ud800": 0}), "", "it cannot be read: 'utf-8' codec can't encode"),
     (lambda f: f["candidates"][1].update(verdict="\ud800"), "", "it cannot be read: 'utf-8' codec can't encode"),
@@ -142,8 +143,8 @@ def test_a_defect_is_named(
 
 TORN = [
     ("", "line 1 is not JSON: Expecting value"),
-    ("[]", "kind: it is no placement file"),
-    ("3", "kind: it is no placement file"),
+    ("[]", "it is no placement file"),
+    ("3", "it is no placement file"),
     (dumps(LOCK)[:300], "is not JSON"),
     (
         dumps(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
@@ -154,7 +155,9 @@ TORN = [
     (dumps(LOCK).replace("0.72", "1e999"), "expected `float` <= 1000000000.0"),
     (dumps(LOCK).replace("24", "9" * 5000), "it cannot be read: Exceeds the limit"),
     ('{"kind": ' + "[" * 100_000, "it is nested too deeply"),
-    (b"\xff\xff", "it cannot be read: 'utf-"),
+    (b"\xff\xff", "it cannot be read: 'utf-8' codec can't decode"),
+    (dumps(LOCK).encode("utf-16"), "it cannot be read: 'utf-8' codec can't decode byte 0xff"),
+    (dumps(LOCK).encode("utf-8-sig"), "line 1 is not JSON: Unexpected UTF-8 BOM"),
     (" " * (17 << 20), "it has more than 16 MB, and no placement file has"),
 ]
 

@@ -61,6 +61,8 @@ def _alone() -> dict[str, bytes]:
         "an extent that is no number": _npy(_described(shape="('a',)"), bytes(8)),
         "an element of terabytes": _npy(_described(f"'|V{1 << 30}'", "(1,)"), bytes(8)),
         "an element of no bytes": _npy(_described("'|V0'", f"({1 << 40},)")),
+        "texts of no characters": _npy(_described("'<U0'", f"({10**9},)")),
+        "more than it announces": _npy(_described(shape="(1,)"), bytes(8)),
         "objects": _npy(_described("'|O'", "(1,)"), b"\x80\x04N."),
         "objects in fields": _npy(_described("[('a', '|O')]", "(1,)"), b"\x80\x04N."),
         "a pickle": _pickled(),

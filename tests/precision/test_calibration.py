@@ -164,7 +164,7 @@ GOOD = CalibrationTable(method="minmax", ranges=(make_range(1, 0, 2),)).dumps()
 DAMAGED = {
     "": "line 1 is not JSON: Expecting value",
     "[]": "it is no calibration table",
-    "{}": "it is no calibration table: its kind is not 'xrt calibration table'",
+    "{}": "it is no calibration table: its kind is None, not 'xrt calibration table'",
     GOOD.replace('"low": 0', '"low": 9'): "ranges[0]: needs low <= high and least <= most",
     GOOD.replace('"low": 0', '"low": "x"'): "ranges[0].low: expected `float`, got `str`",
     GOOD.replace("0001", "000x"): "ranges[0].key: expected `str` matching regex",

@@ -36,6 +36,8 @@ _MALFORMED = (
     *(SyntaxError, tokenize.TokenError, RecursionError, MemoryError),
 )
 
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
@@ -63,7 +65,7 @@ def read_npy(path: Path) -> Array:
         if zipfile.is_zipfile(file):
             raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
         file.seek(0)
-        return _read_npy(file)
+        return _read_npy(file, os.fstat(file.fileno()).st_size)
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -88,19 +90,31 @@ def read_npz(path: Path) -> dict[str, Array]:
                 if name in arrays:
                     raise ValueError(f"two of its arrays are named {name!r}")
                 with archive.open(member) as content:
-                    arrays[name] = _read_npy(content)
+                    arrays[name] = _read_npy(content, member.file_size)
         return arrays
 
 
-def _read_npy(file: IO[bytes]) -> Array:
-    """Read the array that is the whole content of a file; raises an error of `_MALFORMED` for anything else."""
-    array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    if array.dtype.kind == "V":
-        raise ValueError(f"it holds {array.dtype}, and no model's input has fields")
-    # Reading past the end also makes zipfile verify the checksum.
-    if file.read(1):
-        raise ValueError(f"its header announces {list(array.shape)} of {array.dtype}, and more bytes follow")
-    return array
+def _read_npy(file: IO[bytes], size: int) -> Array:
+    """Read the array that is all of a file of ``size`` bytes; raises an error of `_MALFORMED` for anything else.
+
+    The size in the header is checked before anything is allocated.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"it is of version {version}; only {' and '.join(map(str, _HEADERS))} are read")
+    shape, is_fortran, dtype = _HEADERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never read")
+    if dtype.kind == "V":
+        raise ValueError(f"it holds {dtype}, and no model's input has fields")
+    if not dtype.itemsize or min(shape, default=0) < 0:
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which no array can be")
+    needed, available = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != available:
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {available} follow")
+    # Not `read_array`: it would seek back, after which zipfile no longer verifies the checksum.
+    data = bytearray(file.read(needed))
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 # ---------------------------------------------------------------------- arrays of any element type

@@ -51,9 +51,11 @@ class DocumentType(Generic[T]):
         if len(data) > self.max_bytes:
             raise DocumentError(f"it has more than {self.max_bytes >> 20} MB, and no {self.title} has")
         try:
-            facts = json.loads(data, object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
-            if not isinstance(facts, dict) or facts.pop("kind", None) != self.kind:
-                raise DocumentError(f"it is no {self.title}: its kind is not {self.kind!r}", "kind")
+            text = data.decode() if isinstance(data, bytes) else data  # json would also detect UTF-16 and UTF-32
+            facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
+            kind = facts.pop("kind", None) if isinstance(facts, dict) else None
+            if kind != self.kind:
+                raise DocumentError(f"it is no {self.title}: its kind is {_make_printable(repr(kind))}, not {self.kind!r}")
             return msgspec.convert(facts, self.schema)
         except DocumentError:
             raise
@@ -63,7 +65,9 @@ class DocumentType(Generic[T]):
             hint = "; was it merged by hand?" if "<<<<<<<" in error.doc else ""
             raise DocumentError(f"line {error.lineno} is not JSON: {error.msg}{hint}") from None
         except msgspec.ValidationError as error:
-            message, _, position = str(error).partition(" - at `$")
+            message, separator, position = str(error).rpartition(" - at `$")  # the last one: a name may contain it
+            if not separator:
+                message, position = position, ""
             position = position.removeprefix(".").removesuffix("`")
             raise DocumentError(_make_printable(message[:1].lower() + message[1:]), _make_printable(position)) from None
         except ValueError as error:  # text that is not UTF-8, a number with thousands of digits

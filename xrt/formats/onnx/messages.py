@@ -66,6 +66,8 @@ def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Const
         strings = np.empty(len(tensor.string_data), object)
         strings[:] = list(tensor.string_data)
         return Constant(_reshape(strings, shape, what))
+    if dtype.bits < 6:  # packed, one byte per entry; onnx would ignore surplus entries
+        return Constant(_decode_bytes(np.array(tensor.int32_data, np.int32).astype(np.uint8).tobytes(), dtype, shape, what))
     try:
         return Constant(numpy_helper.to_array(tensor))
     except (ValueError, OverflowError) as error:

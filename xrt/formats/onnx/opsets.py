@@ -146,6 +146,7 @@ class _ConstantHoister:
 
     def body(self, function: Function) -> Function:
         """Remove the large constants of a body and of its bodies, adding them to `constants`."""
+        function = _inline_constant_nodes(function)
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
         output_names = {value.name for value in function.outputs}
         large = {name: c for name, c in function.constants.items() if name not in output_names and _is_large(c)}
@@ -156,6 +157,20 @@ class _ConstantHoister:
         rest = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
         return rename_function(function.replace(nodes=nodes, constants=rest, types=types), names, {})
+
+
+def _inline_constant_nodes(function: Function) -> Function:
+    """Replace large Constant nodes by constants; those of outputs, and those with control edges, stay."""
+    fixed = {value.name for value in function.outputs}
+    awaited = {name for node in function.nodes for name in node.control}
+    candidates = (x for x in function.nodes if x.op == "Constant" and not x.control and x.name not in awaited)
+    values = {x.outputs[0]: x.attr("value") for x in candidates if x.outputs[0] not in fixed}
+    large = {name: value for name, value in values.items() if isinstance(value, Constant) and _is_large(value)}
+    if not large:
+        return function
+    nodes = tuple(node for node in function.nodes if node.op != "Constant" or node.outputs[0] not in large)
+    types = {name: type_ for name, type_ in function.types.items() if name not in large}
+    return function.replace(nodes=nodes, constants={**function.constants, **large}, types=types)
 
 
 def normalize(function: Function) -> Function:
@@ -268,10 +283,11 @@ def _find_identity_opset(function: Function) -> int:
 
 
 def externalize_weights(function: Function) -> Function:
-    """Move large constants of bodies, except outputs, to the constants of the Function; the bodies capture them under new names.
+    """Move large constants of bodies and Constant nodes, except outputs, to the constants of the Function.
 
-    Returns the Function unchanged if nothing moves.
+    Bodies capture them under new names. Returns the Function unchanged if nothing moves.
     """
+    function = _inline_constant_nodes(function)
     hoister = _ConstantHoister(FreshNames.of(function))
     nodes = tuple(node.map_bodies(hoister.body) for node in function.nodes)
     return function.replace(nodes=nodes, constants={**function.constants, **hoister.constants}) if hoister.constants else function
