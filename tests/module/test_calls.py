@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import xrt
 from tests.module.small_models import Picky
+from xrt.cache import CompileCache
+from xrt.cache.memory import wait_until_closed
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import DeviceError, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 
@@ -403,6 +409,43 @@ def test_a_bound_call_outlives_its_module_and_ends_when_it_is_closed() -> None:
         bound()
     with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
         m.bind(x)
+
+
+class Closable(Executable):
+    closed = False
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        assert not self.closed, "it is closed"
+        return [np.maximum(inputs[0], 0)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(frozen=True)
+class Closing(GraphCompiler):
+    """Its executables fail after their close."""
+
+    name: ClassVar[str] = "closing"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return Closable()
+
+
+def test_a_bound_call_keeps_an_executable_that_the_cache_evicts() -> None:
+    x, cache = X.copy(), CompileCache(capacity=1)
+    m = xrt.XRTModule(relu(), engine=Closing(), cache=cache)
+    bound = m.bind(x)
+    del m
+    gc.collect()
+    with xrt.XRTModule(relu((4, 5)), engine=Closing(), cache=cache) as other:
+        other.compile()
+    assert wait_until_closed(60)
+    assert cache.statistics.evictions == 1
+    np.testing.assert_array_equal(bound(), np.maximum(X, 0))
 
 
 @pytest.mark.slow

@@ -376,3 +376,16 @@ def test_patterns_are_of_the_node_and_its_neighbours() -> None:
     patterns = describe_patterns(infer_shapes(chain("Abs", "Exp", "Cos", "Exp", "Cos", "Exp", "Sin")))
     equal = [(a, b) for a, b in combinations(range(7), 2) if patterns[a] == patterns[b]]
     assert equal == [(2, 4)]
+
+
+@pytest.mark.parametrize(("size", "second", "alike"), [((), 1, True), ((), 2, False), ((100,), 2, True)])
+def test_small_constants_are_part_of_a_pattern(size: tuple[int, ...], second: float, alike: bool) -> None:
+    names = ["x", *"abcd", "y"]
+    nodes = [
+        Node("Abs" if n % 2 == 0 else "Mul", (names[n], *(["v" if n == 1 else "w"] * (n % 2))), (names[n + 1],)) for n in range(5)
+    ]
+    constants = {name: Constant(np.full(size, value, "float32")) for name, value in (("v", 1), ("w", second))}
+    types = dict.fromkeys(names[1:-1], TensorType(DType.FLOAT32, (100,)))
+    ends = ((Value(name, types["a"]),) for name in ("x", "y"))
+    patterns = describe_patterns(Function(*ends, tuple(nodes), constants, {"": 20}, types=types))
+    assert (patterns[1] == patterns[3]) is alike

@@ -19,6 +19,7 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMe
 from xrt.forking import renew_after_fork
 from xrt.graph.constants import release
 from xrt.graph.deferred_function import find_stale
+from xrt.graph.hashing import SMALL
 from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -354,7 +355,13 @@ def describe_patterns(function: Function) -> list[object]:
     """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
-    keys = {node.name: extract_subgraph(function, (place,)).shape_key for place, node in enumerate(function.nodes)}
+    def make_key(place: int, node: Node) -> str:
+        # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
+        constants = (function.constants.get(name) for name in node.uses)
+        small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
+        return " ".join((extract_subgraph(function, (place,)).shape_key, *small))
+
+    keys = {node.name: make_key(place, node) for place, node in enumerate(function.nodes)}
 
     def describe(node: Node) -> object:
         producers = (function.producer(name) for name in node.uses)

@@ -226,13 +226,14 @@ class Program:
         updates = [(number, target, value) for number, target, value in updates if target is not value]
 
         if len(frame.actions) == 1 and not copies and not updates:
-            (action,), launch = frame.actions, self.plan.launches[0]
+            (action,) = frame.actions
 
             def call_alone() -> None:  # inlined, because each line adds to the time of a bound call
                 try:
                     action()
                 except Exception as error:  # noqa: BLE001  # as in `_run_actions`
-                    raise to_run_failed(launch, error)  # noqa: B904
+                    # `self` keeps the program alive: once it is collected, its executables are released.
+                    raise to_run_failed(self.plan.launches[0], error)  # noqa: B904
 
             return call_alone
 

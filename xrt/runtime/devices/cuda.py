@@ -228,11 +228,11 @@ class _Foreign:
     """A stream of another library, through the ``__cuda_stream__`` protocol; keeps its owner alive."""
 
     def __init__(self, address: int, owner: object) -> None:
-        self._find_address = address
+        self._address = address
         self._owner = owner
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._find_address
+        return 0, self._address
 
 
 def _find_address(stream: Any) -> int | None:
