@@ -104,7 +104,7 @@ def test_many_threads_call_at_once() -> None:
 def test_inner_values_are_fetched_by_name() -> None:
     m = xrt.XRTModule(chain("Neg", "Relu"), engine="toy")
     found = m(X, fetch=["h0", "y", "x"])
-    assert list(found) == ["h0", "y", "x"]
+    assert list(found) == ["h0", "y", "x"] == list(m(X, fetch=np.array(["h0", "y", "x"])))
     np.testing.assert_array_equal(found["h0"], -X)
     assert not np.shares_memory(found["x"], X)
     assert [v.name for v in m.outputs] == ["y"]

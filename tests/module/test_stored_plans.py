@@ -20,7 +20,7 @@ from tests.module.small_models import relu
 from xrt import XRTModule, models
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext, create
-from xrt.errors import BundleError, CacheWarning, InputError, ModelError, PlanError
+from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, ModelError, PlanError
 from xrt.formats.container import Container
 from xrt.formats.onnx import save
 from xrt.formats.program_record import (
@@ -415,6 +415,28 @@ def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, mo
     assert not any(isinstance(launch.function, DeferredFunction) for launch in m.plan.launches)
     assert m.memory().regions
     np.testing.assert_array_equal(m(*inputs()), found)
+
+
+def test_a_plan_that_is_made_again_falls_back_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module(path, ["ort", "toy"])(*inputs())
+    shutil.rmtree(tmp_entries(path))
+    m = module(path, ["ort", "toy"])
+    real = stored_plans.optimize
+
+    def fold(function: Function, **terms: Any) -> Function:
+        result = real(function, **terms)
+        return result.replace(
+            constants={name: Constant(one.array * np.float32(1.000001)) for name, one in result.constants.items()}
+        )
+
+    def refuse(self: Any, function: Function, context: CompileContext) -> Any:
+        assert function.nodes  # raises StaleFunction for the stored plan
+        raise ValueError("not today")
+
+    monkeypatch.setattr(stored_plans, "optimize", fold)
+    monkeypatch.setattr(type(create("ort")), "compile", refuse)
+    with pytest.warns(FallbackWarning, match="not today"):
+        np.testing.assert_allclose(m(*inputs()), expected, rtol=1e-5)
 
 
 def tmp_entries(path: Path) -> Path:

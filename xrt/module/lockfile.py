@@ -60,7 +60,7 @@ class LockedPlacement:
         return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Create only the plan's engines; None if one is unavailable, is not in ``named``, or must be named and is not.
+        """Create only the plan's engines; None if one is unavailable, is not in ``listed``, or must be named and is not.
 
         An engine whose options may name files or code must be named: a file must not choose the code that runs.
         """

@@ -247,9 +247,12 @@ def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
     """Load the model in a file; ``check`` is called before and after, and raises ModelError if a file has changed."""
     check()
     try:
-        return _load_file(path)
-    finally:
-        check()
+        source = _load_file(path)
+    except (ModelError, OSError):
+        check()  # a change explains the error better
+        raise
+    check()
+    return source
 
 
 class BundledTraces:

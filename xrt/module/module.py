@@ -298,8 +298,8 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     def serving(self) -> ServingConfiguration | None:
         """The serving configuration from tuning for throughput; None if the model was not tuned.
 
-        From `tune` of this module, else from its bundle or lock, else from the cache, which stores the results of earlier
-        processes for the same model, engines and thread budget.
+        From `tune` of this module, else from its lock or bundle. Without a bundle also from the cache, which stores the results
+        of earlier processes for the same model, engines and thread budget.
         """
         from xrt.module.tuning import find_serving_record
 

@@ -35,7 +35,7 @@ def list_value_names(fetch: Any) -> tuple[str, ...]:
     """The names that a call fetches, each once; raises InputError for a string."""
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
-    return tuple(dict.fromkeys(fetch or ()))
+    return tuple(dict.fromkeys(() if fetch is None else fetch))
 
 
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
@@ -281,11 +281,13 @@ class Specialization:
         with self._lock:
             if self.compiled is not None:
                 return self.compiled
-            count = len(self.refused)
+            count, is_stale = len(self.refused), False
             try:
                 program, _ = self._find_working_plan()
             except StaleFunction as error:  # a cached plan that does not match the model
                 _log.info("the plan of %s is made again: %s", self.function.name, error)
+                is_stale = True
+            if is_stale:  # outside the handler: errors raised in it have the StaleFunction as context, and count as stale too
                 if (complete := self._complete()) is not None:  # else another module met it while this one waited
                     self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                     self._saved = None
