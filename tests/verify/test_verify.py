@@ -17,7 +17,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, create
 from xrt.engines.contract.options import Precision
 from xrt.engines.toolkit.reference_evaluator import REFERENCE
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, EngineError
 from xrt.formats.onnx import load, save_case
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import partition
@@ -282,6 +282,18 @@ def test_an_error_in_packed_weights_is_found() -> None:
     assert not found
     assert found.regions[0].differing[0].node == "packed_product"
     assert not check(Faulty(share=0.3), function=make_packed(level=4))  # more than bytes explain
+
+
+def test_a_reference_that_fails_on_inner_values_is_not_blamed_on_the_engine() -> None:
+    def compute(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
+        if len(function.outputs) > 1:
+            raise EngineError("the reference fails")
+        return evaluate(function, inputs)
+
+    function, engine = long_model(count=4, at=9), Faulty()
+    plan = partition(function, [engine])
+    with pytest.raises(EngineError, match=r"^the reference fails$"):
+        verify(function, plan, {engine.spec: engine}, [numbers()], compute, CompileContext(threads=1))
 
 
 @pytest.mark.parametrize(

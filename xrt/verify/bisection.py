@@ -104,7 +104,7 @@ def bisect_difference(
     plain = function.replace(aliases=())
     everything = expose_all_values(plain)
     values = {name: constant.array for name, constant in plain.constants.items()}
-    values.update((value.name, arguments) for value, arguments in zip(plain.inputs, inputs, strict=True))
+    values.update((value.name, array) for value, array in zip(plain.inputs, inputs, strict=True))
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
     search = _Search(name, plain, differ, values, progress)
     if search.difference(plain) is None:
@@ -128,7 +128,7 @@ def bisect_plan(
     Each region gets inputs that the reference computed. ``engines`` maps specs to engines; the rest is as in `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
-    values.update((value.name, arguments) for value, arguments in zip(plan.function.inputs, inputs, strict=True))
+    values.update((value.name, array) for value, array in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         arguments = [values[name] for name in launch.inputs]
         where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
