@@ -261,6 +261,7 @@ CASES = [
     case("Slice", A, I([0]), I([1])),
     case("Slice", A, I([-1]), I([-(1 << 62)]), I([1]), I([-1])),
     case("Slice", A, I([5]), I([9]), I([0])),
+    case("Slice", A, I([-5]), I([-(1 << 63)]), I([0]), I([-1])),
     case("Slice", A, opset=9, starts=[0, 1], ends=[1, 2], axes=[1, 0]),
     case("Squeeze", A[:1], I([0])),
     case("Squeeze", A[:1, :1]),
@@ -282,6 +283,16 @@ CASES = [
     case("ReduceSum", A, noop_with_empty_axes=1),
     case("ReduceSum", A, I([0])),
 ]
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_a_backward_slice_from_before_the_axis_has_its_first_element(engine: str) -> None:
+    text = """(float[3,2] x) => (y, z) <int64[1] start = {-10}, int64[1] end = {-9223372036854775808}, int64[1] axis = {0},
+        int64[1] step = {-1}> { s = Shape(x) y = Slice(s, start, end, axis, step) z = Slice(x, start, end, axis, step) }"""
+    x = np.arange(6, dtype="float32").reshape(3, 2)
+    y, z = XRTModule(read(text), engine=engine)(x)
+    assert y.tolist() == [3]
+    assert z.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize(("op", "inputs", "attributes", "opset", "outputs"), CASES)

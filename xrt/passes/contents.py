@@ -331,10 +331,16 @@ def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
         return None
     selected = elements
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-        # ONNX clamps the bounds as Python does.
-        chosen = slice(starts[k], ends[k], 1 if steps is None else steps[k])
-        selected = selected[(slice(None),) * (axis % elements.ndim) + (chosen,)]
+        place = axis % elements.ndim
+        chosen = make_slice(starts[k], ends[k], 1 if steps is None else steps[k], elements.shape[place])
+        selected = selected[(slice(None),) * place + (chosen,)]
     return selected
+
+
+def make_slice(start: int, end: int, step: int, extent: int) -> slice:
+    """The Python slice that selects what ONNX's Slice selects along an axis."""
+    # A start before the axis is clamped to element 0. Python does the same, but selects nothing if the step is negative.
+    return slice(max(start, -extent) if step < 0 else start, end, step)
 
 
 def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:

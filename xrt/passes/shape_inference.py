@@ -27,7 +27,7 @@ from xrt.graph import (
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import join_types
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.contents import PROPAGATED, Contents, propagate
+from xrt.passes.contents import PROPAGATED, Contents, make_slice, propagate
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 
 _ALL = 2**31 - 1
@@ -158,7 +158,7 @@ def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
         return extent
     if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
         return None
-    return len(range(*slice(start, end, step).indices(extent)))  # ONNX clamps the bounds as Python does
+    return len(range(*make_slice(start, end, step, extent).indices(extent)))
 
 
 def _pad(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from xrt.graph import DType, Node
+from xrt.passes.contents import make_slice
 from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, multiply, rule
 
 
@@ -507,8 +508,9 @@ def _is_size(p: Padder, extent: Extent | None) -> bool:
 
 def _slice_unpadded(p: Padder, node: Node, axis: Axis, place: int, cut: tuple[Extent | None, Extent | None, int]) -> Axis:
     start, end = (None if bound is None else bound.number for bound in cut[:2])
-    if axis[0].number is not None and start is not None and end is not None:
-        return (Extent.of(len(range(*slice(start, end, cut[2]).indices(axis[0].number)))),)
+    extent = axis[0].number
+    if extent is not None and start is not None and end is not None:
+        return (Extent.of(len(range(*make_slice(start, end, cut[2], extent).indices(extent)))),)
     return p.unknown(node.outputs[0], place)
 
 
