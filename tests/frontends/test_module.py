@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import cProfile
 import pickle
 import warnings
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
 from xrt.errors import FallbackWarning, InputError, ModelError, OptionError, PlanError, UnknownEngine
+from xrt.frontends.torch.module import find_shared_memory
 from xrt.graph import DType, TensorType
 
 
@@ -418,6 +420,15 @@ def test_inputs_that_share_memory_with_what_a_module_updates_are_refused(is_firs
         for x, y in [(base[:4], base[4:]), (grid[:, 0], grid[:, 1])]:  # neighbors, and columns side by side
             expected = copy.deepcopy(model)(x.clone(), y.clone())
             torch.testing.assert_close(module(x, y), expected.detach())
+
+
+def test_looking_for_shared_memory_takes_linear_time_for_neighbors() -> None:
+    def count_calls(count: int) -> int:
+        profile, tensors = cProfile.Profile(), torch.ones(4 * count).split(4)
+        assert profile.runcall(find_shared_memory, tensors, range(0, count, 2)) is None
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert count_calls(200) < 2.5 * count_calls(100)
 
 
 def test_inputs_may_share_memory_where_a_module_updates_none() -> None:

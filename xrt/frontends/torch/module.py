@@ -137,10 +137,15 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
         for index, tensor in enumerate(tensors)
         if tensor is not None and tensor.numel() and tensor.layout is torch.strided
     }
-    for index in sorted(arrays.keys() & set(written)):
-        for other, array in arrays.items():
-            if other != index and np.may_share_memory(arrays[index], array) and _have_common_element(arrays[index], array):
+    written = frozenset(written)
+    # A sweep by address compares few pairs of hundreds of tensors: it runs in each call that updates a buffer.
+    reaching: list[tuple[int, int]] = []
+    for low, high, index in sorted((*np.lib.array_utils.byte_bounds(array), index) for index, array in arrays.items()):
+        reaching = [span for span in reaching if span[0] > low]
+        for _, other in reaching:
+            if (index in written or other in written) and _have_common_element(arrays[index], arrays[other]):
                 return min(index, other), max(index, other)
+        reaching.append((high, index))
     return None
 
 
