@@ -71,6 +71,14 @@ def test_what_is_not_reached_has_zeros() -> None:
     np.testing.assert_array_equal(run(found, (X, W))[-1], np.zeros_like(W))
 
 
+def test_a_weight_of_which_only_the_shape_is_read_has_zeros() -> None:
+    def build(x: Any) -> Any:
+        return ops.ReduceSum(ops.Reshape(x, ops.Shape(current("w").constant(W.T, name="w"))), keepdims=0)
+
+    found = xrt.gradient(make_function(build, (W,)), with_respect_to=("w", "x"))
+    np.testing.assert_array_equal(run(found, (W,))[1], np.zeros_like(W.T))
+
+
 def test_seeds_are_further_inputs() -> None:
     function = make_function(lambda x: {"y": x * x}, (X,))
     found = xrt.gradient(function, seeds=True)

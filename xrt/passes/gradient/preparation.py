@@ -119,7 +119,10 @@ def prepare(function: Function, targets: Collection[str], sources: Collection[st
     prepared = _fold(infer_shapes(upgrade_opset(infer_shapes(function), OPSET)))
     path = _find_path(prepared, targets, sources)
     skipped = {id(node) for node in prepared.nodes if node.name not in path}
-    return _fold(decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at)))
+    prepared = _fold(decompose_nodes(prepared, lambda node, at: None if id(node) in skipped else _decompose_floating(node, at)))
+    # Folding drops weights that nothing reads any more; their gradients are zeros.
+    weights = {name: function.constants[name] for name in sources if name in function.constants}
+    return prepared.replace(constants={**weights, **prepared.constants})
 
 
 def expand_body(body: Function) -> Function:
