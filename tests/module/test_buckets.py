@@ -295,6 +295,22 @@ def test_engines_that_keep_dims_are_padded_where_it_is_required(buckets: Any) ->
         assert module.plan.function.inputs[0].type.shape in ((6, 3), (8, 3))
 
 
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("kernel", "pad"), [(2, "SAME_UPPER"), (3, "SAME_LOWER"), (1, "SAME_UPPER")])
+def test_strided_windows_with_same_padding_over_an_axis_that_stays(op: str, kernel: int, pad: str) -> None:
+    window: dict[str, Any] = {"kernel_shape": [kernel, 1], "strides": [max(kernel, 2), 1], "auto_pad": pad}
+    nodes = (
+        Node(op, ("x",), ("pooled",)).with_attributes(**window),
+        Node("Flatten", ("pooled",), ("y",)).with_attributes(axis=3),
+    )
+    model = Function((value("x", "N", 1, "H", 4),), (Value("y"),), nodes, opsets={"": 20})
+    exact = xrt.XRTModule(model, engine="toy")
+    with make(model, {"N": None}) as module:
+        for batch, height in ((3, 5), (5, 6), (5, 7), (7, 4)):
+            x = np.arange(batch * height * 4, dtype="float32").reshape(batch, 1, height, 4)
+            np.testing.assert_array_equal(module(x), exact(x))
+
+
 def test_two_dims() -> None:
     nodes = (
         Node("Transpose", ("x",), ("turned",)).with_attributes(perm=[1, 0]),

@@ -160,6 +160,7 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "conv, batch and rows": (conv(pads=[0, 1, 0, 1]), IMAGE, ""),
     "conv, reach": (conv(pads=[1, 1, 1, 1], strides=[2, 2], dilations=[1, 2]), IMAGE, "s"),
     "conv, same": (conv(auto_pad="SAME_UPPER"), IMAGE, "s"),
+    "conv, same, strided over a fixed axis": (conv(auto_pad="SAME_LOWER", strides=[1, 2]), IMAGE, "s"),
     "conv, transposed": (
         lambda x: emit(
             "ConvTranspose", poison(x), constant(KERNEL.transpose(1, 0, 2, 3).copy()), strides=[2, 1], pads=[1, 0, 1, 0]
@@ -206,6 +207,8 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
         X,
         "",
     ),
+    "dropout with a mask that nothing reads": (lambda x: apply("Dropout", (poison(x),), {}, outputs=2)[0], X, ""),
+    "dropout with a mask": (lambda x: apply("Dropout", (poison(x),), {}, outputs=2), X, ""),
     "moves": (lambda x: emit("Transpose", emit("Unsqueeze", poison(x), constant([0])), perm=[2, 0, 3, 1]), X, ""),
     "concat at the end": (lambda x: emit("Concat", constant(np.ones((2, 1, 4), "float32")), x, axis=1), X, ""),
     "concat of another axis": (lambda x, y: emit("Concat", x, y, axis=2), XY, ""),
@@ -330,6 +333,13 @@ def test_older_forms_of_operators(opset: int) -> None:
     check(function, pad_dims(function))
 
 
+def test_dropout_in_test_mode_as_before_opset_7() -> None:
+    function = make(lambda x: emit("Dropout", x, is_test=1), X, 6)
+    padded = pad_dims(function)
+    assert padded.dims == ("s",)
+    check(function, padded)
+
+
 def test_a_table_bounds_the_size() -> None:
     build, inputs, _ = PADS["a table of positions"]
     padded = pad_dims(make(build, inputs))
@@ -427,6 +437,12 @@ REFUSED: dict[str, tuple[Build, Inputs, str, str]] = {
         "s",
         "it cuts at places that are not known, or backwards",
     ),
+    "several slices": (
+        lambda x: emit("Slice", x, emit("Concat", shape_of(x, -1) - 2, constant([1]), axis=0), constant([2**62, 3])),
+        {"x": (FLOAT, ("s", 4))},
+        "s",
+        "it slices several axes, one from a place that depends on the size",
+    ),
     "reflected": (
         lambda x: emit("Pad", x, constant([0, 0, 0, 0, 2, 0]), mode="reflect"),
         X,
@@ -445,7 +461,14 @@ def test_what_padding_would_change_is_refused_with_the_reason(name: str) -> None
     refusal = padded.refusals[dim]
     assert reason in refusal.reason
     assert refusal.node in {node.name for node in function.nodes}
+    assert refusal.op in {node.op for node in function.nodes}
     check(function, padded)  # the other dims are padded
+
+
+def test_the_reason_names_the_node_that_is_decomposed() -> None:
+    function = make(lambda x: emit("CenterCropPad", x, constant([3]), axes=[2]), X, 18)
+    reason = "node 'centercroppad_1' (CenterCropPad): in its decomposition, Pad: input 1 is no constant"
+    assert str(pad_dims(function).refusals["s"]) == reason
 
 
 def test_the_body_of_a_loop_is_not_followed() -> None:
@@ -470,6 +493,10 @@ def test_one_dim_is_refused_without_the_other() -> None:
         lambda x: emit("Transpose", emit("NonZero", emit("Slice", x, constant([0]), constant([1]), constant([1])))), BOTH
     )
     assert set(pad_dims(function).refusals) == {"s"}
+    pooled = make(
+        lambda x: emit("MaxPool", x, kernel_shape=[3, 3], strides=[1, 2], auto_pad="SAME_UPPER"), {"x": (FLOAT, (1, 1, "s", "t"))}
+    )
+    assert set(pad_dims(pooled).refusals) == {"t"}
     function = make(lambda x: emit("Concat", x, x, axis=1), BOTH)
     padded = pad_dims(function)
     assert (padded.dims, set(padded.refusals)) == (("s",), {"t"})

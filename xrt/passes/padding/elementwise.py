@@ -283,6 +283,17 @@ def apply_cumulative(p: Padder, node: Node) -> Node:
     return replace(node, inputs=(p.mask(node.inputs[0], axis, 0), *node.inputs[1:]))
 
 
+@rule("Dropout")
+def apply_dropout(p: Padder, node: Node) -> None:
+    """In inference mode, the mask is padded as the data is."""
+    if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
+        raise Unpaddable("it is in training mode")
+    if any(name in p.states for name in node.inputs[1:] if name):
+        raise Unpaddable("a parameter is padded")
+    for name in filter(None, node.outputs):
+        p.set(name, p.axes(node.inputs[0]))
+
+
 @rule("CastLike")
 def apply_cast_like(p: Padder, node: Node) -> None:
     """Only the type of the second input matters."""

@@ -231,7 +231,7 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
         if not refused:
             return _finish(p, function, {dim: refusals[dim] for dim in candidates if dim in refusals})
         for refusal in refused:
-            refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, refusal))
+            refusals.update(dict.fromkeys((refusal.dims & p.dims) or p.dims, _name_original(refusal, decomposed, function)))
 
 
 def decompose_without_rule(function: Function) -> Function:
@@ -246,6 +246,15 @@ def decompose_without_rule(function: Function) -> Function:
         return None if is_static else find_decomposition(node, holder)
 
     return decompose_nodes(function, decompose)
+
+
+def _name_original(refusal: PaddingRefusal, decomposed: Function, function: Function) -> PaddingRefusal:
+    """Name the node of the model instead of a node of its decomposition, whose values are called ``<output>/replaced/...``."""
+    value = next((name for node in decomposed.nodes if node.name == refusal.node for name in node.defines), "")
+    node = function.producer(value) or function.producer(value.partition("/replaced/")[0])
+    if node is None or (node.name, node.op) == (refusal.node, refusal.op):
+        return refusal
+    return PaddingRefusal(node.name, node.op, f"in its decomposition, {refusal.op}: {refusal.reason}", refusal.dims)
 
 
 def _list_open(function: Function) -> dict[str, None]:

@@ -479,7 +479,9 @@ def apply_slice(p: Padder, node: Node) -> Node | None:
         start, end = _count_bounds(p, axes[place], start, end, step)  # noqa: PLW2901  # resolved to non-negative
         axes[place] = ((end - start + Extent.of(step - 1)) // step,)
         if p.is_padded(start):
-            if step != 1 or len(places) > 1 or p.is_padded(axes[place]):
+            if len(places) > 1:
+                raise p.refuse("it slices several axes, one from a place that depends on the size", start)
+            if step != 1 or p.is_padded(axes[place]):
                 raise p.refuse("it begins at a place that depends on the size", start)
             moved = start
     p.set(node.outputs[0], axes, () if moved else p.zeros(node.inputs[0]))

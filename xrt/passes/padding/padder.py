@@ -398,7 +398,7 @@ class Padder:
             return None
         numbers = [None if extent is None else extent.number for extent in self.elements(name) or [None]]
         if None in numbers:
-            raise Unpaddable(f"input {name!r} is no constant")
+            raise Unpaddable(f"input {slot} is no constant")
         return [number for number in numbers if number is not None]
 
     # ------------------------------------------------------------------ new nodes

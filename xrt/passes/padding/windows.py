@@ -14,11 +14,16 @@ from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rul
 
 def _read_window(p: Padder, node: Node, kernel: Sequence[int]) -> Window:
     window, axes = make_window(node, kernel), p.axes(node.inputs[0])[2:]
-    # SAME padding depends on the extent modulo the stride.
-    sizes = [None if p.is_padded(axis) else axis[0].number or span for axis, span in zip(axes, window.spans, strict=True)]
-    if (resolved := window.with_pads(sizes)) is None:
-        raise p.refuse("what auto_pad adds depends on the size", *axes)
-    return resolved
+    if not window.auto_pad.startswith("SAME"):
+        zeros = (0,) * len(axes)
+        return window if window.auto_pad == "NOTSET" else replace(window, begins=zeros, ends=zeros, auto_pad="NOTSET")
+    for axis, stride in zip(axes, window.strides, strict=True):
+        if stride != 1 and p.is_padded(axis):
+            raise p.refuse("what auto_pad adds depends on the size", axis)
+    # The node keeps its auto_pad. With this padding each axis has ceil(extent / stride) positions, as with SAME.
+    less, more = tuple((span - 1) // 2 for span in window.spans), tuple(span // 2 for span in window.spans)
+    begins, ends = (less, more) if window.auto_pad == "SAME_UPPER" else (more, less)
+    return replace(window, begins=begins, ends=ends, auto_pad="NOTSET")
 
 
 def _slide_window(p: Padder, name: str, window: Window, fill: float) -> tuple[str, list[Axis]]:
