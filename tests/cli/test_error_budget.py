@@ -103,7 +103,7 @@ def test_the_commands_keep_a_budget_and_a_check_fails_over_it(
     data = ["--max-error", "30%", "--calibrate", "calibrate", "--validate", "validate", "-e", "ort", "--threads", "1"]
     tuned = call(capsys, "tune", "model.onnx", *data, "--budget", "10s", "-v", "--html", "page.html")
     assert tuned[0] == 0 and "relative error at most 30%" in tuned[1]
-    assert Path("page.html").read_text().count("<circle") >= 1
+    assert "relative error at most 30%" in Path("page.html").read_text()
     locked = call(capsys, "lock", "model.onnx", *data, "--budget", "10s", "--gate", "1s", "-o", "model.lock")
     assert locked[0] == 0
     lock = json.loads(Path("model.lock").read_text())
