@@ -148,13 +148,13 @@ def _call_module(module: xrt.XRTModule) -> Callable[[Any], Sequence[Any]]:
 
 def _describe(module: xrt.XRTModule) -> str:
     record = module.tuned.precision if module.tuned is not None else None
-    exact = f", {len(record.kept)} nodes in fp32" if record is not None and record.kept else ""
+    exact = f", {len(record.exact_nodes)} nodes in fp32" if record is not None and record.exact_nodes else ""
     return f"{record.precision if record else 'fp32'} on {describe_plan(module.plan)}{exact}"
 
 
 def _list_exact_nodes(module: xrt.XRTModule) -> tuple[str, ...]:
     record = module.tuned.precision if module.tuned is not None else None
-    return tuple(node.name for node in record.kept[:MOST_NAMED]) if record is not None else ()
+    return tuple(node.name for node in record.exact_nodes[:MOST_NAMED]) if record is not None else ()
 
 
 # ---------------------------------------------------------------------- random weights, budgets of error

@@ -11,7 +11,7 @@ import pytest
 
 import xrt
 from tests.precision.lossy import Lossy, LossyExecutable
-from tests.precision.test_lowering import BATCHES, MODEL, ORT, ask, list_outcomes, lower, make_terms
+from tests.precision.test_lowering import BATCHES, MODEL, ORT, ask, list_outcomes, lower, make_options
 from xrt.cache import CompileCache
 from xrt.cache.memory import wait_until_closed
 from xrt.engines import RunOptions
@@ -120,10 +120,10 @@ def test_values_inside_the_model_that_are_not_finite_end_calibration_with_one_er
 
 
 def test_one_example_of_validation_is_no_interval() -> None:
-    terms = make_terms(0.1)
+    options = make_options(0.1)
     one = read_examples(BATCHES[:1], "validate", MODEL.inputs)
     with pytest.raises(CalibrationError) as caught:
-        lower(type(terms)(terms.budget, one, terms.calibrate), ORT)
+        lower(type(options)(options.budget, one, options.calibrate), ORT)
     assert str(caught.value) == (
         "an error budget is kept by an interval over examples, and validate= has 1 of this size; give two examples or more"
     )
@@ -139,7 +139,7 @@ def test_a_metric_that_raises_on_lowered_outputs_alone_is_an_error_too() -> None
     with xrt.XRTModule(MODEL, "ort") as module:
         fail_on_lowered.expected = module(**BATCHES[4])  # type: ignore[attr-defined]
     with pytest.raises(CalibrationError) as caught:
-        lower(make_terms(0.1, allowed=("bf16",), measure=fail_on_lowered), Lossy(lowered="0.3"))
+        lower(make_options(0.1, allowed=("bf16",), measure=fail_on_lowered), Lossy(lowered="0.3"))
     assert str(caught.value) == "the metric fail_on_lowered raised KeyError: 'label'"
 
 
@@ -157,7 +157,7 @@ def test_a_metric_that_returns_no_number(value: Any, text: str) -> None:
 
     measure.__qualname__ = "measure"
     with pytest.raises(CalibrationError) as caught:
-        lower(make_terms(0.1, allowed=("bf16",), measure=measure), Lossy(lowered="0.001"))
+        lower(make_options(0.1, allowed=("bf16",), measure=measure), Lossy(lowered="0.001"))
     assert str(caught.value) == text
 
 
@@ -165,7 +165,7 @@ def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
     other = load("mlp", features=16, hidden=8, classes=4)
     table = xrt.calibrate(other, [sample_inputs(other, 0)])
     with pytest.raises(CalibrationError) as caught:
-        lower(make_terms(0.3, allowed=("int8",), table=table), ORT)
+        lower(make_options(0.3, allowed=("int8",), table=table), ORT)
     assert str(caught.value) == (
         f"the calibration table has ranges of {len(table)} values, and none is computed in this model: it was made of another "
         "model, or the weights have changed since. Calibrate this one: m.calibrate(batches)"
@@ -174,7 +174,7 @@ def test_a_table_of_another_model_is_one_error_with_the_remedy() -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_no_form_keeps_says_how_close_it_came_and_keeps_float32() -> None:
-    found = lower(make_terms(1e-6, allowed=("int8",)), ORT)
+    found = lower(make_options(1e-6, allowed=("int8",)), ORT)
     assert found.precision is not None and found.precision.precision == "fp32" and found.plan.engines == ("ort",)
     outcomes = list_outcomes(found)
     assert outcomes.pop("fp32 on ort") == "won" and set(outcomes.values()) == {"over"}

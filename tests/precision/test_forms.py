@@ -31,7 +31,7 @@ from xrt.passes.quantize.form import (
 from xrt.placement import CostStore
 from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import PlacementRequest, TuningResult
-from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 from xrt.precision.search import list_product_forms
 
@@ -43,9 +43,9 @@ BATCHES = [sample_inputs(HARD, seed) for seed in range(10)]
 MLP = load("mlp", features=64, hidden=128, classes=10)
 
 
-def make_terms(limit: float) -> PrecisionTerms:
+def make_options(limit: float) -> PrecisionOptions:
     examples = read_examples(BATCHES[4:], "validate", HARD.inputs), read_examples(BATCHES[:4], "calibrate", HARD.inputs)
-    return PrecisionTerms(ErrorBudget(limit), *examples, ("int8",))
+    return PrecisionOptions(ErrorBudget(limit), *examples, ("int8",))
 
 
 def lower(lowering: LoweringWithinBudget) -> tuple[PlacementRequest, TuningResult]:
@@ -55,14 +55,14 @@ def lower(lowering: LoweringWithinBudget) -> tuple[PlacementRequest, TuningResul
 
 @pytest.mark.slow
 def test_balanced_channels_keep_a_budget_that_int8_breaks_with_no_node_in_float32(tmp_path: Path) -> None:
-    lowering = LoweringWithinBudget(make_terms(0.05))
+    lowering = LoweringWithinBudget(make_options(0.05))
     request, found = lower(lowering)
     record = found.precision
     assert record is not None
     plain, balanced = (next(one for one in record.plans if one.precision == name) for name in ("int8", "balanced int8"))
     assert plain.outcome == "over" and plain.error is not None and balanced.error is not None
-    assert balanced.error < 0.2 * plain.error and not balanced.kept and balanced.outcome in ("won", "tie", "lost")
-    assert not any(one.precision == "int8" and one.kept for one in record.plans)  # nodes are kept in the better form
+    assert balanced.error < 0.2 * plain.error and not balanced.exact_count and balanced.outcome in ("won", "tie", "lost")
+    assert not any(one.precision == "int8" and one.exact_count for one in record.plans)  # nodes are kept in the better form
     if record.balance:
         store = CostStore(tmp_path)
         store_decision(found, request, store, lowering.ingredients)

@@ -14,7 +14,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CalibrationError
-from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord
+from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord
 from xrt.graph import Function, NodePattern
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
@@ -22,7 +22,7 @@ from xrt.passes.quantize.form import fit_table, list_quantizable_nodes, make_pla
 from xrt.placement import CostStore
 from xrt.placement.records import load_decision, store_decision
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, Progress, TuningResult
-from xrt.precision.budget import ErrorBudget, PrecisionTerms, read_examples
+from xrt.precision.budget import ErrorBudget, PrecisionOptions, read_examples
 from xrt.precision.lowering import LoweringWithinBudget
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -43,19 +43,19 @@ def place_exactly(request: PlacementRequest) -> TuningResult:
     return TuningResult(plan, race=CandidateComparison((winner,), 6, 0), budget=request.budget)
 
 
-def make_terms(limit: float, **given: Any) -> PrecisionTerms:
+def make_options(limit: float, **given: Any) -> PrecisionOptions:
     own = {"calibrate": read_examples(BATCHES[:4], "calibrate", MODEL.inputs)} | given
     measure = own.pop("measure", "relative")
-    return PrecisionTerms(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **own)
+    return PrecisionOptions(ErrorBudget(limit, measure), read_examples(BATCHES[4:], "validate", MODEL.inputs), **own)
 
 
-def lower(terms: PrecisionTerms, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
+def lower(options: PrecisionOptions, *engines: GraphCompiler, seconds: float = 120.0) -> TuningResult:
     def ignore(progress: Progress) -> None:
         assert progress.stage
 
     request = ask(*engines)
     given = request, place_exactly(request), CompileCache()
-    return LoweringWithinBudget(terms).lower(*given, seconds=seconds, progress=ignore)
+    return LoweringWithinBudget(options).lower(*given, seconds=seconds, progress=ignore)
 
 
 def list_outcomes(found: TuningResult) -> dict[str, str]:
@@ -74,7 +74,7 @@ def list_outcomes(found: TuningResult) -> dict[str, str]:
     ],
 )
 def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, outcome: str, note: str) -> None:
-    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered=fault))
+    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered=fault))
     assert found.precision is not None and found.precision.precision == "fp32"
     assert found.plan.engines == (Lossy(lowered=fault).spec,)
     rejected = found.precision.plans[1]
@@ -84,7 +84,7 @@ def test_what_is_wrong_or_over_the_budget_is_named_and_never_served(fault: str, 
 
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
-    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
+    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.1"))
     assert found.precision is not None
     assert found.precision.notes[-1] == (
         "no lower precision is within the budget: the nearest is bf16 on lossy{fault=0.1, lowered=0.1}, 10% of 1%; float32 is "
@@ -94,7 +94,7 @@ def test_a_budget_that_cannot_be_kept_says_how_close_it_came() -> None:
 
 @pytest.mark.slow
 def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part() -> None:
-    found = lower(make_terms(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
+    found = lower(make_options(0.01, allowed=("bf16",)), Lossy(lowered="0.005"))
     assert found.precision is not None
     assert list_outcomes(found)["bf16 on lossy{fault=0.005, lowered=0.005}"] in ("won", "tie", "lost")
     measured = found.precision.plans[1]
@@ -106,14 +106,14 @@ def test_a_plan_in_the_budget_races_with_its_error_and_the_exact_plan_takes_part
 
 
 def test_a_budget_of_nothing_lowers_nothing() -> None:
-    found = lower(make_terms(0.0), Lossy(lowered="0.0001"))
+    found = lower(make_options(0.0), Lossy(lowered="0.0001"))
     assert found.precision is not None and list_outcomes(found) == {"fp32 on lossy{lowered=0.0001}": "won"}
     assert found.precision.notes == ("the error budget is 0: nothing is lowered",)
 
 
 @pytest.mark.slow
 def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_not_seen() -> None:
-    found = lower(make_terms(0.3, allowed=("int8",)), ORT)
+    found = lower(make_options(0.3, allowed=("int8",)), ORT)
     assert found.precision is not None
     outcomes = list_outcomes(found)
     assert outcomes["int8 on ort"] in ("won", "tie", "lost")
@@ -124,29 +124,29 @@ def test_int8_is_calibrated_and_its_error_is_that_of_items_that_calibration_has_
 
 @pytest.mark.slow
 def test_nodes_that_cost_most_stay_in_float_until_the_error_is_in_the_budget() -> None:
-    loose = lower(make_terms(0.4, allowed=("int8",)), ORT)
+    loose = lower(make_options(0.4, allowed=("int8",)), ORT)
     whole = next(one for one in loose.precision.plans if one.precision == "int8")  # type: ignore[union-attr]  # it has one
     assert whole.high is not None
-    found = lower(make_terms(0.9 * whole.high, allowed=("int8",)), ORT)
+    found = lower(make_options(0.9 * whole.high, allowed=("int8",)), ORT)
     assert found.precision is not None
-    kept = [one for one in found.precision.plans if one.kept]
-    assert kept and all(one.error is not None and one.error < whole.error for one in kept if one.kept > 1)  # type: ignore[operator]
-    within = [one for one in kept if one.outcome in ("won", "tie", "lost")]
+    partial = [one for one in found.precision.plans if one.exact_count]
+    assert partial and all(one.error is not None and one.error < whole.error for one in partial if one.exact_count > 1)  # type: ignore[operator]
+    within = [one for one in partial if one.outcome in ("won", "tie", "lost")]
     assert within and all(one.high is not None and one.high <= found.precision.limit for one in within)
     if found.precision.is_quantized:
-        assert all(one.op == "Gemm" and one.why == "its error" and one.error for one in found.precision.kept)
+        assert all(one.op == "Gemm" and one.why == "its error" and one.error for one in found.precision.exact_nodes)
 
 
 @pytest.mark.slow
 def test_constraints_keep_nodes_and_leave_nothing_to_quantize() -> None:
-    found = lower(make_terms(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
+    found = lower(make_options(0.3, allowed=("int8",), exact_nodes=(NodePattern.parse("Gemm"),)), ORT)
     assert found.precision is not None
     assert found.precision.notes[0] == "int8 was not tried: no product or convolution with constant weights may be quantized"
 
 
 @pytest.mark.slow
 def test_int8_needs_examples_and_says_so() -> None:
-    found = lower(make_terms(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
+    found = lower(make_options(0.3, allowed=("int8",), calibrate=read_examples(None, "calibrate", MODEL.inputs)), ORT)
     assert found.precision is not None
     assert found.precision.notes[0] == "static int8 was not tried: it needs calibrate=, examples to measure ranges on"
     assert {one.precision for one in found.precision.plans} >= {"fp32", "dynamic int8", "int8 weights"}
@@ -156,7 +156,7 @@ def test_a_table_of_another_model_is_an_error() -> None:
     other = load("mlp", features=16, hidden=8, classes=4)
     table = xrt.calibrate(other, [sample_inputs(other, 0)])
     with pytest.raises(CalibrationError, match="none is computed in this model: it was made of another model"):
-        lower(make_terms(0.3, allowed=("int8",), table=table), ORT)
+        lower(make_options(0.3, allowed=("int8",), table=table), ORT)
 
 
 def test_a_metric_that_raises_ends_the_search_with_one_error() -> None:
@@ -164,28 +164,30 @@ def test_a_metric_that_raises_ends_the_search_with_one_error() -> None:
         raise RuntimeError("no labels")
 
     with pytest.raises(CalibrationError, match=r"^the metric .*fail raised RuntimeError: no labels$"):
-        lower(make_terms(0.01, allowed=("bf16",), measure=fail), Lossy(lowered="0.001"))
+        lower(make_options(0.01, allowed=("bf16",), measure=fail), Lossy(lowered="0.001"))
 
 
 @pytest.mark.slow
 def test_a_decision_is_used_without_calibrating_again(tmp_path: Path) -> None:
     store, request = CostStore(tmp_path), ask(ORT)
-    lowering = LoweringWithinBudget(make_terms(0.3, allowed=("int8",)))
-    found = lower(lowering.terms, ORT)
+    lowering = LoweringWithinBudget(make_options(0.3, allowed=("int8",)))
+    found = lower(lowering.options, ORT)
     assert load_decision(request, store, lowering.ingredients) is None
     store_decision(found, request, store, lowering.ingredients)
     known = load_decision(request, store, lowering.ingredients)
     assert known is not None and known.precision == found.precision
     assert known.plan.launches[0].function.fingerprint == found.plan.launches[0].function.fingerprint
-    assert load_decision(request, store, make_terms(0.4, allowed=("int8",)).ingredients) is None
-    other = make_terms(0.3, allowed=("int8",), calibrate=read_examples(BATCHES[1:5], "calibrate", MODEL.inputs))
+    assert load_decision(request, store, make_options(0.4, allowed=("int8",)).ingredients) is None
+    other = make_options(0.3, allowed=("int8",), calibrate=read_examples(BATCHES[1:5], "calibrate", MODEL.inputs))
     assert load_decision(request, store, other.ingredients) is None
 
 
 def test_the_form_is_made_again_from_the_record() -> None:
     table = xrt.calibrate(MODEL, BATCHES)
-    kept = KeptNodeRecord(list_quantizable_nodes(prepare_for_quantization(MODEL))[0][0], "matmul_1", "Gemm")
-    record = PrecisionRecord(measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True, kept=(kept,))
+    exact = ExactNodeRecord(list_quantizable_nodes(prepare_for_quantization(MODEL))[0][0], "matmul_1", "Gemm")
+    record = PrecisionRecord(
+        measure="relative", limit=0.1, precision="int8", data="", items=4, is_quantized=True, exact_nodes=(exact,)
+    )
     prepared = prepare_for_quantization(MODEL)
     planned = make_planned_function(MODEL, record.replace(table=fit_table(table, prepared, MODEL)))
     assert [node.op for node in planned.nodes].count("QuantizeLinear") == 3

@@ -192,7 +192,7 @@ def _show_errors(record: PrecisionRecord) -> None:
             "*" if is_best else "",
             candidate.precision,
             candidate.plan,
-            str(candidate.kept or ""),
+            str(candidate.exact_count or ""),
             format_error(candidate.error, record.measure) if candidate.precision != "fp32" else "0",
             f"{1e3 * (candidate.seconds or 0.0):.4g}",
         )

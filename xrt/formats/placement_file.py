@@ -27,9 +27,9 @@ __all__ = [
     "CandidateRecord",
     "Count",
     "DeclinedNodes",
+    "ExactNodeRecord",
     "Facts",
     "FormKind",
-    "KeptNodeRecord",
     "Key",
     "LoweredOutcome",
     "LoweredPlanRecord",
@@ -94,7 +94,7 @@ class BalancedValue(Record, frozen=True, array_like=True):
     exponents: tuple[Annotated[int, Meta(ge=-64, le=64)], ...]
 
 
-class KeptNodeRecord(Record, frozen=True):
+class ExactNodeRecord(Record, frozen=True):
     """A node that remains in float32."""
 
     at: Count
@@ -119,7 +119,7 @@ class LoweredPlanRecord(Record, frozen=True):
     """Upper end of the 95 % interval over the items; None if the measure has no interval."""
     worst: Number | None = None
     seconds: Number | None = None
-    kept: Count = 0
+    exact_count: Count = 0
     """Number of nodes that remain in float32 to meet the budget."""
     nodes: tuple[Text, ...] = ()
     """The first of these nodes, largest error first."""
@@ -159,7 +159,7 @@ class PrecisionRecord(Record, frozen=True, kw_only=True):
     """Whether weights have 7 bits, for processors that accumulate byte products in 16 bits."""
     balance: tuple[BalancedValue, ...] = ()
     """Values with balanced channels in that form."""
-    kept: tuple[KeptNodeRecord, ...] = ()
+    exact_nodes: tuple[ExactNodeRecord, ...] = ()
     regions: tuple[RegionPrecision, ...] = ()
     plans: tuple[LoweredPlanRecord, ...] = ()
     notes: tuple[Text, ...] = ()

@@ -17,7 +17,7 @@ from xrt.passes import infer_shapes
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import OPTIONS, QuantizedForm, fit_table, list_quantizable_nodes, prepare_for_quantization
 from xrt.placement.engine_list import is_auto
-from xrt.precision.budget import PrecisionTerms, read_examples
+from xrt.precision.budget import PrecisionOptions, read_examples
 from xrt.precision.byte_sums import needs_reduced_range
 from xrt.precision.collectors import Observer, group_by_bytes
 from xrt.precision.lowering import LoweringWithinBudget
@@ -57,7 +57,7 @@ def make_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithi
         raise CalibrationError("validate= has the batches of calibrate=; the error must be measured on others")
     declared = None if source.is_traced else source.get_declared_function
     return LoweringWithinBudget(
-        PrecisionTerms(budget, validate, calibrate, choice.names, choice.exact_nodes, choice.table, declared, tuple(inputs))
+        PrecisionOptions(budget, validate, calibrate, choice.names, choice.exact_nodes, choice.table, declared, tuple(inputs))
     )
 
 

@@ -138,13 +138,13 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
     for region in record.regions:
         yield f"  {region.region} on {region.engine} in {region.precision}"
-    for node in record.kept[:PLANS_SHOWN]:
+    for node in record.exact_nodes[:PLANS_SHOWN]:
         error = f", {format_error(node.error, 'relative')} alone" if node.error is not None else ""
         yield f"  {node.name} ({node.op}) stays in fp32: {node.why}{error}"
-    if len(record.kept) > PLANS_SHOWN:
-        yield f"  and {len(record.kept) - PLANS_SHOWN} more nodes stay in fp32"
+    if len(record.exact_nodes) > PLANS_SHOWN:
+        yield f"  and {len(record.exact_nodes) - PLANS_SHOWN} more nodes stay in fp32"
     for plan in record.plans:
-        if plan.outcome in ("over", "wrong", "failed") or (plan.kept and plan.outcome != "won"):
+        if plan.outcome in ("over", "wrong", "failed") or (plan.exact_count and plan.outcome != "won"):
             yield f"  {describe_lowered_plan(plan, record.measure)}"
     yield from (f"  {note}" for note in record.notes)
 
@@ -153,9 +153,9 @@ def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
     """Describe the outcome of a plan of lower precision."""
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
-    if plan.kept:
-        names = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.kept > SHOWN_SHORT else "")
-        parts.append(f"{plan.kept} node{'s' * (plan.kept != 1)} in fp32 ({names})")
+    if plan.exact_count:
+        names = ", ".join(plan.nodes[:SHOWN_SHORT]) + (", ..." if plan.exact_count > SHOWN_SHORT else "")
+        parts.append(f"{plan.exact_count} node{'s' * (plan.exact_count != 1)} in fp32 ({names})")
     if plan.error is not None and plan.outcome not in ("wrong", "failed"):
         high = "" if plan.high is None else f" (up to {format_error(plan.high, measure)})"
         parts.append(f"error {format_error(plan.error, measure)}{high}")
@@ -197,7 +197,7 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
             plan.precision,
             plan.plan,
             "best" if id(plan) in best else plan.outcome,
-            plan.kept or "",
+            plan.exact_count or "",
             "" if plan.outcome in ("wrong", "failed") else format_error(plan.error, record.measure),
             "" if plan.seconds is None else seconds(plan.seconds),
             plan.note,

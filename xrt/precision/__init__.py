@@ -11,6 +11,6 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.precision.budget import ErrorBudget as ErrorBudget, PrecisionTerms as PrecisionTerms
+    from xrt.precision.budget import ErrorBudget as ErrorBudget, PrecisionOptions as PrecisionOptions
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)

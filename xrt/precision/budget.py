@@ -447,7 +447,7 @@ def _fit_array(array: Any, value: Value, declared: Value, row: int, rows: int) -
 
 
 @dataclass(frozen=True)
-class PrecisionTerms:
+class PrecisionOptions:
     """The options of a search for lower precision."""
 
     budget: ErrorBudget

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from xrt.engines.contract.proxy import load_engine
 from xrt.errors import CalibrationError, CompileRefused, XRTError
-from xrt.formats.placement_file import KeptNodeRecord, PrecisionRecord, RegionPrecision
+from xrt.formats.placement_file import ExactNodeRecord, PrecisionRecord, RegionPrecision
 from xrt.placement.profiler import find_first_random_node
 from xrt.placement.race import Entrant, StoppingRule, run_interleaved, select_winner
 from xrt.placement.report import format_error
 from xrt.placement.result import CandidateComparison, Progress, TuningResult, format_count
-from xrt.precision.budget import PrecisionTerms
+from xrt.precision.budget import PrecisionOptions
 from xrt.precision.search import Attempt, PrecisionSearch, Workbench, list_contenders
 from xrt.worker.isolated_engine import IsolatedEngine
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 class LoweringWithinBudget:
     """Searches for plans of lower precision within an error budget."""
 
-    terms: PrecisionTerms
+    options: PrecisionOptions
 
     @property
     def ingredients(self) -> tuple[tuple[str, str], ...] | None:
         """The parts of a decision's key: the options and a hash of the data; None if a metric's code is unknown."""
-        return self.terms.ingredients
+        return self.options.ingredients
 
     def lower(
         self, request: PlacementRequest, exact: TuningResult, cache: CompileCache, seconds: float, progress: ProgressCallback
@@ -46,7 +46,7 @@ class LoweringWithinBudget:
         The outputs of each plan are compared with those of the exact plan on the validation examples before it is timed. Raises
         CalibrationError for unsuitable examples, and if a metric fails.
         """
-        return _Lowering(request, exact, self.terms, cache, seconds, progress).run()
+        return _Lowering(request, exact, self.options, cache, seconds, progress).run()
 
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class _Lowering:
 
     request: PlacementRequest
     exact: TuningResult
-    terms: PrecisionTerms
+    options: PrecisionOptions
     cache: CompileCache
     seconds: float
     progress: ProgressCallback
@@ -72,7 +72,7 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        self.calibrate, self.validate = self.terms.fit(self.request.function)
+        self.calibrate, self.validate = self.options.fit(self.request.function)
         self.first = Attempt(self.exact.plan, "fp32")
 
     def run(self) -> TuningResult:
@@ -91,7 +91,7 @@ class _Lowering:
             _log.info("the exact plan does not compile", exc_info=True)
             raise XRTError(f"the exact plan cannot be compared with others: {error}") from error
         search = PrecisionSearch(
-            *(bench, self.terms, self.request.function, self.first, self.calibrate, self.validate),
+            *(bench, self.options, self.request.function, self.first, self.calibrate, self.validate),
             is_in_time=lambda: self.clock() < until,
             tell=self._tell,
         )
@@ -116,7 +116,7 @@ class _Lowering:
         """Explain why nothing can be lowered; empty if something can."""
         if self.exact.how == "priority":
             return "nothing is lowered: the exact plan was not measured"
-        if self.terms.budget.limit <= 0:
+        if self.options.budget.limit <= 0:
             return "the error budget is 0: nothing is lowered"
         if reason := find_first_random_node(self.request.function):
             return f"nothing is lowered: {reason}"
@@ -153,7 +153,9 @@ class _Lowering:
                 attempt.note = contender.note
             else:
                 attempt.outcome, attempt.seconds = contender.verdict, contender.seconds
-            error = f", error {format_error(attempt.error.error, self.terms.budget.name)}" if attempt.precision != "fp32" else ""
+            error = (
+                f", error {format_error(attempt.error.error, self.options.budget.name)}" if attempt.precision != "fp32" else ""
+            )
             contenders.append(replace(contender, note="; ".join(filter(None, (f"{attempt.precision}{error}", contender.note)))))
         return replace(race, contenders=tuple(contenders))
 
@@ -174,11 +176,11 @@ class _Lowering:
             result = replace(result, how=how, race=race if winner is not None and len(race.contenders) > 1 else self.exact.race)
         summary, form = chosen.to_record(), chosen.form
         record = PrecisionRecord(
-            measure=self.terms.budget.name,
-            limit=self.terms.budget.limit,
+            measure=self.options.budget.name,
+            limit=self.options.budget.limit,
             precision=chosen.precision,
-            data=self.terms.digest,
-            validation=self.terms.validate.digest,
+            data=self.options.digest,
+            validation=self.options.validate.digest,
             items=len(self.validate),
             calibrated=len(self.calibrate),
             error=summary.error or 0.0,
@@ -188,7 +190,9 @@ class _Lowering:
             notes=tuple(dict.fromkeys(note[:1000] for note in notes)),
         )
         if search is not None and chosen is not self.first:
-            record = record.replace(regions=tuple(_describe_regions(chosen, self.first)), kept=tuple(_list_kept(search, chosen)))
+            record = record.replace(
+                regions=tuple(_describe_regions(chosen, self.first)), exact_nodes=tuple(_list_exact_nodes(search, chosen))
+            )
         if form is not None:
             form_facts = {"form": form.kind, "reduce_range": form.reduce_range, "table": form.table, "balance": form.balance}
             record = record.replace(is_quantized=True, **form_facts)
@@ -218,13 +222,13 @@ def sort_engines(request: PlacementRequest, exact: TuningResult) -> list[GraphCo
     return [load_engine(engine) for engine in sorted(sound, key=rank)]
 
 
-def _list_kept(search: PrecisionSearch, chosen: Attempt) -> Sequence[KeptNodeRecord]:
+def _list_exact_nodes(search: PrecisionSearch, chosen: Attempt) -> Sequence[ExactNodeRecord]:
     """List the quantizable nodes that stay in float32, largest error first."""
     if chosen.form is None:
         return ()
     errors, nodes = search.find_errors(chosen.form), search.prepared.nodes
-    whys = {at: "asked for" if at in search.fixed else "its error" for at in chosen.form.kept}
-    rows = [KeptNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
+    whys = {at: "asked for" if at in search.fixed else "its error" for at in chosen.form.exact_nodes}
+    rows = [ExactNodeRecord(at, nodes[at].name[:400], nodes[at].op, errors.get(nodes[at].name), why) for at, why in whys.items()]
     return sorted(rows, key=lambda row: -(row.error or 0.0))
 
 

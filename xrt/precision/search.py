@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.placement.regression_check import RegressionSetup
     from xrt.placement.result import PlacementRequest
-    from xrt.precision.budget import Examples, PrecisionTerms
+    from xrt.precision.budget import Examples, PrecisionOptions
 
 MOST_NAMED = 32
 """Maximum float32 nodes named in the record of a plan."""
@@ -68,7 +68,7 @@ class Attempt:
     form: QuantizedForm | None = None
     """How the model is quantized; None if it is not."""
     exact_nodes: tuple[str, ...] = ()
-    """The nodes kept in float32 to meet the budget, worst first."""
+    """The nodes in float32 to meet the budget, worst first."""
     program: Program | None = None
     error: MeasuredError = field(default_factory=lambda: MeasuredError(0.0))
     outcome: LoweredOutcome = "lost"
@@ -100,7 +100,7 @@ class Attempt:
             self.outcome,
             **{name: value if value is not None and math.isfinite(value) else None for name, value in errors.items()},
             seconds=self.seconds,
-            kept=len(self.exact_nodes),
+            exact_count=len(self.exact_nodes),
             nodes=tuple(name[:400] for name in self.exact_nodes[:MOST_NAMED]),
             note=self.note[:1000],
         )
@@ -154,10 +154,10 @@ class Workbench:
         implicit = self.request.implicit
         return implicit if any(engine.spec == implicit for engine in engines) and len(engines) > 1 else None
 
-    def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_kept: bool = True) -> Program:
+    def compile(self, plan: Plan, extra: Sequence[GraphCompiler] = (), *, is_scratch: bool = False) -> Program:
         """Compile a plan; raises CompileRefused if an engine refuses a part of it."""
         engines = {engine.spec: engine for engine in (*self.engines, *extra)}
-        compiled = compile_plan(plan, engines, self.request.context, self.cache if is_kept else self.scratch)
+        compiled = compile_plan(plan, engines, self.request.context, self.scratch if is_scratch else self.cache)
         if not isinstance(compiled, Program):
             raise CompileRefused("; ".join(dict.fromkeys(refusal.reason for refusal in compiled)))
         return compiled
@@ -182,7 +182,7 @@ def observe(
         programs = []
         for group in group_by_bytes([name for name in names if name not in inputs], function) or [()]:
             observed = function.replace(outputs=tuple(function.value(name) for name in group) or function.outputs)
-            programs.append((group, bench.compile(bench.plan_exact(observed), is_kept=False)))
+            programs.append((group, bench.compile(bench.plan_exact(observed), is_scratch=True)))
             stack.callback(programs[-1][1].close)
         for number, item in enumerate(examples.items):
             tell(f"calibrating on batch {number + 1} of {len(examples)}")
@@ -209,7 +209,7 @@ class PrecisionSearch:
     """The state of one search; `attempts` lists the plans it tried."""
 
     bench: Workbench
-    terms: PrecisionTerms
+    options: PrecisionOptions
     function: Function
     exact: Attempt
     calibrate: Examples
@@ -223,10 +223,10 @@ class PrecisionSearch:
     """The error of quantizing each node alone, by whether channels are balanced."""
 
     def run(self) -> None:
-        """Try the candidates while there is time: 16-bit floats, full int8 forms, products only, then forms with kept nodes."""
+        """Try while there is time: 16-bit floats, full int8 forms, products only, then forms with some nodes in float32."""
         try:
             for precision, engine in self._list_lowered(("bf16", "fp16")):
-                exact_nodes = {node.name for node in self.function.nodes if self.terms.keeps(node.name, self.function)}
+                exact_nodes = {node.name for node in self.function.nodes if self.options.keeps(node.name, self.function)}
                 self._try(Attempt(self.bench.plan_on(self.function, engine, exact_nodes), precision, (engine,)))
             self._try_integers()
         except OutOfTime:
@@ -263,8 +263,8 @@ class PrecisionSearch:
         if fault := find_fault(expected, outputs):
             attempt.outcome, attempt.note, attempt.error = "wrong", fault, MeasuredError(np.inf)
         else:
-            attempt.error = measure(self.terms, self.validate, expected, outputs)
-            attempt.outcome = "lost" if attempt.error.bound <= self.terms.budget.limit else "over"
+            attempt.error = measure(self.options, self.validate, expected, outputs)
+            attempt.outcome = "lost" if attempt.error.bound <= self.options.budget.limit else "over"
         if not attempt.is_in_budget:
             attempt.close()
         return attempt
@@ -272,7 +272,7 @@ class PrecisionSearch:
     def _list_lowered(self, precisions: Sequence[Precision]) -> Iterator[tuple[Precision, GraphCompiler]]:
         """Yield the lower precisions that the exact engines offer, fastest engine first."""
         for precision in precisions:
-            for engine in self.bench.engines if precision in self.terms.allowed else ():
+            for engine in self.bench.engines if precision in self.options.allowed else ():
                 lowered = engine.lower_precision(precision)
                 if lowered is None:
                     continue
@@ -287,10 +287,10 @@ class PrecisionSearch:
         if not measured or any(attempt.is_in_budget for attempt in self.attempts):
             return ""
         best = min(measured, key=lambda attempt: attempt.error.bound)
-        name, bound = self.terms.budget.name, best.error.bound
+        name, bound = self.options.budget.name, best.error.bound
         return (
             f"no lower precision is within the budget: the nearest is {best.precision} on {best.title}, "
-            f"{format_error(bound, name)} of {format_error(self.terms.budget.limit, name)}; float32 is kept"
+            f"{format_error(bound, name)} of {format_error(self.options.budget.limit, name)}; float32 is kept"
         )
 
     # ------------------------------------------------------------------ integers
@@ -303,7 +303,7 @@ class PrecisionSearch:
     @cached_property
     def _choices(self) -> dict[str, int]:
         """The positions of the nodes that may be quantized, by name."""
-        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.terms.keeps(name, self.prepared)}
+        return {name: at for at, name in list_quantizable_nodes(self.prepared) if not self.options.keeps(name, self.prepared)}
 
     @cached_property
     def fixed(self) -> frozenset[int]:
@@ -312,7 +312,7 @@ class PrecisionSearch:
 
     def _why_not_quantized(self) -> str:
         """Explain why the model is not quantized; empty if it can be."""
-        if "int8" not in self.terms.allowed:
+        if "int8" not in self.options.allowed:
             return "int8 is not among the precisions that are allowed"
         if any("quantize" in node.op.lower() or "QLinear" in node.op for node in self.function.nodes):
             return "int8 was not tried: the model is quantized already"
@@ -327,11 +327,11 @@ class PrecisionSearch:
         engines = []
         for _, engine in self._list_lowered(("int8",)):
             engines.append((engine, ""))
-            halved = engine.lower_precision("bf16") if "bf16" in self.terms.allowed and not self.terms.exact_nodes else None
+            halved = engine.lower_precision("bf16") if "bf16" in self.options.allowed and not self.options.exact_nodes else None
             engines += [] if halved is None else [(halved, " and bf16")]
         engines.sort(key=lambda pair: bool(pair[1]))  # try those with the rest in bf16 last: they gain least
         wholes = []
-        if self.calibrate.items or self.terms.table is not None:
+        if self.calibrate.items or self.options.table is not None:
             for balance in dict.fromkeys(((), self.balance)):
                 for engine, rest in engines:
                     form = QuantizedForm(self.table, self.fixed, "static", balance, needs_reduced_range([engine]))
@@ -349,8 +349,8 @@ class PrecisionSearch:
     def _try_form(
         self, engine: GraphCompiler, rest: str, form: QuantizedForm, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
-        form = replace(form, kept=form.kept | {self._choices[name] for name in exact})
-        self.tell(f"quantizing, with {len(form.kept)} nodes in float32")
+        form = replace(form, exact_nodes=form.exact_nodes | {self._choices[name] for name in exact})
+        self.tell(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
         return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(exact)))
 
@@ -369,7 +369,7 @@ class PrecisionSearch:
     @cached_property
     def _observed_ranges(self) -> tuple[CalibrationTable | None, dict[str, tuple[Any, Any]]]:
         """The ranges of the values to quantize, and the extremes per channel of the values that can be balanced."""
-        names = list_calibrated_values(self.prepared, OPTIONS) if self.terms.table is None else []
+        names = list_calibrated_values(self.prepared, OPTIONS) if self.options.table is None else []
         balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
         channels: dict[str, tuple[Any, Any]] = {}
         if names or balanced:
@@ -384,9 +384,9 @@ class PrecisionSearch:
     @cached_property
     def table(self) -> CalibrationTable:
         """The ranges, given or measured on the calibration examples, including those of the balanced model."""
-        if self.terms.table is not None:
-            original = self.terms.original() if self.terms.original is not None else self.function
-            table = fit_table(self.terms.table, self.prepared, original)
+        if self.options.table is not None:
+            original = self.options.original() if self.options.original is not None else self.function
+            table = fit_table(self.options.table, self.prepared, original)
         else:
             assert self._observed_ranges[0] is not None  # some node is quantized
             table = self._observed_ranges[0]
@@ -403,7 +403,7 @@ class PrecisionSearch:
         channels = self._observed_ranges[1] if self.calibrate.items else {}
         return find_balance(self.prepared, {name: np.maximum(-low, high) for name, (low, high) in channels.items()})
 
-    # ------------------------------------------------------------------ nodes kept in float32
+    # ------------------------------------------------------------------ nodes in float32
 
     def _try_exact_nodes(self, wholes: Sequence[Attempt]) -> None:
         """Keep the nodes with the largest errors in float32 until the error is within the limit.
@@ -417,22 +417,22 @@ class PrecisionSearch:
         bases: dict[bool, Attempt] = {}
         for whole in sorted(best.values(), key=lambda whole: whole.first_calls):
             bases.setdefault(whole.precision.endswith("bf16"), whole)
-        budget = self.terms.budget
+        budget = self.options.budget
         # Nodes are selected by relative error; a cosine distance is half its square.
         convert = (lambda error: math.sqrt(2 * error)) if budget.measure == "cosine" else float
         for base in bases.values():
             if callable(budget.measure):
                 for target in METRIC_TARGETS:
-                    self._keep(base, NodeSelection(self._measure_nodes(base), target))
+                    self._try_exact(base, NodeSelection(self._measure_nodes(base), target))
             elif base.error.bound > budget.limit:
                 selection = NodeSelection(self._measure_nodes(base), convert(budget.limit), convert(base.error.bound))
                 for _ in range(MOST_ATTEMPTS):
-                    attempt = self._keep(base, selection)
+                    attempt = self._try_exact(base, selection)
                     if attempt is None or attempt.outcome == "failed" or attempt.error.bound <= budget.limit:
                         break
                     selection.correct(convert(attempt.error.bound))
 
-    def _keep(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
+    def _try_exact(self, base: Attempt, selection: NodeSelection) -> Attempt | None:
         """Try a form with more nodes in float32; None if no node or too many are selected."""
         exact_nodes = selection.choose()
         if base.form is None or not exact_nodes or len(exact_nodes) > MOST_KEPT * len(self._choices):
@@ -451,14 +451,14 @@ class PrecisionSearch:
         items = (self.calibrate if self.calibrate.items else self.validate).items[:SENSED_ITEMS]
         names = list(self._choices)
         model = make_switchable_model(balance_values(self.prepared, self.balance if is_balanced else ()), self.table, names)
-        program = self.bench.compile(self.bench.plan_exact(model), is_kept=False)
+        program = self.bench.compile(self.bench.plan_exact(model), is_scratch=True)
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
 
         def measure_part(part: Sequence[str]) -> float:
             self.tell(f"measuring the error of {len(part)} of {len(names)} nodes alone")
             switches = np.isin(names, part)
             outputs = [run_once(program, (*item.values, switches)) for item in items]
-            return self.terms.relative.measure_error(exact, outputs, []).error
+            return self.options.relative.measure_error(exact, outputs, []).error
 
         try:
             self._errors[is_balanced] = find_node_errors(names, measure_part, self.is_in_time)
@@ -468,17 +468,17 @@ class PrecisionSearch:
 
 
 def measure(
-    terms: PrecisionTerms, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
+    options: PrecisionOptions, examples: Examples, expected: Sequence[Sequence[Any]], outputs: Sequence[Sequence[Any]]
 ) -> MeasuredError:
     """Measure the error; a metric gets whole batches, merged from the examples made of their rows."""
-    if not callable(terms.budget.measure):
-        return terms.budget.measure_error(expected, outputs, [item.example for item in examples.items])
+    if not callable(options.budget.measure):
+        return options.budget.measure_error(expected, outputs, [item.example for item in examples.items])
     batches: dict[int, list[int]] = {}
     for place, item in enumerate(examples.items):
         batches.setdefault(item.batch, []).append(place)
     items = [examples.items[places[0]].example for places in batches.values()]
     merged = [[_merge([side[place] for place in places]) for places in batches.values()] for side in (expected, outputs)]
-    return terms.budget.measure_error(merged[0], merged[1], items)
+    return options.budget.measure_error(merged[0], merged[1], items)
 
 
 def _merge(outputs: Sequence[Sequence[Any]]) -> Sequence[Any]:

@@ -42,7 +42,7 @@ class QuantizedForm:
 
     table: CalibrationTable | None = None
     """Calibrated ranges, for the kind ``static`` only."""
-    kept: frozenset[int] = frozenset()
+    exact_nodes: frozenset[int] = frozenset()
     """Positions of nodes of the prepared model that stay in float32."""
     kind: FormKind = "static"
     balance: tuple[BalancedValue, ...] = ()
@@ -52,7 +52,7 @@ class QuantizedForm:
 
     def apply(self, prepared: Function) -> Function:
         """Quantize a prepared model; raises CalibrationError for the table of another model."""
-        names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.kept]
+        names = [name for at, name in list_quantizable_nodes(prepared) if at not in self.exact_nodes]
         if not names:
             return prepared
         return drop_dead_nodes(infer_shapes(self._rewrite(balance_values(prepared, self.balance), names)))
@@ -158,6 +158,6 @@ def make_planned_function(function: Function, record: PrecisionRecord | None) ->
     """The Function that a placement with this record plans: the model itself, or its quantized form."""
     if record is None or not record.is_quantized or (record.form == "static" and record.table is None):
         return function
-    unquantized = frozenset(node.at for node in record.kept)
+    unquantized = frozenset(node.at for node in record.exact_nodes)
     form = QuantizedForm(record.table, unquantized, record.form, record.balance, record.reduce_range)
     return form.apply(prepare_for_quantization(function))
