@@ -14,13 +14,13 @@ from tests.cli.test_cache_and_bundles import call
 from tests.precision.lossy import Lossy
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import LockError
 from xrt.formats import onnx
 from xrt.formats.placement_file import PrecisionRecord
 from xrt.models import load, sample_inputs
 from xrt.partition import partition
-from xrt.placement.reference import evaluate
-from xrt.placement.regression_check import RegressionSetup
+from xrt.placement.race import RegressionSetup
 from xrt.placement.result import PlacementRequest
 from xrt.precision.budget import read_examples
 from xrt.precision.search import check_error

@@ -13,12 +13,12 @@ import pytest
 import xrt
 from tests.devices.worlds import TOY, World, world
 from xrt.engines import CompileContext
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused
 from xrt.graph import Function
 from xrt.partition import SupportMatrix
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.placement.reference import evaluate
 from xrt.runtime import on_device
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import make_random_inputs, make_seeded_function

@@ -19,6 +19,7 @@ from tests.engines.test_tvm_forked import status_of
 from tests.engines.written import Array, function, one, tensor
 from xrt import XRTModule
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.torch import Torch
 from xrt.engines.torch.executable import call_within
 from xrt.engines.toy import Toy
@@ -26,7 +27,6 @@ from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import DOMAIN, OpaqueCall, Tagged
 from xrt.passes import infer_shapes
-from xrt.placement.reference import evaluate
 from xrt.testing.suite import EngineSuite
 
 TORCH = Torch()

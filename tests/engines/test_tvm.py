@@ -17,6 +17,7 @@ from tvm.tirx import PrimFunc
 from tests.engines.test_toolkit import unknown_evidence
 from tests.engines.written import Array, function, one, tensor
 from xrt.engines import CompileContext, RunOptions
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.export import import_function
@@ -26,7 +27,6 @@ from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.module import XRTModule
-from xrt.placement.reference import evaluate
 from xrt.testing import KnownFailure
 from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.testing.suite import EngineSuite

@@ -108,7 +108,7 @@ def _costs(path: Path) -> None:
 
 
 def _decision(path: Path) -> None:
-    found = records.read_result(loads(path.read_bytes()), samples.placement_request())
+    found = records.read_decision(loads(path.read_bytes()), samples.placement_request())
     str(found)
     found.to_dict()
 

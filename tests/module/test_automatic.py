@@ -19,11 +19,11 @@ from tests.placement.uneven import Uneven
 from tests.verify.wrong import Wrong
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.partition.partitioner import map_nodes_to_engines
-from xrt.placement.reference import evaluate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"),
@@ -74,7 +74,7 @@ def test_a_reference_that_is_too_slow_is_asked_once(tmp_path: Path, monkeypatch:
         return wait_in_vain(has_ended)
 
     monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
-    monkeypatch.setattr("xrt.placement.reference.evaluate", wait)
+    monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", wait)
     monkeypatch.setattr("xrt.module.verification.PATIENCE", 0.1)
     with automatic(tmp_path, "ort", function=relu(("N", 3)), budget=1) as m:
         for rows in (2, 3, 4):
@@ -94,7 +94,7 @@ def test_one_comparison_serves_all_sizes_and_later_modules(tmp_path: Path, monke
         return evaluate(function, inputs, **named)
 
     monkeypatch.setattr("xrt.placement.auto.evaluate", partial(wait_in_vain, has_ended))
-    monkeypatch.setattr("xrt.placement.reference.evaluate", compare)
+    monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", compare)
     function = relu(("N", 3))
     x = np.ones((2, 3), "float32")
     with automatic(tmp_path, "ort", function=function, budget=1) as m:

@@ -103,7 +103,7 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, mon
         np.testing.assert_array_equal(loaded(X), expected)
         told = "checked against toy{native=off}: the first call of each signature; 1 call so far"
         assert loaded.explain().checks == told
-    monkeypatch.setattr("xrt.placement.reference.evaluate", lambda function, inputs, threads: [expected + 1])
+    monkeypatch.setattr("xrt.engines.toolkit.reference_evaluator.evaluate", lambda function, inputs, threads: [expected + 1])
     with xrt.load(path, cache=cold, check=1.0) as loaded, pytest.raises(RunFailed, match="computed xrt_ort_0 wrongly"):
         loaded(X)
 

@@ -149,7 +149,7 @@ def _called(function: Function, inputs: list[Any]) -> list[Any]:
 SCRIPT = """
 import hashlib, sys
 from tests.partition.synthetic import run_search, worlds
-from xrt.placement import choose_requests, predict_cost, propose_plans, rank_missing_support
+from xrt.placement import choose_requests, predict_cost, propose_plans
 told = []
 for world in worlds(range(200, 204), 10):
     found = run_search(world.function, world.engines, world.measure, rounds=2)
@@ -157,7 +157,6 @@ for world in worlds(range(200, 204), 10):
     told += [*(str(predict_cost(world.function, plan, found.table)) for plan in found.plans)]
     told += [str(plan.function) for plan in propose_plans(world.function, world.engines, found.table)]
     told += [repr([(p.key, p.spec) for p in choose_requests(world.function, world.engines, found.table)])]
-    told += [repr(rank_missing_support(world.function, world.engines, found.table))]
 print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
 """
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Function
-from xrt.placement.reference import evaluate
 from xrt.verify.comparison import judge_outputs
 from xrt.verify.execution import Run
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings, strategies as st
 from onnx import parser
 
 from xrt import XRTModule
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.module.specialization import optimize
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, shape_inference
 from xrt.passes.contents import PROPAGATED, Contents, propagate
-from xrt.placement.reference import evaluate
 from xrt.testing.strategies import functions, make_random_inputs
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import apply, emit
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.passes import infer_shapes
 from xrt.passes.padding import Extent, PaddedFunction, pad_dims
 from xrt.passes.padding.padder import RULES
-from xrt.placement.reference import evaluate
 
 S, T = Extent.of("s"), Extent.of("t")
 FLOAT, INT, BOOL = DType.FLOAT32, DType.INT64, DType.BOOL

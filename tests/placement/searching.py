@@ -10,9 +10,9 @@ from tests.placement.uneven import Uneven
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Function
 from xrt.placement import TuningResult, tune
-from xrt.placement.reference import evaluate
 from xrt.placement.result import PlacementRequest
 
 TOY = registry.create("toy")

@@ -183,17 +183,6 @@ def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
     assert [one.ratio for one in found.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
 
 
-def test_a_plan_that_left_an_earlier_race_is_shown_at_the_pace_of_the_last() -> None:
-    """Its milliseconds were of a busier minute: 101 ms beside a ratio of 1.2 to 40 ms."""
-    left = CandidateResult(PLANS["second"], "lost", 0.101, 0.09, 0.11, 1.2, 1.1, 1.3)
-    untimed = CandidateResult(PLANS["two"], "lost", 0.5)
-    found = race((left, untimed), first=spread(0.040))
-    by_plan = {id(one.plan): one for one in found.contenders}
-    shown = by_plan[id(PLANS["second"])]
-    assert (shown.seconds, shown.low, shown.high) == tuple(map(pytest.approx, (0.048, 0.044, 0.052)))
-    assert shown.ratio == 1.2 and by_plan[id(PLANS["two"])].seconds == 0.5
-
-
 def test_what_is_reported_of_a_race() -> None:
     found = race(first=spread(0.010), two=spread(0.009))
     told = str(TuningResult(PLANS["two"], race=found, budget=20, spent=3.21, measurements=7))

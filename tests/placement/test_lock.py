@@ -16,6 +16,7 @@ import pytest
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toy import Toy
 from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, dumps, loads, write_placement
@@ -23,15 +24,14 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
-from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
-from xrt.placement.reference import evaluate
-from xrt.placement.regression_check import (
+from xrt.placement.race import (
     SPELLS,
     RegressionSetup,
     check_regression,
     find_runner_up,
     make_baseline,
 )
+from xrt.placement.records import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 

@@ -14,10 +14,10 @@ from hypothesis import given, strategies as st
 
 from tests.module.test_faults import X, chain
 from xrt.engines import ExecutionOptions
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.passes import infer_shapes
 from xrt.placement.profiler import STRETCH, capture_activations, check_against_reference, find_first_random_node
-from xrt.placement.reference import evaluate
 from xrt.placement.sizes import format_sizes, list_open_axes, read_sizes, resize_values
 from xrt.verify.execution import Stopped
 

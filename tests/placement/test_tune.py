@@ -353,7 +353,7 @@ def test_a_decision_that_does_not_fit_is_measured_again(change: Any, told: str, 
 def test_a_decision_with_a_long_note_can_be_read() -> None:
     found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
     request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
-    again = records.read_result(records.make_decision(found, request), request)
+    again = records.read_decision(records.make_decision(found, request), request)
     assert again.notes == (found.notes[0][:2000],)
 
 

@@ -13,9 +13,9 @@ import pytest
 from xrt.engines import CompileContext, Deviation, Executable, RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.graph_compiler import find_special_values
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats import text
 from xrt.graph import Function
-from xrt.placement.reference import evaluate
 from xrt.testing import ResultWord, conform, node_cases, run_case
 from xrt.testing.conformance import run_list, run_single
 from xrt.testing.corpus import CORPUS, CorpusEntry

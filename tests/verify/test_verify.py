@@ -16,12 +16,11 @@ from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, create
 from xrt.engines.contract.options import Precision
-from xrt.engines.toolkit.reference_evaluator import REFERENCE
+from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate
 from xrt.errors import CompileRefused, EngineError
 from xrt.formats.onnx import load, save_case
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import partition
-from xrt.placement.reference import evaluate
 from xrt.runtime.inputs import copy_values
 from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict, bisect, verify

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import PrecisionRecord
     from xrt.graph import Function
     from xrt.placement import TuningResult
-    from xrt.placement.regression_check import RegressionResult
+    from xrt.placement.race import RegressionResult
 
 
 DETAILS = ("regions", "to the best engine", "note")
@@ -169,8 +169,8 @@ def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
     rows = []
     for contender in tuned.race.contenders:
         ratio = f"{contender.seconds / fastest:.2f}" if contender.seconds is not None and fastest else ""
-        has_interval = contender.ratio is not None and contender.ratio_low is not None and contender.ratio_high is not None
-        interval = f"{contender.ratio:.3f} ({contender.ratio_low:.3f}-{contender.ratio_high:.3f})" if has_interval else ""
+        ends = contender.ratio_interval
+        interval = f"{ends.median:.3f} ({ends.low:.3f}-{ends.high:.3f})" if ends else ""
         details = dict(zip(DETAILS, (str(len(contender.plan.launches)), interval, contender.note), strict=True))
         rows.append(TimedRow(contender.title, contender.seconds, ratio, VERDICTS[contender.verdict], details))
     show_times("plan", rows, DETAILS, verbose=DETAILS if verbose else ())
@@ -244,8 +244,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     else:
         cells = [list_cells(candidate) for candidate in result.candidates]
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
-        points = f"{len(result.candidates)} points, {result.spent:.1f} of {result.budget:g} s"
-        print_lines(result.headline, points, *result.notes)
+        print_lines(result.headline, result.summary, *result.notes)
     if params["html"] is not None:
         write_page(params["html"], render_throughput_page(result, model))
     if locks and (record := result.to_record()) is not None:

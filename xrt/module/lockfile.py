@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.passes.quantize.form import make_planned_function
 from xrt.placement.auto import SizedPlacement
+from xrt.placement.race import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.records import (
     LONGEST,
     create_lock,
     list_mismatches,
     plan_from_ranges,
     read_lock,
-    read_result,
+    read_locked_result,
     read_shapes,
 )
-from xrt.placement.reference import evaluate
-from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.report import format_error
 from xrt.placement.sizes import Sizes, list_open_axes
 from xrt.precision.search import check_error
@@ -102,8 +102,7 @@ class LockedPlacement:
         reasons = (*list_mismatches(self.lock, request), *self._list_excesses())
         if not reasons:
             try:
-                # A lock has one plan, which was checked above; a section of a search would bring others.
-                result = read_result(self.lock.replace(search=None), request)
+                result = read_locked_result(self.lock, request)
                 note = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
                 return SizedPlacement(at, replace(result, notes=(note, *result.notes)))
             except LockError as error:

@@ -56,7 +56,7 @@ def optimize(function: Function, *, fold: bool, engines: EngineList | None = Non
     ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
     """
     from xrt import passes
-    from xrt.placement.reference import evaluate
+    from xrt.engines.toolkit.reference_evaluator import evaluate
 
     if not fold:
         return passes.optimize(function)

@@ -126,7 +126,7 @@ class OutputChecks:
         return None
 
     def _run_reference(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        from xrt.placement.reference import evaluate
+        from xrt.engines.toolkit.reference_evaluator import evaluate
 
         return evaluate(function, inputs, threads=self.threads)
 
@@ -177,7 +177,7 @@ def verify(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, inner: bool, progress: Progress | None
 ) -> Verification:
     """Compare every region with the reference engine: see `XRTModule.verify`."""
-    from xrt.placement.reference import evaluate
+    from xrt.engines.toolkit.reference_evaluator import evaluate
     from xrt.runtime.inputs import copy_values
     from xrt.verify import verify as verify_plan
     from xrt.verify.regions import ignore_progress
@@ -195,7 +195,7 @@ def bisect(
     module: XRTModule, args: Sequence[Any], kwargs: Mapping[str, Any], *, progress: Progress | None
 ) -> FailingSubgraph | None:
     """Find the smallest part of a region that differs from the reference engine: see `XRTModule.bisect`."""
-    from xrt.placement.reference import evaluate
+    from xrt.engines.toolkit.reference_evaluator import evaluate
     from xrt.verify import bisect_plan
     from xrt.verify.regions import ignore_progress
 

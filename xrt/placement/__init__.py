@@ -1,7 +1,7 @@
 """Placement: which engine runs which node, by priority or by measurement.
 
-A search has three stages: whole models race on single engines, regions are profiled on the leading ones, and the mixtures that
-are proposed from the measured costs race against the leader. The fastest plan that computes what the reference computes wins.
+A search has three stages: whole models are measured on single engines, regions are profiled on the leading ones, and the fastest
+engines race with the mixtures that are proposed from the measured costs. The fastest plan with correct results wins.
 Names are imported on first use, so that placement by priority does not pay for the search.
 """
 
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
         TuningResult as TuningResult,
     )
     from xrt.placement.search import (
-        MissingSupport as MissingSupport,
         Prediction as Prediction,
         ProfilingRequest as ProfilingRequest,
         RegionPrediction as RegionPrediction,
         choose_requests as choose_requests,
         predict_cost as predict_cost,
         propose_plans as propose_plans,
-        rank_missing_support as rank_missing_support,
     )
     from xrt.placement.throughput import ThroughputResult as ThroughputResult
 

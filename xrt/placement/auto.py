@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import PlanError
 from xrt.formats.placement_file import PlacementFile
 from xrt.graph import FrozenDict, Function, TensorType
@@ -20,7 +21,6 @@ from xrt.passes.quantize.form import make_planned_function
 from xrt.placement import CostReport, CostStore, TuningResult, tune
 from xrt.placement.autotune import BOUNDS, ProgressCallback, load_cost_table, plan_by_priority
 from xrt.placement.records import Ingredients, load_decision, make_decision_key, mark_checked, store_decision
-from xrt.placement.reference import evaluate
 from xrt.placement.report import make_report
 from xrt.placement.result import CandidateComparison, PlacementRequest, unwrap
 from xrt.placement.sizes import format_sizes
@@ -303,12 +303,10 @@ class AutoPlacement:
         """Report the cost of the chosen plan from all known measurements; None if it was not chosen by measurement."""
         if tuned is None:
             return None
-        engines, store, homes = unwrap(self.engines.engines), CostStore.for_cache(self.cache), self.engines.homes
-        table = tuned.table
+        table, store, engines = tuned.table, CostStore.for_cache(self.cache), self.engines
         if not table.regions and store is not None:
-            table = load_cost_table(store, engines, self.engines.context, homes.by_engine)
-        listed = [engine for engine in tuned.queried or engines if engine.spec != self.engines.implicit]
-        return make_report(plan, tuned, function, listed, table, homes)
+            table = load_cost_table(store, unwrap(engines.engines), engines.context, engines.homes.by_engine)
+        return make_report(plan, tuned, function, table)
 
     def _select_engines(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
         """Select the engines to query and the implicit engine's spec, with a message for each engine that is left out.

@@ -1,4 +1,4 @@
-"""Placement by measurement in three stages: whole models, regions, mixtures.
+"""Placement by measurement in three stages: whole models, regions, and a race of the fastest engines with the mixtures.
 
 `tune` loads the decision of an earlier search, or searches within a budget of seconds and stores the result. The search ends
 early once no remaining plan can win.
@@ -26,9 +26,7 @@ from xrt.partition.support_matrix import DeviceMap
 from xrt.placement import choose_requests, predict_cost, propose_plans
 from xrt.placement.profiler import (
     Inquiry,
-    LocalRunner,
     RegionProfiler,
-    Runner,
     Truth,
     WorkerRunner,
     choose_runner,
@@ -82,10 +80,6 @@ ProgressCallback: TypeAlias = Callable[[Progress], object]
 """Receives the state of a search."""
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Do nothing."""
-
-
 LEAST = 0.1
 """Minimum seconds for a necessary step, even if the budget is spent."""
 
@@ -111,9 +105,6 @@ class TuningBudget:
     """Number of engines to combine in mixtures. All mixtures that beat each engine had two; a third allows for a wrong order."""
     memory: int | None = None
     """Limit on each worker's address space, in bytes; None for no limit."""
-    apart: bool = True
-    """Whether to measure engines in worker processes, where a hang or a crash is harmless. In this process a search may take a
-    fraction of a second, but the engines must be trusted with the model."""
     samples: float = 0.3
     """Sampling time of one region, in seconds: on an idle machine seven samples of 2 ms suffice."""
     rules: StoppingRule = field(default_factory=StoppingRule)
@@ -129,7 +120,7 @@ def tune(
     reference: Reference,
     store: CostStore | None = None,
     inputs: Sequence[Any] | None = None,
-    progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback = lambda progress: None,
     bounds: TuningBudget | None = None,
     clock: Clock = time.perf_counter,
 ) -> TuningResult:
@@ -203,9 +194,8 @@ def _run(search: Search) -> TuningResult:
             search.wait_for_plan()
             search.report_stage("computing what is right")
             search.compute_truth()
-            race_whole_models(search)
-            if proposals := profile_regions(search):
-                race_mixtures(search, proposals)
+            measure_whole_models(search)
+            race_plans(search, propose_mixtures(search))
         finally:
             search.close()
     except KeyboardInterrupt:
@@ -220,11 +210,11 @@ def _run(search: Search) -> TuningResult:
 # ---------------------------------------------------------------------- the three stages
 
 
-def race_whole_models(search: Search) -> None:
-    """Stage 1: measure the model on each engine that supports all of it, and race the fastest ones.
+def measure_whole_models(search: Search) -> None:
+    """Stage 1: measure the model on each engine that supports all of it, and prepare the fastest ones for the race.
 
-    Engines that are `TuningBudget.slow` times slower than the leader are dropped before the race. If no engine supports the whole
-    model, the plan by priority is the leader.
+    Engines that are `TuningBudget.slow` times slower than the leader do not race. If no engine supports the whole model, the plan
+    by priority is the leader.
     """
     until = search.began + search.bounds.wholes * search.request.budget
     if search.truth.reference is not None:
@@ -243,6 +233,51 @@ def race_whole_models(search: Search) -> None:
     search.baselines = {make_partition_key(p) for p in plans if len(plans) == 1 or len({x.engine for x in p.launches}) == 1}
     for plan in plans:
         search.prepare(plan, until + search.bounds.regions * search.request.budget)
+
+
+def propose_mixtures(search: Search) -> Sequence[Plan]:
+    """Stage 2: measure parts of the model on the leading engines, and propose the mixtures that may beat the best plan so far.
+
+    Ends when no unmeasured part can save enough. Most models end here, without a proposal.
+    """
+    best, engines = search.find_leader(), search.list_leaders()
+    if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
+        return ()
+    # Leave time for the race of the plans that are ready.
+    end = search.end - search.estimate_race()
+    until = min(search.clock() + search.bounds.regions * search.request.budget, end)
+    device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
+    if (1 - GAIN) * to_beat < 2 * LAUNCH:
+        return ()
+    try:
+        while True:
+            ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
+            requests = within(end - search.clock(), ask)
+            fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
+            if not fresh or not search.measure(fresh, until):
+                break
+        search.report_stage("planning")
+        propose = partial(propose_plans, search.function, engines, search.table)
+        plans = within(end - search.clock(), partial(propose, device=device, to_beat=to_beat))
+    except OutOfTime:
+        search.notes.append("the budget ended while the planner was looking for mixtures")
+        return ()
+    except XRTError as error:  # the plans that are ready race all the same
+        _log.info("no mixtures are proposed", exc_info=True)
+        search.notes.append(f"the search for mixtures ended early: {error}")
+        return ()
+    met = {make_partition_key(x.plan) for x in (*search.excluded, *search.entrants)} | {make_partition_key(best)}
+    allowed = search.get_candidates(started=True).is_allowed
+    return [plan for plan in plans if make_partition_key(plan) not in met and len(plan.launches) > 1 and allowed(plan)]
+
+
+def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
+    """Stage 3: race all plans. A mixture wins only if the whole interval of its ratio to the best engine is below `WIN`."""
+    until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
+    leader = search.find_leader() if mixtures else None
+    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
+    for plan in mixtures:
+        search.prepare(plan, until, limit)
     search.race()
     if not search.has_measured:
         _race_unproved_plans(search)
@@ -269,48 +304,6 @@ def _race_unproved_plans(search: Search) -> None:
             return
 
 
-def profile_regions(search: Search) -> Sequence[Plan]:
-    """Stage 2: measure parts of the model on the leading engines, and propose the mixtures that may beat the best plan so far.
-
-    Ends when no unmeasured part can save enough. Most models end here, without a proposal.
-    """
-    best, engines = search.find_best_plan(), search.list_leaders()
-    if best is None or search.truth.reference is None or min(len(engines), len(search.function.nodes)) < 2:
-        return ()
-    until = min(search.clock() + search.bounds.regions * search.request.budget, search.end)
-    device, to_beat = search.request.device_map, predict_cost(search.function, best, search.table).seconds
-    if (1 - GAIN) * to_beat < 2 * LAUNCH:
-        return ()
-    try:
-        while True:
-            ask = partial(choose_requests, search.function, engines, search.table, limit=RANKED, device=device, to_beat=to_beat)
-            requests = within(search.remaining, ask)
-            fresh = [piece for piece in requests if not search.profiler.is_known(piece)]
-            if not fresh or not search.measure(fresh, until):
-                break
-        search.report_stage("planning")
-        propose = partial(propose_plans, search.function, engines, search.table)
-        plans = within(search.remaining, partial(propose, device=device, to_beat=to_beat))
-    except OutOfTime:
-        search.notes.append("the budget ended while the planner was looking for mixtures")
-        return ()
-    met = {make_partition_key(result.plan) for result in search.excluded} | {make_partition_key(best)}
-    allowed = search.get_candidates(started=True).is_allowed
-    return [plan for plan in plans if make_partition_key(plan) not in met and len(plan.launches) > 1 and allowed(plan)]
-
-
-def race_mixtures(search: Search, proposals: Sequence[Plan]) -> None:
-    """Stage 3: race the proposed mixtures. One wins only if the whole interval of its ratio to the leader is below `WIN`."""
-    search.settle()
-    until = min(search.clock() + search.bounds.race * search.request.budget, search.end)
-    leader = search.find_best_plan()
-    limit = math.inf if leader is None else (1 - GAIN) * predict_cost(search.function, leader, search.table).seconds
-    for plan in proposals:
-        search.prepare(plan, until, limit)
-    if not all(entrant.is_simple for entrant in search.entrants):
-        search.race()
-
-
 # ---------------------------------------------------------------------- the state of a search
 
 
@@ -328,26 +321,19 @@ class Search:
     notes: list[str] = field(default_factory=list)
     entrants: list[Entrant] = field(default_factory=list)
     excluded: list[CandidateResult] = field(default_factory=list)
-    """Plans outside the current race, with their verdicts."""
+    """Plans outside the race, with their verdicts."""
     baselines: set[Any] = field(default_factory=set)
     """Partition keys of the plans that mixtures must beat."""
     rounds: int = 0
-    settled: CandidateComparison | None = None
-    """The result of the previous race."""
 
     def __post_init__(self) -> None:
         self.began = self.clock() - min(self.request.spent, self.request.budget / 2)
         self.end = self.began + self.request.budget * (1 - self.bounds.reserve)
         limits = WorkerLimits(self.request.budget, self.bounds.memory)
-
-        def open_runner(engine: GraphCompiler) -> Runner:
-            return choose_runner(engine, limits) if self.bounds.apart else LocalRunner.of(engine)
-
         # Raises DeviceError before anything is started if a device is unavailable.
-        self.inquiry = Inquiry(self.function, self.request.engines, self.request.contexts, open_runner)
-        budget, bounds = self.request.budget, self.bounds
-        limit = budget * bounds.limit
-        self.profiler = RegionProfiler(self.request, limit, min(limit / 8, bounds.samples), self.clock, self.end)
+        self.inquiry = Inquiry(self.request, lambda engine: choose_runner(engine, limits))
+        limit = self.request.budget * self.bounds.limit
+        self.profiler = RegionProfiler(self.request, limit, min(limit / 8, self.bounds.samples), self.clock, self.end)
         self._candidates: dict[tuple[bool, tuple[str, ...]], Candidates] = {}
 
     @property
@@ -383,7 +369,7 @@ class Search:
 
     def get_candidates(self, *, started: bool = False) -> Candidates:
         """The plans known without measuring, from the engines that have answered, or only from those that have ``started``."""
-        key = started, self.inquiry.list_ready() if started else self.inquiry.list_answered()
+        key = started, tuple(self.inquiry.pending if started else self.inquiry.unanswered)
         if key not in self._candidates:
             self._candidates[key] = Candidates.of(self.request, self.inquiry.engines(started=started))
         return self._candidates[key]
@@ -462,16 +448,20 @@ class Search:
         """Whether a complete plan was measured."""
         return any(entrant.has_run for entrant in self.entrants) or self.get_candidates().best_alone(self.table) is not None
 
-    def find_best_plan(self) -> Plan | None:
-        """The current winner of the race, else the single-engine plan with the lowest measured time."""
-        winner = (self.settled or select_winner(self.entrants, (), self.rounds, self.bounds.rules.least)).winner
+    def find_leader(self) -> Plan | None:
+        """The plan of the lowest predicted time of those ready to race, else the fastest engine alone."""
+        if self.entrants:
+            return min(self.entrants, key=lambda entrant: entrant.expected).plan
         best = self.get_candidates().best_alone(self.table)
-        return winner.plan if winner is not None else best[0] if best is not None else None
+        return best[0] if best is not None else None
+
+    def estimate_race(self, *plans: Plan) -> float:
+        """Estimate the seconds of the minimum rounds of the plans that are ready and of ``plans``."""
+        return self.bounds.rules.seconds(self._predict(plan) for plan in (*plans, *(x.plan for x in self.entrants)))
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
         """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
-        needed = self.bounds.rules.seconds(self._predict(raced) for raced in (plan, *(x.plan for x in self.entrants)))
-        if self.entrants and self.clock() >= min(until, self.end - needed):
+        if self.entrants and self.clock() >= min(until, self.end - self.estimate_race(plan)):
             self.exclude_late(plan)
             return
         regions = [ProfilingRequest.of(launch) for launch in plan.launches]
@@ -509,27 +499,23 @@ class Search:
 
     def compile(self, plan: Plan, seconds: float) -> None:
         """Compile a plan in this process, check its results and let it race; exclude it if it fails or exceeds ``seconds``."""
-        runners, used = self.inquiry.runners, {launch.engine for launch in plan.launches}
+        runners, reference = self.inquiry.runners, self.truth.reference
         for runner in runners.values():
             if isinstance(runner, WorkerRunner):
                 runner.bound(min(self.request.budget * self.bounds.limit, seconds))
-        engines = {
-            engine.spec: engine
-            if isinstance(engine, IsolatedEngine)
-            else runners[engine.spec].compiler
-            if engine.spec in runners
-            else load_engine(engine)
-            for engine in self.request.engines
-            if engine.spec in used
-        }
-        expected = None
-        if self.truth.reference is not None:
-            expected = [self.truth.values[value.name] for value in self.function.outputs]
-        request, reference = replace(self.request, engines=tuple(engines.values())), self.truth.reference or self.reference
-        work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference)
+
+        def load(engine: GraphCompiler) -> GraphCompiler:
+            if isinstance(engine, IsolatedEngine):
+                return engine
+            return runners[engine.spec].compiler if engine.spec in runners else load_engine(engine)
+
+        used = {launch.engine for launch in plan.launches}
+        request = replace(self.request, engines=tuple(load(engine) for engine in self.request.engines if engine.spec in used))
+        expected = None if reference is None else [self.truth.values[value.name] for value in self.function.outputs]
+        work = partial(prepare_plan, plan, request, self.cache, self.inputs, expected, reference or self.reference)
         try:
             with self.inquiry.quiet():
-                entrant = within_or_stopped(seconds, work, late=_release)
+                entrant = within_or_stopped(seconds, work, late=lambda late: late.close() if isinstance(late, Entrant) else None)
         except OutOfTime:
             self.exclude(plan, f"it was not ready to be called within {seconds:.3g} s")
             return
@@ -555,28 +541,12 @@ class Search:
         stage = f"timing {format_count(len(self.entrants), 'plan')} in turn, round {turn}"
         self.report_stage(stage, (describe_plan(best.plan), best.median))
 
-    def settle(self) -> None:
-        """End a race: keep its winner and baseline for the next one, and exclude the others with their verdicts."""
-        self.settled = comparison = select_winner(self.entrants, self.excluded, self.rounds, self.bounds.rules.least)
-        baseline = comparison.contenders[comparison.baseline].plan if comparison.baseline is not None else None
-        plans = [baseline, comparison.winner and comparison.winner.plan]
-        staying = [entrant for entrant in self.entrants if any(entrant.plan is plan for plan in plans)]
-        for entrant in self.entrants:
-            if entrant not in staying:
-                entrant.close()
-        self.excluded = [c for c in comparison.contenders if not any(c.plan is entrant.plan for entrant in staying)]
-        for entrant in staying:
-            entrant.rounds.clear()
-        self.entrants, self.rounds = staying, 0
-
     # ------------------------------------------------------------------ the result
 
     def make_result(self, how: Origin) -> TuningResult:
         """Choose the best plan known now: the winner, else the fastest single engine, else the plan by priority."""
         least = self.bounds.rules.least
         race = select_winner(self.entrants, self.excluded, self.rounds, least)
-        if self.settled is not None and (race.winner is None or race.rounds < least):  # the last race has hardly begun
-            race = self.settled
         spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
@@ -646,11 +616,6 @@ class Search:
             return unready or reason.removeprefix(NOT_MEASURED)
         of = format_count(len(nodes), "node")
         return f"it does not take {len(declined)} of {of}, first {node.name!r} ({node.op}): {reason}"
-
-
-def _release(result: Entrant | CandidateResult) -> None:
-    if isinstance(result, Entrant):
-        result.close()
 
 
 # ---------------------------------------------------------------------- stored costs

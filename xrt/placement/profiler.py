@@ -295,21 +295,16 @@ class _QueriedEngine:
 class Inquiry:
     """Queries the engines of a search for the nodes they support, and starts their runners, in threads that may be abandoned."""
 
-    def __init__(
-        self,
-        function: Function,
-        engines: Sequence[GraphCompiler],
-        contexts: Mapping[str, CompileContext],
-        open_runner: Callable[[GraphCompiler], Runner],
-    ) -> None:
-        self.function = function
+    def __init__(self, request: PlacementRequest, open_runner: Callable[[GraphCompiler], Runner]) -> None:
+        """Raise DeviceError if a device is unavailable."""
+        self.function = request.function
         self._open_runner = open_runner
         self._is_over = False
         self._changed = threading.Condition()
         self._may_ask = threading.Event()
         self._may_ask.set()
-        self._numbers, self._firsts = number_questions(function)
-        self._queried = {engine.spec: _QueriedEngine(engine, contexts[engine.spec].device) for engine in engines}
+        self._numbers, self._firsts = number_questions(request.function)
+        self._queried = {engine.spec: _QueriedEngine(engine, request.contexts[engine.spec].device) for engine in request.engines}
 
     # ------------------------------------------------------------------ waiting
 
@@ -346,14 +341,6 @@ class Inquiry:
     def unanswered(self) -> list[str]:
         """The engines that have not answered all questions."""
         return [spec for spec, entry in self._queried.items() if not entry.has_answered]
-
-    def list_answered(self) -> tuple[str, ...]:
-        """The engines whose answers are final."""
-        return tuple(spec for spec, entry in self._queried.items() if entry.has_answered)
-
-    def list_ready(self) -> tuple[str, ...]:
-        """The engines that are ready to be measured, or have failed."""
-        return tuple(spec for spec, entry in self._queried.items() if entry.is_ready)
 
     def _make_ready(self, entry: _QueriedEngine) -> None:
         """Start the engine's worker and query the engine meanwhile; runs in a thread."""
@@ -404,19 +391,16 @@ class Inquiry:
         return [self._record_answers(entry, started=started) for entry in self._queried.values()]
 
     def _record_answers(self, entry: _QueriedEngine, *, started: bool) -> GraphCompiler:
-        if (reason := self._why_not(entry, started=started)) is not None:
-            return RecordedSupportEngine(
-                entry.engine, dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
-            )
-        pairs = zip(self.function.nodes, self._numbers, strict=True)
-        reasons = {node.name: reason for node, number in pairs if (reason := entry.answers[number]) is not None}
+        if (reason := self.why_not_ready(entry.engine.spec, started=started)) is not None:
+            reasons = dict.fromkeys((node.name for node in self.function.nodes), f"{NOT_MEASURED}{reason}")
+        else:
+            pairs = zip(self.function.nodes, self._numbers, strict=True)
+            reasons = {node.name: answer for node, number in pairs if (answer := entry.answers[number]) is not None}
         return RecordedSupportEngine(entry.engine, reasons)
 
-    def why_not_ready(self, spec: str) -> str | None:
-        """Explain why the engine could not be measured; None if it could."""
-        return self._why_not(self._queried[spec], started=True)
-
-    def _why_not(self, entry: _QueriedEngine, *, started: bool) -> str | None:
+    def why_not_ready(self, spec: str, *, started: bool = True) -> str | None:
+        """Explain why the engine could not be measured, or queried unless ``started``; None if it could."""
+        entry = self._queried[spec]
         if entry.failure:
             return entry.failure
         if len(entry.answers) == len(self._firsts):

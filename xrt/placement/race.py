@@ -1,24 +1,38 @@
-"""The race: compile plans, time them in interleaved rounds in one process, and select a winner."""
+"""Compare plans that take turns in one process: the race of a search, and the regression check of a lock.
+
+The ratio of two plans in one process is more stable than times of different days: the check compares that of a locked plan to its
+baseline plan with the ratio in the lockfile. A difference within the noise is undecided.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.engines import RunOptions
-from xrt.errors import PlanError, XRTError
-from xrt.measure.statistics import FLOOR, RatioInterval, compute_round_ratio, rotate
+from xrt.errors import LockError, PlanError, XRTError
+from xrt.formats.placement_file import Baseline
+from xrt.measure.statistics import (
+    FLOOR,
+    RatioInterval,
+    compute_round_ratio,
+    compute_round_ratio_with_drift,
+    rotate,
+    take_turns,
+)
 from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_turn, time_call
 from xrt.partition import ClusteringOptions, Plan, SupportMatrix, partition
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.partition.partitioner import map_nodes_to_engines, plan_from_assignment
 from xrt.placement.profiler import Reference, check_against_reference, find_first_random_node
-from xrt.placement.result import CandidateComparison, CandidateResult
+from xrt.placement.records import list_node_ranges
+from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
 from xrt.runtime import Program, compile_plan, to_host
 from xrt.runtime.inputs import copy_values
 
@@ -358,24 +372,8 @@ def select_winner(
     is_sure = rounds >= least
     chosen = _choose_winner(ran, base, ratios, prefers_simple=prefers_simple) if is_sure else base
     results = {id(entrant): _judge(entrant, ratios[id(entrant)], chosen, is_sure=is_sure) for entrant in ran}
-    rescaled = [_rescale(result, base.median, is_beaten=chosen is not base) for result in others]
-    contenders = sorted([*results.values(), *failed, *rescaled], key=_rank)
+    contenders = sorted([*results.values(), *failed, *others], key=_rank)
     return CandidateComparison(tuple(contenders), rounds, next(i for i, c in enumerate(contenders) if c is results[id(base)]))
-
-
-def _rescale(result: CandidateResult, baseline: float, *, is_beaten: bool) -> CandidateResult:
-    """Rescale the times of a plan from an earlier race to the baseline's speed in the last one.
-
-    The earlier rounds may have run on a busier machine, but the ratio to the baseline, which ran in both, still holds. A plan
-    that tied with the baseline has lost if the baseline ``is_beaten``.
-    """
-    ratio = result.ratio
-    if ratio is None:
-        return result
-    if is_beaten and result.verdict == "tie":
-        result = replace(result, verdict="lost")
-    low, high = (None if end is None else end * baseline for end in (result.ratio_low, result.ratio_high))
-    return replace(result, seconds=ratio * baseline, low=low, high=high)
 
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
@@ -406,3 +404,174 @@ def _judge(entrant: Entrant, ratio: RatioInterval, chosen: Entrant, *, is_sure: 
 
 def _rank(contender: CandidateResult) -> tuple[int, float]:
     return _ORDER[contender.verdict], contender.seconds if contender.seconds is not None else float("inf")
+
+
+# ---------------------------------------------------------------------- the regression check
+
+CHECK_RULES = StoppingRule(least=12, most=200)
+SPELLS = 4
+"""A measurement is divided into this many segments; their medians must lie in its interval, or the machine has drifted."""
+SURE = 36
+"""Minimum rounds before a regression is reported, unless time is up."""
+NARROW = 0.02
+"""Width of the interval of a lock's ratio, relative to the ratio, at which its measurement ends."""
+
+State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionSetup:
+    """How to time plans of one Function."""
+
+    request: PlacementRequest
+    cache: CompileCache
+    inputs: Sequence[Any]
+    reference: Reference
+    seconds: float
+    """Time limit of the race, without compiles; at least `SPELLS` rounds are run."""
+    clock: Clock = time.perf_counter
+    lowered: Plan | None = None
+    """A plan within an error budget; its error is measured on other examples."""
+
+    @contextmanager
+    def ready(self, *plans: Plan) -> Iterator[list[Entrant]]:
+        """Compile plans and compare each with the reference; raises LockError if one fails or is wrong."""
+        expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
+        entrants: list[Entrant] = []
+        try:
+            for plan in plans:
+                outputs = None if plan is self.lowered else expected
+                entrant = prepare_plan(plan, self.request, self.cache, self.inputs, outputs, self.reference)
+                if isinstance(entrant, CandidateResult):
+                    failure = "computes wrongly" if entrant.verdict == "wrong" else "does not run"
+                    raise LockError(f"the plan {describe_plan(plan)} {failure}: {entrant.note}")
+                entrants.append(entrant)
+            yield entrants
+        finally:
+            for entrant in entrants:
+                entrant.close()
+
+
+def compare_plans(
+    setup: RegressionSetup, plan: Plan, other: Plan, is_enough: Callable[[RatioInterval, int], bool]
+) -> tuple[RatioInterval, int]:
+    """Measure the ratio of a plan's time to another's, and the number of rounds.
+
+    The plans run in turn until ``is_enough(ratio, rounds)`` is true, or ``setup.seconds`` have passed. Raises LockError for a
+    plan that fails.
+    """
+    with setup.ready(plan, other) as entrants:
+        until = setup.clock() + setup.seconds
+        repeats = [choose_calls_per_turn(_take_turn(entrant, 1, setup.clock), CHECK_RULES.turn) for entrant in entrants]
+        time_plan, time_other = (partial(_take_turn, x, calls, setup.clock) for x, calls in zip(entrants, repeats, strict=True))
+
+        def is_over(rounds: int, times: Mapping[str, Sequence[float]]) -> bool:
+            is_late = setup.clock() >= until
+            if rounds < (SPELLS if is_late else CHECK_RULES.least):
+                return False
+            return is_late or is_enough(compute_round_ratio_with_drift(*times.values(), parts=SPELLS), rounds)
+
+        times = take_turns({"plan": time_plan, "other": time_other}, CHECK_RULES.most, is_over)
+    return compute_round_ratio_with_drift(*times.values(), parts=SPELLS), len(times["plan"])
+
+
+def _take_turn(entrant: Entrant, repeats: int, clock: Clock) -> float:
+    try:
+        return seconds_per_turn(entrant.call, repeats, clock)
+    except Exception as error:  # whatever an engine raises
+        message = f"the plan {describe_plan(entrant.plan)} does not run: {type(error).__name__}: {error}"
+        raise LockError(message) from error
+
+
+def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
+    """Choose the opponent of a plan: the baseline, else the best single-engine plan, else the best other plan."""
+    others = [
+        contender
+        for contender in race.contenders
+        if contender.verdict not in ("wrong", "failed") and make_partition_key(contender.plan) != make_partition_key(plan)
+    ]
+    baseline = race.contenders[race.baseline] if race.baseline is not None else None
+    if baseline in others:
+        return baseline
+    return min(others, key=lambda contender: (not contender.is_single, others.index(contender)), default=None)
+
+
+def make_baseline(setup: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
+    """Measure the baseline for later checks of the plan; None if no other plan could run. Raises LockError if a plan fails."""
+    opponent = find_runner_up(plan, race)
+    if opponent is None:
+        return None
+    ratio, rounds = compare_plans(setup, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
+    ranges = list_node_ranges(opponent.plan, setup.request.function)
+    return Baseline(opponent.title, ratio.median, ratio.low, ratio.high, rounds, ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionResult:
+    """The outcome of a regression check. True unless the plan has regressed; prints as text."""
+
+    state: State
+    limit: float
+    """The allowed relative increase of the ratio."""
+    locked: Baseline | None = None
+    now: RatioInterval | None = None
+    rounds: int = 0
+    change: RatioInterval | None = None
+    """The ratio now over that of the lock; its interval combines both."""
+
+    def __bool__(self) -> bool:
+        return self.state != "regressed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data, without the node ranges."""
+        facts = asdict(self)
+        if self.locked is not None:
+            facts["locked"] = self.locked.to_dict()
+            del facts["locked"]["ranges"]
+        return facts
+
+    def __str__(self) -> str:
+        was, now, change = self.locked, self.now, self.change
+        if was is None or now is None or change is None:
+            return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
+        changed = f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
+        phrase = "not decided, the noise is too large" if self.state == "undecided" else self.state
+        then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f}) in the lock"
+        return (
+            f"{phrase}: {changed}; the limit is {self.limit:+.1%}\n"
+            f"time over that of {was.plan}: {now} in {self.rounds} rounds, {then}"
+        )
+
+
+def check_regression(
+    setup: RegressionSetup, plan: Plan, other: Plan | None, baseline: Baseline | None, limit: float
+) -> RegressionResult:
+    """Check whether the plan's ratio to the other plan is worse than the lockfile's by more than ``limit``.
+
+    Raises LockError if a plan does not run, or if its results differ from the reference.
+    """
+    if baseline is None or other is None:
+        with setup.ready(plan):
+            return RegressionResult("alone", limit)
+
+    def is_decided(ratio: RatioInterval, rounds: int) -> bool:
+        state = _choose_state(_divide_ratios(ratio, baseline), limit)
+        return state == "held" or (state == "regressed" and rounds >= SURE)
+
+    now, rounds = compare_plans(setup, plan, other, is_decided)
+    change = _divide_ratios(now, baseline)
+    return RegressionResult(_choose_state(change, limit), limit, baseline, now, rounds, change)
+
+
+def _divide_ratios(now: RatioInterval, baseline: Baseline) -> RatioInterval:
+    """Divide two ratios; their uncertainties are independent and add in squares, on a log scale."""
+    middle = now.median / baseline.ratio
+    less = math.hypot(math.log(now.median / now.low), math.log(baseline.high / baseline.ratio))
+    more = math.hypot(math.log(now.high / now.median), math.log(baseline.ratio / baseline.low))
+    return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))
+
+
+def _choose_state(change: RatioInterval, limit: float) -> State:
+    if change.low > 1 + limit:
+        return "regressed"
+    return "held" if change.high <= 1 + limit else "undecided"

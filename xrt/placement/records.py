@@ -300,9 +300,7 @@ def load_decision(request: PlacementRequest, store: CostStore, ingredients: Ingr
     if document is None:
         return None
     try:
-        if document.search is None:
-            raise PlacementFileError("it has no section 'search', so it is no decision")
-        result = read_result(document, request)
+        result = read_decision(document, request)
     except XRTError as error:
         store.trouble(f"a decision cannot be used: {error}")
         return None
@@ -325,6 +323,10 @@ def mark_checked(request: PlacementRequest, store: CostStore, ingredients: Ingre
         store.store_decision(key, document.replace(search=document.search.replace(is_checked=True)))
 
 
+SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked")
+"""The fields of a result that a decision has unchanged."""
+
+
 def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
     """Convert the result of a search to a document. Nodes are identified by position, so names do not matter.
 
@@ -335,25 +337,20 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
     if tuned.precision is not None:
         engines, race = request.engines, replace(race, contenders=race.contenders[:1], baseline=None)
     used = [engine for engine in engines if engine.spec in tuned.plan.engines]
-    search = SearchRecord(
-        rounds=race.rounds,
-        notes=tuple(note[:MOST_TEXT] for note in tuned.notes),
-        unmeasured={spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
-        declined=_list_declined(request, used),
-        **{name: getattr(tuned, name) for name in SEARCH_FACTS},
-    )
     specs = {engine.spec for engine in used}
     return PlacementFile(
         writer=__version__,
         engines={engine.spec: _get_version(engine) for engine in unwrap(request.engines) if engine.spec in specs},
         candidates=list_candidate_records(race, request.function)[:MOST_CANDIDATES],
         precision=tuned.precision,
-        search=search,
+        search=SearchRecord(
+            rounds=race.rounds,
+            notes=tuple(note[:MOST_TEXT] for note in tuned.notes),
+            unmeasured={spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
+            declined=_list_declined(request, used),
+            **{name: getattr(tuned, name) for name in SEARCH_FACTS},
+        ),
     )
-
-
-SEARCH_FACTS = ("budget", "spent", "is_provisional", "is_explicit", "is_checked")
-"""The fields of a result that a decision has unchanged."""
 
 
 def _plan_form(
@@ -376,49 +373,64 @@ def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> t
     return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in declined.items())
 
 
-def read_result(document: PlacementFile, request: PlacementRequest) -> TuningResult:
-    """Read the result of a search from a decision, or from a lock, which has the regions of the chosen plan only.
+def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
+    """Read the result of a search from a decision.
 
-    The other candidates of a lock become notes. Raises PlacementFileError if there is no result, or if it does not fit the
-    request; CalibrationError or OptionError if the precision does not.
+    Raises PlacementFileError if it has none, or one that does not fit the request; CalibrationError or OptionError if the
+    precision does not fit.
     """
     search, precision, records = document.search, document.precision, document.candidates
+    if search is None:
+        raise PlacementFileError("it has no section 'search', so it is no decision")
     lowered: tuple[GraphCompiler, ...] = ()
-    if search is not None and precision is not None:
+    if precision is not None:
         lowered = create_lowered_engines([run.engine for record in records for run in record.ranges], request)
     request = _plan_form(request, precision, lowered)
-    if search is not None:
-        engines = _read_answers(document, search, request)
-    else:
-        used = {run.engine for run in document.plan}
-        engines = tuple(engine for engine in request.engines if engine.spec != request.implicit or engine.spec in used)
-    implicit = request.implicit if any(engine.spec == request.implicit for engine in engines) else None
-    request = replace(request, engines=engines, implicit=implicit)
-    notes: tuple[str, ...] = ()
-    placed = records
-    if search is None:
-        placed = tuple(record.replace(ranges=document.plan) for record in records if record.verdict == "won")
-        placed = placed or (CandidateRecord("", "won", ranges=document.plan),)
-        others = (record for record in records if record.verdict != "won")
-        notes = tuple(describe_candidate(record, record.plan, is_baseline=record.is_baseline) for record in others)
-    unmeasured = FrozenDict(search.unmeasured if search is not None else {})
+    request = _with_engines(request, _read_answers(document, search, request))
+    unmeasured = FrozenDict(search.unmeasured)
     candidates = tuple(
-        CandidateResult(
-            with_reasons(plan_from_ranges(record.ranges, request), unmeasured),
-            regions=record.regions,
-            **{name: getattr(record, name) for name in FIGURES},
-        )
-        for record in placed
+        _make_candidate(record, with_reasons(plan_from_ranges(record.ranges, request), unmeasured)) for record in records
     )
-    baseline = next((number for number, record in enumerate(placed) if record.is_baseline), None)
-    race = CandidateComparison(candidates, search.rounds if search is not None else 0, baseline)
+    baseline = next((number for number, record in enumerate(records) if record.is_baseline), None)
+    race = CandidateComparison(candidates, search.rounds, baseline)
     if race.winner is None:
         raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
-    result = TuningResult(race.winner.plan, race=race, how="locked", notes=notes, precision=precision, lowered=lowered)
-    if search is None:
-        return result
-    facts = {name: getattr(search, name) for name in SEARCH_FACTS}
-    return replace(result, how="remembered", notes=search.notes, unmeasured=unmeasured, queried=engines, **facts)
+    return TuningResult(
+        race.winner.plan,
+        race=race,
+        how="remembered",
+        notes=search.notes,
+        unmeasured=unmeasured,
+        queried=request.engines,
+        precision=precision,
+        lowered=lowered,
+        **{name: getattr(search, name) for name in SEARCH_FACTS},
+    )
+
+
+def read_locked_result(lock: PlacementFile, request: PlacementRequest) -> TuningResult:
+    """Read the result of a lock: its plan with the figures of the winner; the other candidates become notes.
+
+    Raises LockError if the plan does not fit the request, CalibrationError or OptionError if the precision does not.
+    """
+    request, used = _plan_form(request, lock.precision, ()), {run.engine for run in lock.plan}
+    request = _with_engines(request, [x for x in request.engines if x.spec != request.implicit or x.spec in used])
+    plan = plan_from_ranges(lock.plan, request)
+    winner = next((record for record in lock.candidates if record.verdict == "won"), CandidateRecord("", "won"))
+    race = CandidateComparison((_make_candidate(winner, plan),), baseline=0 if winner.is_baseline else None)
+    others = (record for record in lock.candidates if record.verdict != "won")
+    notes = tuple(describe_candidate(record, record.plan, is_baseline=record.is_baseline) for record in others)
+    return TuningResult(plan, race=race, how="locked", notes=notes, precision=lock.precision)
+
+
+def _make_candidate(record: CandidateRecord, plan: Plan) -> CandidateResult:
+    return CandidateResult(plan, regions=record.regions, **{name: getattr(record, name) for name in FIGURES})
+
+
+def _with_engines(request: PlacementRequest, engines: Sequence[GraphCompiler]) -> PlacementRequest:
+    """The request with other engines; its implicit engine only if it is among them."""
+    implicit = request.implicit if any(engine.spec == request.implicit for engine in engines) else None
+    return replace(request, engines=tuple(engines), implicit=implicit)
 
 
 def _read_answers(document: PlacementFile, search: SearchRecord, request: PlacementRequest) -> tuple[GraphCompiler, ...]:

@@ -1,4 +1,4 @@
-"""The cost report of a chosen plan: region costs, the other candidates, and operator support that would save time."""
+"""Results for reading: the costs of a plan by region, its precision, and a search as text or for a notebook."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.placement import MissingSupport, predict_cost, rank_missing_support
-from xrt.placement.records import list_candidate_records
+from xrt.placement import predict_cost
+from xrt.placement.result import VERDICTS
 from xrt.placement.search import format_seconds
 
 if TYPE_CHECKING:
-    from xrt.engines import GraphCompiler
-    from xrt.formats.placement_file import CandidateRecord, LoweredPlanRecord, PrecisionRecord
+    from xrt.formats.placement_file import LoweredPlanRecord, PrecisionRecord
     from xrt.graph import Function
-    from xrt.html.views import Bar, MeanCall
+    from xrt.html.views import Bar
     from xrt.partition import Plan
     from xrt.partition.cost_table import CostTable
-    from xrt.partition.support_matrix import DeviceMap
     from xrt.placement.result import CandidateResult, TuningResult
     from xrt.placement.search import RegionPrediction
 
 SHOWN = 8
-"""Maximum rows of one kind in the text; `to_dict` has all."""
+"""Maximum regions in the text; `to_dict` has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,75 +33,40 @@ class CostReport:
     measured: float | None
     """Seconds per call in the race; None if it was not raced."""
     parts: tuple[RegionPrediction, ...] = ()
-    standings: tuple[CandidateRecord, ...] = ()
-    unlocks: tuple[MissingSupport, ...] = ()
-    """Operators whose support by an engine would save time, the largest saving first."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data; numbers that are not finite become None."""
-        document: dict[str, Any] = _replace_nonfinite(asdict(self) | {"standings": [x.to_dict() for x in self.standings]})
-        return document
+        """Convert to plain data."""
+        return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join(_format_lines(self))
+        return "\n".join(self._list_lines())
+
+    def _list_lines(self) -> Iterator[str]:
+        if self.predicted is not None:
+            took = "" if self.measured is None else f"; it took {format_seconds(self.measured)}"
+            yield f"predicted {format_seconds(self.predicted)} for a call{took}:"
+        yield from (f"  {part}" for part in self.parts[:SHOWN])
+        if len(self.parts) > SHOWN:
+            yield f"  and {len(self.parts) - SHOWN} more regions"
 
 
-def make_report(
-    plan: Plan,
-    tuned: TuningResult,
-    function: Function,
-    engines: Sequence[GraphCompiler],
-    table: CostTable,
-    device: str | DeviceMap = "cpu",
-) -> CostReport:
-    """Report the costs of a plan from the table; with an empty table, only the results of the race."""
-    standings = list_candidate_records(tuned.race)
-    seconds = tuned.race.winner.seconds if tuned.race.winner else None
+def make_report(plan: Plan, tuned: TuningResult, function: Function, table: CostTable) -> CostReport:
+    """Report the costs of a plan from the table; with an empty table, only the time in the race."""
+    winner = tuned.race.winner
+    seconds = winner.seconds if winner else None
     if not table.regions:
-        return CostReport(None, seconds, standings=standings)
+        return CostReport(None, seconds)
     cost = predict_cost(function, plan, table)
-    times: Sequence[float | None] = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
+    times: Sequence[float | None] = winner.regions if winner and winner.plan == plan else ()
     if len(cost.regions) == 1:
         times = [seconds]  # a single region took as long as the call
     elif len(times) != len(cost.regions):
         times = [None] * len(cost.regions)
     parts = tuple(replace(region, measured=time) for region, time in zip(cost.regions, times, strict=True))
-    total = cost.seconds if math.isfinite(cost.seconds) else None
-    unlocks = rank_missing_support(function, engines, table, device=device)
-    return CostReport(total, seconds, parts, standings, unlocks)
+    return CostReport(cost.seconds if math.isfinite(cost.seconds) else None, seconds, parts)
 
 
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _replace_nonfinite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_nonfinite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-# ---------------------------------------------------------------------- as text
-
-
-def _format_lines(account: CostReport) -> Iterator[str]:
-    if account.predicted is not None:
-        took = "" if account.measured is None else f"; it took {format_seconds(account.measured)}"
-        yield f"predicted {format_seconds(account.predicted)} for a call{took}:"
-    yield from _list_some([f"  {part}" for part in account.parts], "regions")
-    if account.unlocks:
-        yield "what would unlock the graph, by the prediction:"
-    yield from _list_some([f"  {describe_missing_support(gap)}" for gap in account.unlocks], "operators")
-
-
-def describe_missing_support(gap: MissingSupport) -> str:
-    """Describe the time that an engine's support of an operator would save."""
-    return f"{gap.operator} on {gap.engine} ({gap.nodes} node{'s' * (gap.nodes != 1)}): {format_seconds(gap.seconds)} less"
-
-
-def _list_some(lines: Sequence[str], what: str) -> Iterator[str]:
-    yield from lines[:SHOWN]
-    if len(lines) > SHOWN:
-        yield f"  and {len(lines) - SHOWN} more {what}"
-
+# ---------------------------------------------------------------------- precision as text
 
 MEASURES = {"relative": "relative error", "cosine": "cosine distance", "top1": "share of other answers"}
 """Display names of the built-in error measures; any other is the caller's metric."""
@@ -122,22 +85,20 @@ def format_error(error: float | None, measure: str) -> str:
     return f"{100 * error:.3g}%" if measure in MEASURES else f"{error:.4g}"
 
 
-def describe_budget(record: PrecisionRecord) -> str:
-    """Describe the error budget: the measure and its limit."""
-    measure = MEASURES.get(record.measure, f"loss of {record.measure}")
-    return f"{measure} at most {format_error(record.limit, record.measure)}"
+def describe_budget(measure: str, limit: float) -> str:
+    """Describe an error budget: the measure and its limit."""
+    return f"{MEASURES.get(measure, f'loss of {measure}')} at most {format_error(limit, measure)}"
 
 
 def describe_precision(record: PrecisionRecord) -> Iterator[str]:
     """Yield lines on the precision and the measured error, the regions, the float32 nodes with reasons, and remarks."""
     data = f"measured on {record.items} items" + (f", calibrated on {record.calibrated} others" if record.calibrated else "")
-    budget = describe_budget(record)
+    budget = describe_budget(record.measure, record.limit)
     if record.precision == "fp32":
         yield f"precision: fp32, which no plan of lower precision has beaten within {budget}; {data}"
     else:
         yield f"precision: {record.precision}, {_describe_error(record)} of {budget}; {data}"
-    for region in record.regions:
-        yield f"  {region.region} on {region.engine} in {region.precision}"
+    yield from (f"  {region.region} on {region.engine} in {region.precision}" for region in record.regions)
     for node in record.exact_nodes[:PLANS_SHOWN]:
         error = f", {format_error(node.error, 'relative')} alone" if node.error is not None else ""
         yield f"  {node.name} ({node.op}) stays in fp32: {node.why}{error}"
@@ -145,11 +106,11 @@ def describe_precision(record: PrecisionRecord) -> Iterator[str]:
         yield f"  and {len(record.exact_nodes) - PLANS_SHOWN} more nodes stay in fp32"
     for plan in record.plans:
         if plan.outcome in ("over", "wrong", "failed") or (plan.exact_count and plan.outcome != "won"):
-            yield f"  {describe_lowered_plan(plan, record.measure)}"
+            yield f"  {_describe_lowered_plan(plan, record.measure)}"
     yield from (f"  {note}" for note in record.notes)
 
 
-def describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
+def _describe_lowered_plan(plan: LoweredPlanRecord, measure: str) -> str:
     """Describe the outcome of a plan of lower precision."""
     outcome = "over the budget" if plan.outcome == "over" else plan.outcome
     parts = [f"{outcome}: {plan.precision} on {plan.plan}"]
@@ -207,96 +168,76 @@ def describe_errors(record: PrecisionRecord | None) -> dict[str, Any]:
     return {"precision": {"rows": rows, "lines": list(describe_precision(record))}}
 
 
-MOST_COSTS = 12
-"""Maximum rows of a table of costs."""
-
-
 def render_tuning_result(tuned: TuningResult) -> str:
     """Render a TuningResult as a notebook cell."""
     from xrt.html.views import render_cell
 
-    return render_cell("tuning_result.html", title=_make_title(tuned), **_describe_result(tuned))
+    return render_cell("tuning_result.html", **_describe_result(tuned))
 
 
 def render_tuning_page(tuned: TuningResult, model: str) -> str:
     """Render a TuningResult as a page."""
     from xrt.html.views import render_page
 
-    result = {**_describe_result(tuned), "title": _make_title(tuned)}
+    result = _describe_result(tuned)
     return render_page("tuning_page.html", f"{model}: {result['title']}", result=result)
 
 
-def _make_title(tuned: TuningResult) -> str:
-    head, *_ = str(tuned).splitlines()
-    return f"{head[:1].upper()}{head[1:]}"
-
-
 def _describe_result(tuned: TuningResult) -> dict[str, Any]:
-    from xrt.html.views import make_bars
+    """Template data of a result: its candidates as bars and as a table, the precision, and the plan with its times."""
+    from xrt.html.views import MeanCall, make_bars
     from xrt.partition.plan import describe_plan
 
+    race, winner = tuned.race, tuned.race.winner
+    head, *_ = str(tuned).splitlines()
+    is_timed = winner is not None and winner.plan == tuned.plan and len(winner.regions) == len(tuned.plan.launches)
+    times = MeanCall(race.rounds, winner.seconds, winner.regions) if winner and is_timed and winner.seconds else None
     return {
+        "title": f"{head[:1].upper()}{head[1:]}",
         "tuned": tuned,
-        "bars": make_bars([_make_bar(result) for result in tuned.race.contenders if result.seconds]),
-        "candidates": [_describe_candidate(result, tuned) for result in tuned.race.contenders],
+        "bars": make_bars([_make_bar(result) for result in race.contenders if result.seconds]),
+        "candidates": [_describe_candidate(result, at == race.baseline) for at, result in enumerate(race.contenders)],
         **describe_errors(tuned.precision),
-        **describe_plan(tuned.plan, tuned.plan.reasons, _find_times(tuned)),
+        **describe_plan(tuned.plan, tuned.plan.reasons, times),
     }
 
 
 def _make_bar(result: CandidateResult) -> Bar:
     from xrt.html.views import Bar
     from xrt.measure.statistics import Interval
-    from xrt.placement.result import VERDICTS
 
     interval = None if result.low is None or result.high is None else Interval(result.low, result.high)
-    return Bar(result.title, VERDICTS[result.verdict], VERDICTS[result.verdict], result.seconds or 0.0, interval, result.note)
+    verdict = VERDICTS[result.verdict]
+    return Bar(result.title, verdict, verdict, result.seconds or 0.0, interval, result.note)
 
 
-def _describe_candidate(result: CandidateResult, tuned: TuningResult) -> tuple[object, ...]:
-    from xrt.html.views import seconds
-    from xrt.placement.result import VERDICTS
+def _describe_candidate(result: CandidateResult, is_baseline: bool) -> tuple[object, ...]:
+    from xrt.html.views import format_ratio_interval, seconds, times
 
-    baseline = tuned.race.baseline
-    is_baseline = baseline is not None and tuned.race.contenders[baseline] is result
     note = "; ".join(filter(None, ("the best single engine" if is_baseline else "", result.note)))
-    verdict = {"text": VERDICTS[result.verdict], "verdict": VERDICTS[result.verdict]}
+    verdict = dict.fromkeys(("text", "verdict"), VERDICTS[result.verdict])
+    interval = result.ratio_interval
+    ratio = format_ratio_interval(interval) if interval or result.ratio is None else times(result.ratio)
     took = "" if result.seconds is None else seconds(result.seconds)
-    return result.title, verdict, len(result.plan.launches), took, _format_ratio(result), note
+    return result.title, verdict, len(result.plan.launches), took, ratio, note
 
 
-def _format_ratio(result: CandidateResult) -> str:
-    from xrt.html.views import format_ratio_interval, times
-    from xrt.measure.statistics import RatioInterval
-
-    if result.ratio is None or result.ratio_low is None or result.ratio_high is None:
-        return "" if result.ratio is None else times(result.ratio)
-    return format_ratio_interval(RatioInterval(result.ratio, result.ratio_low, result.ratio_high))
+MOST_COSTS = 12
+"""Maximum rows of a table of costs."""
 
 
-def _find_times(tuned: TuningResult) -> MeanCall | None:
-    """The measured times of the chosen plan's regions, or None."""
-    from xrt.html.views import MeanCall
-
-    winner = tuned.race.winner
-    if winner is None or winner.plan != tuned.plan or len(winner.regions) != len(tuned.plan.launches) or not winner.seconds:
-        return None
-    return MeanCall(tuned.race.rounds, winner.seconds, winner.regions)
-
-
-def describe_costs(account: CostReport | None) -> dict[str, Any]:
-    """Template data of a plan's costs: a table of its regions, and possible savings."""
+def describe_costs(report: CostReport | None) -> dict[str, Any]:
+    """Template data of a plan's costs: a table of its regions."""
     from xrt.html.views import seconds
 
     def show(value: float | None) -> str:
         return "unknown" if value is None else seconds(value)
 
-    if account is None:
-        return {"costs": [], "savings": []}
-    caption = f"Predicted {show(account.predicted)} for a call"
-    caption += "" if account.measured is None else f"; it took {seconds(account.measured)}"
-    caption += f" (the first {MOST_COSTS} of {len(account.parts)})" if len(account.parts) > MOST_COSTS else ""
-    rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in account.parts[:MOST_COSTS]]
+    if report is None or not report.parts:
+        return {"costs": []}
+    caption = f"Predicted {show(report.predicted)} for a call"
+    caption += "" if report.measured is None else f"; it took {seconds(report.measured)}"
+    caption += f" (the first {MOST_COSTS} of {len(report.parts)})" if len(report.parts) > MOST_COSTS else ""
+    rows = [(x.name, x.engine, x.nodes, show(x.predicted), x.source, show(x.measured)) for x in report.parts[:MOST_COSTS]]
     columns = {"region": "", "engine": "", "nodes": "number", "predicted": "number", "known": "", "took": "number"}
-    savings = [describe_missing_support(gap) for gap in account.unlocks[:MOST_COSTS]]
-    return {"costs": [(caption, columns, rows)] if rows else [], "savings": savings}
+    return {"costs": [(caption, columns, rows)]}

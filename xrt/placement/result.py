@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.graph import FrozenDict, Function
+from xrt.measure.statistics import RatioInterval
 from xrt.partition import ClusteringOptions
 from xrt.partition.cost_table import CostTable
 from xrt.partition.partitioner import MEASURED_REASON
@@ -58,6 +59,13 @@ class CandidateResult:
     def title(self) -> str:
         """The plan's engines, in execution order."""
         return describe_plan(self.plan)
+
+    @property
+    def ratio_interval(self) -> RatioInterval | None:
+        """The ratio with its interval; None if it did not run, or in too few rounds for an interval."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return RatioInterval(self.ratio, self.ratio_low, self.ratio_high)
 
     @property
     def is_single(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import chain, islice, pairwise, zip_longest
 from operator import or_
@@ -628,51 +628,6 @@ def _find_present_cost(ranking: _Ranking, mask: int) -> float:
     if not ranking.partitionings:
         return min(costs.estimate((engine, mask)) for engine in range(len(costs.graph.engines)))
     return sum(costs.estimate((engine, mask & nodes)) for engine, nodes in ranking.partitionings[0] if mask & nodes)
-
-
-# ---------------------------------------------------------------------- operators that an engine lacks
-
-TRIED = 12
-"""Maximum pairs of operator and engine to plan again, those with the most expensive nodes first."""
-
-
-@dataclass(frozen=True, slots=True)
-class MissingSupport:
-    """An operator that an engine does not support, and the gain of the best plan if it did."""
-
-    operator: str
-    engine: str
-    nodes: int
-    """Number of nodes of that operator that the engine does not support."""
-    seconds: float
-    """Predicted saving in seconds; it cannot be measured."""
-
-
-def rank_missing_support(
-    function: Function, engines: Sequence[GraphCompiler], table: CostTable, *, device: str | DeviceMap = "cpu"
-) -> tuple[MissingSupport, ...]:
-    """Rank missing operators by predicted saving, largest first: add support for one operator, and plan the model again."""
-    graph = PlanningGraph.of(function, engines, device)
-    ranking = _Ranking.of(graph, table)
-    if not ranking.partitionings:
-        return ()
-    best, seconds = ranking.partitionings[0], ranking.costs.node_seconds
-    homes = {at: engine for engine, mask in best for at in iter_bits(mask)}
-    declined: dict[tuple[int, str], list[int]] = {}
-    for at, node in enumerate(function.nodes):
-        for engine, supported in enumerate(graph.supported):
-            if not supported >> at & 1:
-                declined.setdefault((engine, node.op), []).append(at)
-    present = {pair: sum(float(seconds[homes[at]][at]) for at in nodes) for pair, nodes in declined.items()}
-    missing = []
-    for engine, op in sorted(declined, key=lambda pair: (-present[pair], pair))[:TRIED]:
-        nodes = declined[engine, op]
-        wider = tuple(mask | to_mask(nodes) if e == engine else mask for e, mask in enumerate(graph.supported))
-        costs = replace(ranking.costs, graph=replace(graph, supported=wider))
-        saved = ranking.costs.total(best) - min(map(costs.total, iter_partitionings(costs)))
-        if saved > 0:
-            missing.append(MissingSupport(op, graph.engines[engine], len(nodes), saved))
-    return tuple(sorted(missing, key=lambda gap: (-gap.seconds, gap.operator, gap.engine)))
 
 
 # ---------------------------------------------------------------------- predictions

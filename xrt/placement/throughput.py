@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -99,14 +99,13 @@ class ThroughputResult:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
         chosen = None if self.configuration is None else self.configuration.to_dict()
-        facts: Mapping[str, Any] = {
+        return {
+            "configuration": chosen,
             "bound": None if math.isinf(self.bound) else self.bound,
-            "budget": self.budget,
-            "spent": self.spent,
+            **{name: getattr(self, name) for name in ("budget", "spent", "is_interrupted")},
             "notes": list(self.notes),
-            "is_interrupted": self.is_interrupted,
+            "candidates": [point.to_dict() for point in self.candidates],
         }
-        return {"configuration": chosen, **facts, "candidates": [point.to_dict() for point in self.candidates]}
 
     def _repr_html_(self) -> str:
         """Render the table for a notebook."""
@@ -124,31 +123,43 @@ class ThroughputResult:
         took = "" if quickest is None else f"; the fastest request takes {format_latency(quickest)}"
         return f"nothing serves requests{within}{took}"
 
+    @property
+    def summary(self) -> str:
+        """The number of points, and the time that they took."""
+        return f"{format_count(len(self.candidates), 'point')}, {self.spent:.1f} of {self.budget:g} s"
+
     def __str__(self) -> str:
-        return "\n".join(_format_lines(self))
+        lines = (self.summary, *map(_describe, self.candidates), *self.notes)
+        return "\n  ".join((self.headline, *lines))
+
+
+def _describe(point: ServingCandidate) -> str:
+    rate, p50, p99 = _format_figures(point)
+    parts = [f"{point.verdict}: batch {point.batch}, {point.split}, {point.concurrency} in flight"]
+    parts += [f"on {point.plan}"] if point.plan else []
+    parts += [rate, f"p50 {p50}, p99 {p99}"] if rate else []
+    return ", ".join([*parts, *([point.note] if point.note else [])])
+
+
+def _format_figures(point: ServingCandidate) -> tuple[str, str, str]:
+    """Rate, median and 99th percentile; empty if the point was not measured."""
+    if point.rate is None or point.p50 is None or point.p99 is None:
+        return "", "", ""
+    return format_rate(point.rate), format_latency(point.p50), format_latency(point.p99)
 
 
 COLUMNS = ("verdict", "batch", "instances", "threads", "in flight", "plan", "requests/s", "p50", "p99", "memory", "note")
 """Column headers of the table."""
+NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
 
 
-def _format_lines(result: ThroughputResult) -> Iterator[str]:
-    yield result.headline
-    yield f"  {format_count(len(result.candidates), 'point')}, {result.spent:.1f} of {result.budget:g} s"
-    for point in result.candidates:
-        yield f"  {_describe(point)}"
-    yield from (f"  {note}" for note in result.notes)
+def list_cells(point: ServingCandidate) -> tuple[str, ...]:
+    """Format a row of the table."""
+    from xrt.html.views import size
 
-
-def _describe(point: ServingCandidate) -> str:
-    parts = [f"{point.verdict}: batch {point.batch}, {point.split}, {point.concurrency} in flight"]
-    if point.plan:
-        parts.append(f"on {point.plan}")
-    if point.rate is not None and point.p50 is not None and point.p99 is not None:
-        parts += [format_rate(point.rate), f"p50 {format_latency(point.p50)}, p99 {format_latency(point.p99)}"]
-    if point.note:
-        parts.append(point.note)
-    return ", ".join(parts)
+    memory = "" if point.memory is None else size(point.memory)
+    numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
+    return (point.verdict, *numbers, point.plan, *_format_figures(point), memory, point.note)
 
 
 def _round(value: float) -> float:
@@ -208,7 +219,6 @@ def _find_first(value: Value) -> str | None:
 
 # ---------------------------------------------------------------------- in a notebook
 
-NUMBERS = ("batch", "instances", "threads", "in flight", "requests/s", "p50", "p99", "memory")
 KINDS = {"chosen": "best", "within": "tie", "over": "slower", "declined": "slower"}
 
 
@@ -220,30 +230,19 @@ def render_throughput_page(result: ThroughputResult, model: str) -> str:
 
 
 def _describe_page(result: ThroughputResult) -> dict[str, Any]:
-    head = result.headline
     rows = [
         (f"batch {point.batch}, {point.split}", {"text": point.verdict, "verdict": KINDS[point.verdict]}, *list_cells(point)[1:])
         for point in result.candidates
     ]
     return {
-        "summary": f"{head[:1].upper()}{head[1:]}.",
+        "summary": f"{result.headline[:1].upper()}{result.headline[1:]}.",
         "columns": {"candidate": "", **{name: "number" if name in NUMBERS else "" for name in COLUMNS}},
         "rows": rows,
-        "notes": [f"{format_count(len(result.candidates), 'point')} in {result.spent:.1f} of {result.budget:g} s", *result.notes],
+        "notes": [result.summary, *result.notes],
     }
 
 
-def list_cells(point: ServingCandidate) -> tuple[str, ...]:
-    """Format a row of the table."""
-    from xrt.html.views import size
-
-    figures = ("", "", "")
-    if point.rate is not None and point.p50 is not None and point.p99 is not None:
-        figures = format_rate(point.rate), format_latency(point.p50), format_latency(point.p99)
-    memory = "" if point.memory is None else size(point.memory)
-    numbers = (str(number) for number in (point.batch, point.instances, point.threads, point.concurrency))
-    return (point.verdict, *numbers, point.plan, *figures, memory, point.note)
-
+# ---------------------------------------------------------------------- the sweep
 
 Tell: TypeAlias = Callable[[str], object]
 """Receives the state of the sweep as text."""

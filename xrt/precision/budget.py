@@ -15,7 +15,7 @@ import numpy as np
 from xrt.engines.contract.options import LOWER_PRECISIONS, Precision
 from xrt.errors import CalibrationError, InputError, OptionError, did_you_mean
 from xrt.graph import Function, NodePattern, TensorType, Value
-from xrt.placement.report import MEASURES, format_error
+from xrt.placement.report import describe_budget
 from xrt.runtime import to_host
 from xrt.runtime.inputs import bind, check, normalize
 
@@ -135,7 +135,7 @@ class ErrorBudget:
         return str(getattr(self.measure, "__qualname__", type(self.measure).__qualname__))
 
     def __str__(self) -> str:
-        return f"{MEASURES.get(self.name, f'loss of {self.name}')} at most {format_error(self.limit, self.name)}"
+        return describe_budget(self.name, self.limit)
 
     def measure_error(self, expected: Outputs, actual: Outputs, items: Sequence[Any]) -> MeasuredError:
         """Measure the error; ``items`` are passed to a metric. Raises CalibrationError if the metric fails."""

@@ -93,7 +93,7 @@ class _Lowering:
         search = PrecisionSearch(
             *(bench, self.options, self.request.function, self.first, self.calibrate, self.validate),
             is_in_time=lambda: self.clock() < until,
-            tell=self._tell,
+            report=self._report,
         )
         try:
             try:
@@ -124,7 +124,7 @@ class _Lowering:
             return "nothing is lowered: precision is searched for on the cpu alone"
         return ""
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.progress(Progress(text, "", None, self.clock() - self.began, self.seconds))
 
     # ------------------------------------------------------------------ the race
@@ -137,7 +137,7 @@ class _Lowering:
             assert attempt.program is not None  # each is in the budget
             call = attempt.program.make_timed_call(values)
             entrants.append(Entrant(attempt.plan, call, is_simple=attempt.precision == "fp32", program=attempt.program))
-        self._tell(f"timing {format_count(len(entrants), 'plan')} in turn")
+        self._report(f"timing {format_count(len(entrants), 'plan')} in turn")
         needed = RULES.seconds(attempt.first_calls for attempt in attempts)
         until = max(self.began + self.seconds, self.clock() + min(max(LEAST, needed), self.seconds))
         rounds = run_interleaved(entrants, until=until, rules=RULES, clock=self.clock)

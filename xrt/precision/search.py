@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from xrt.formats.placement_file import BalancedValue, FormKind, PrecisionRecord
     from xrt.graph import Value
     from xrt.partition import Plan
-    from xrt.placement.regression_check import RegressionSetup
+    from xrt.placement.race import RegressionSetup
     from xrt.placement.result import PlacementRequest
     from xrt.precision.budget import Examples, PrecisionOptions
 
@@ -174,7 +174,7 @@ def run_once(program: Program, values: Sequence[Any]) -> list[Any]:
 
 
 def observe(
-    bench: Workbench, function: Function, examples: Examples, names: Sequence[str], tell: Callable[[str], object]
+    bench: Workbench, function: Function, examples: Examples, names: Sequence[str], report: Callable[[str], object]
 ) -> Iterator[dict[str, Any]]:
     """Yield the named values for each example."""
     inputs = [value.name for value in function.inputs]
@@ -185,7 +185,7 @@ def observe(
             programs.append((group, bench.compile(bench.plan_exact(observed), is_scratch=True)))
             stack.callback(programs[-1][1].close)
         for number, item in enumerate(examples.items):
-            tell(f"calibrating on batch {number + 1} of {len(examples)}")
+            report(f"calibrating on batch {number + 1} of {len(examples)}")
             values = {name: value for name, value in zip(inputs, item.values, strict=True) if name in names}
             for group, program in programs:
                 values.update(zip(group, run_once(program, item.values), strict=False))
@@ -215,7 +215,7 @@ class PrecisionSearch:
     calibrate: Examples
     validate: Examples
     is_in_time: Callable[[], bool]
-    tell: Callable[[str], object]
+    report: Callable[[str], object]
     attempts: list[Attempt] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     is_cut_off: bool = False
@@ -248,7 +248,7 @@ class PrecisionSearch:
         if not self.is_in_time():
             raise OutOfTime
         self.attempts.append(attempt)
-        self.tell(f"measuring the error of {attempt.precision} on {attempt.title}")
+        self.report(f"measuring the error of {attempt.precision} on {attempt.title}")
         if not is_allowed(attempt.plan, [*self.bench.engines, *attempt.engines], self.bench.request.clustering):
             attempt.outcome, attempt.note = "failed", "the options of clustering or pins do not allow it"
             return attempt
@@ -350,7 +350,7 @@ class PrecisionSearch:
         self, engine: GraphCompiler, rest: str, form: QuantizedForm, exact: Sequence[str] = (), model: Function | None = None
     ) -> Attempt:
         form = replace(form, exact_nodes=form.exact_nodes | {self._choices[name] for name in exact})
-        self.tell(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
+        self.report(f"quantizing, with {len(form.exact_nodes)} nodes in float32")
         plan = self.bench.plan_on(form.apply(self.prepared) if model is None else model, engine)
         return self._try(Attempt(plan, f"{describe_form(form)}{rest}", (engine,), form, tuple(exact)))
 
@@ -373,7 +373,8 @@ class PrecisionSearch:
         balanced, keys, observer = list_balanced_values(self.prepared), hash_values(self.prepared), Observer()
         channels: dict[str, tuple[Any, Any]] = {}
         if names or balanced:
-            for values in observe(self.bench, self.prepared, self.calibrate, list(dict.fromkeys([*names, *balanced])), self.tell):
+            observed = list(dict.fromkeys([*names, *balanced]))
+            for values in observe(self.bench, self.prepared, self.calibrate, observed, self.report):
                 observer.add({keys[name]: (name, np.asarray(values[name])) for name in names})
                 for name in balanced:
                     rows = np.asarray(values[name]).reshape(-1, np.shape(values[name])[-1])
@@ -455,7 +456,7 @@ class PrecisionSearch:
         exact = [run_once(program, (*item.values, np.zeros(len(names), bool))) for item in items]
 
         def measure_part(part: Sequence[str]) -> float:
-            self.tell(f"measuring the error of {len(part)} of {len(names)} nodes alone")
+            self.report(f"measuring the error of {len(part)} of {len(names)} nodes alone")
             switches = np.isin(names, part)
             outputs = [run_once(program, (*item.values, switches)) for item in items]
             return self.options.relative.measure_error(exact, outputs, []).error
@@ -494,12 +495,7 @@ LEAST_SHARE = 0.1
 FEW_ROWS = 16
 """A product with more rows is not bound by reading its weights: storing them in fewer bits saves no time."""
 _WITH_WEIGHTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_WORDS: Mapping[FormKind, str] = {
-    "static": "int8",
-    "dynamic": "dynamic int8",
-    "packed8": "int8 weights",
-    "stored8": "int8 weights",
-}
+_WORDS = {"static": "int8", "dynamic": "dynamic int8", "packed8": "int8 weights", "stored8": "int8 weights"}
 
 
 def describe_form(form: QuantizedForm) -> str:

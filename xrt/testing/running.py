@@ -31,13 +31,13 @@ from xrt.engines.contract.graph_compiler import (
     mark_special_elements,
     name_likely_cause,
 )
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileFailed, CompileRefused, XRTError
 from xrt.graph import TensorType
 from xrt.module import XRTModule
 from xrt.module.specialization import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
-from xrt.placement.reference import evaluate
 from xrt.runtime import Program, Refusal, available_cores, compile_plan
 from xrt.verify.execution import expose_all_values, fit_inputs
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits

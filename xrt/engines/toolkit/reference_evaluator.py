@@ -25,7 +25,14 @@ def get_reference_engine() -> GraphCompiler:
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Compute the outputs of a Function; raises CompileRefused if a node has no kernel."""
+    """Compute the outputs of a Function; raises CompileRefused if a node has no kernel.
+
+    A product with packed weights (MatMulNBits) is computed in floating point.
+    """
+    if any(node.op_type == "MatMulNBits" for node in function.nodes):
+        from xrt.passes.quantize.packed import unpack_weights  # imported only if needed
+
+        function = unpack_weights(function)
     executable = get_reference_engine().compile(function, CompileContext(threads=threads))
     executable.prepare()
     try:
