@@ -10,19 +10,7 @@ from typing import Any
 import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.cli.options import (
-    CORES,
-    ENGINE_NAMES,
-    NUMBERS,
-    add_dims,
-    add_html,
-    add_json,
-    add_seed,
-    add_time,
-    check_sizes,
-    parse_dims,
-    write_page,
-)
+from xrt.cli import options
 from xrt.cli.screen import TimedRow, WorkStatus, out, print_json, print_lines, show_times
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
@@ -41,21 +29,21 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
 @click.command("bench")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
-    *ENGINE_NAMES[:-1],
+    *options.ENGINE_NAMES[:-1],
     "candidates",
     multiple=True,
     metavar="CANDIDATE",
     help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable [default: each ready engine]",
 )
-@click.option("--threads", type=NUMBERS, help=f"Thread counts: 1,2 [default: {CORES}]")
-@click.option("--batch", type=NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
-@add_dims
+@click.option("--threads", type=options.NUMBERS, help=f"Thread counts: 1,2 [default: {options.CORES}]")
+@click.option("--batch", type=options.NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
+@options.add_dims
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
-@add_time("--budget", "20s", "With auto: time of the search")
-@add_time("--time-limit", "2m", "Time of the start of a candidate, without its search")
-@add_seed("Seed of weights and inputs")
-@add_json
-@add_html
+@options.add_time("--budget", "20s", "With auto: time of the search")
+@options.add_time("--time-limit", "2m", "Time of the start of a candidate, without its search")
+@options.add_seed("Seed of weights and inputs")
+@options.add_json
+@options.add_html
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, compile times, memory, versions and the machine")
 @click.pass_obj
 def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: bool, verbose: bool, **params: Any) -> int:
@@ -64,12 +52,12 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
     Each candidate has its own process and the whole model: no other engine replaces it. The exit code is 1 when
     the results of one differ from the reference engine's, 2 when none ran.
     """
-    dims, budget = parse_dims(params["dims"]), params["budget"]
+    dims, budget = options.parse_dims(params["dims"]), params["budget"]
     targets = [BenchTarget.parse(model, size) for model in models for size in params["batch"] or (None,)]
     targets = [replace(target, sizes=FrozenDict({**dims, **target.sizes})) for target in targets]
     for target in targets:
         if (function := target.check()) is not None:
-            check_sizes(function)
+            options.check_sizes(function)
     threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
     options = BenchOptions(
         rounds=params["rounds"], limit_seconds=params["time_limit"] + budget, seed=params["seed"], budget_seconds=budget
@@ -85,7 +73,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
         candidates = _parse_candidates(params["candidates"])
         report = compare_engines(targets, candidates, list(threads), options, status.update, finish)
     if params["html"] is not None:
-        write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
+        options.write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
     if as_json:
         print_json(report.to_dict())
     else:

@@ -16,32 +16,7 @@ import numpy as np
 
 from xrt.bench.targets import set_dims
 from xrt.cache import CompileCache, default_cache
-from xrt.cli.inputs import (
-    add_locked_dims,
-    all_inputs,
-    from_files,
-    load_with_options,
-    open_model,
-    open_with_inputs,
-    set_shapes,
-    settle_batch,
-)
-from xrt.cli.options import (
-    CHECK,
-    FOLDER,
-    TARGET,
-    add_html,
-    add_json,
-    check_sizes,
-    choose_target,
-    derive,
-    input_options,
-    isolation_options,
-    module_keywords,
-    module_options,
-    parse_choices,
-    write_page,
-)
+from xrt.cli import inputs, options
 from xrt.cli.screen import WorkStatus, print_json, print_lines, show_table
 from xrt.comparison import compare, tolerance_for
 from xrt.engines import RunOptions
@@ -77,21 +52,21 @@ add_verbose = click.option(
 
 @click.command("run")
 @click.argument("model")
-@module_options
-@isolation_options
-@input_options
-@click.option("-o", "--output", "target", type=TARGET, help="Save the outputs as .npz")
+@options.module_options
+@options.isolation_options
+@options.input_options
+@click.option("-o", "--output", "target", type=options.TARGET, help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
-@click.option("--trace", type=TARGET, help="Save a timeline of as many more runs, for Perfetto")
-@derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", type=FOLDER)
-@derive(ModuleOptions, "check", type=CHECK)
+@click.option("--trace", type=options.TARGET, help="Save a timeline of as many more runs, for Perfetto")
+@options.derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", type=options.FOLDER)
+@options.derive(ModuleOptions, "check", type=options.CHECK)
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def run_command(model: str, target: Path | None, repeat: int, trace: Path | None, verified: bool, **params: Any) -> int:
     """Run MODEL: an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
 
     The exit code is 1 when --verify finds a difference.
     """
-    function, module, values = open_with_inputs(model, params)
+    function, module, values = inputs.open_with_inputs(model, params)
     with module:
         results, first = time_call(lambda: _as_tuple(module(**values)))
         seconds = statistics.median(seconds_per_call(partial(module, **values)) for _ in range(repeat))
@@ -161,17 +136,17 @@ def _explain_no_reference(function: Function, error: PlanError | EngineError) ->
 
 @click.command("verify")
 @click.argument("model")
-@module_options
-@isolation_options
-@input_options
+@options.module_options
+@options.isolation_options
+@options.input_options
 @click.option("--outputs-only", is_flag=True, help="Do not compare values inside regions")
-@add_json
+@options.add_json
 def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any) -> int:
     """Compare each region of MODEL, and each value inside, with the reference engine; exit code 1 if one differs.
 
     MODEL is an ONNX file, a bundle or a shipped model.
     """
-    _, module, values = open_with_inputs(model, params)
+    _, module, values = inputs.open_with_inputs(model, params)
     with module, WorkStatus("verifying") as status:
         verification = module.verify(
             **values,
@@ -190,7 +165,7 @@ def verify_command(model: str, outputs_only: bool, as_json: bool, **params: Any)
 
 @click.command("inspect")
 @click.argument("model")
-@add_json
+@options.add_json
 @click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
 def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
     """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
@@ -199,7 +174,7 @@ def inspect_command(model: str, as_json: bool, as_text: bool) -> None:
         functions = [file.read_plan(program.plan)["function"] for program in file.record.programs] if as_text else []
         facts, show = _read_bundle(file), _show_bundle
     else:
-        functions = [function := load_with_options(model)]
+        functions = [function := inputs.load_with_options(model)]
         verify(function)
         facts, show = _read_model(function), _show_model
     if as_text:
@@ -291,12 +266,12 @@ def _show_bundle(facts: Mapping[str, Any]) -> None:
 
 @click.command("explain")
 @click.argument("model")
-@module_options
-@isolation_options
-@input_options
+@options.module_options
+@options.isolation_options
+@options.input_options
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
-@add_html
-@add_json
+@options.add_html
+@options.add_json
 @add_verbose
 def explain_command(model: str, with_memory: bool, html: Path | None, as_json: bool, verbose: bool, **params: Any) -> None:
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
@@ -305,18 +280,18 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
     engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions, the plans that
     lost, and the operators whose support would save most.
     """
-    function, module = open_model(model, params)
+    function, module = inputs.open_model(model, params)
     files = params["files"]
-    is_measured = not is_bundle(model) and is_auto(module_keywords(params)["engine"])
+    is_measured = not is_bundle(model) and is_auto(options.module_keywords(params)["engine"])
     if is_measured:
-        check_sizes(set_shapes(function, from_files(files, function)))
+        options.check_sizes(inputs.set_shapes(function, inputs.from_files(files, function)))
     if (files and not is_bundle(model)) or is_measured:
-        module.plan_for(**all_inputs(files, function, params["seed"]))
+        module.plan_for(**inputs.all_inputs(files, function, params["seed"]))
     if with_memory:
         module.compile()
     explanation = module.explain()
     if html is not None:
-        write_page(html, render_explanation_page(explanation, model))
+        options.write_page(html, render_explanation_page(explanation, model))
     if as_json:
         print_json(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {}))
         return
@@ -330,9 +305,9 @@ def explain_command(model: str, with_memory: bool, html: Path | None, as_json: b
 
 @click.command("compile")
 @click.argument("model")
-@module_options
-@isolation_options
-@click.option("-o", "--output", "target", type=TARGET, help="The bundle [default: MODEL.xrt here]")
+@options.module_options
+@options.isolation_options
+@click.option("-o", "--output", "target", type=options.TARGET, help="The bundle [default: MODEL.xrt here]")
 @add_verbose
 def compile_command(model: str, target: Path | None, verbose: bool, **params: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, run it once, and save it as a bundle: weights and compiled forms.
@@ -343,17 +318,17 @@ def compile_command(model: str, target: Path | None, verbose: bool, **params: An
     compiles when it meets them. With --lock the sizes are those of the lock, and so is the plan: a lock that does not hold is an
     error.
     """
-    path = choose_target(target, model, ".xrt")
-    function = load_with_options(model)
-    settle_batch(function, params)
-    choices = parse_choices(params["dims"])
+    path = options.choose_target(target, model, ".xrt")
+    function = inputs.load_with_options(model)
+    inputs.settle_batch(function, params)
+    choices = options.parse_choices(params["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
     several = {name: sizes for name, sizes in choices.items() if len(sizes) > 1}
-    keywords = module_keywords(params)
+    keywords = options.module_keywords(params)
     if (lock := params["lock"]) is not None:
         if several:
             raise OptionError("a lock is for one size of each dim; give each --dim once, or leave --lock out")
-        fixed = add_locked_dims(model, function, fixed, lock)
+        fixed = inputs.add_locked_dims(model, function, fixed, lock)
         # A bundle is shipped: it has the plan of the lock, or there is no bundle.
         keywords["lock"] = LockedPlacement(read_lock(lock), repr(lock), must_hold=True)
     function = set_dims(function, fixed)

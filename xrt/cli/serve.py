@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.cli.options import (
-    CORES,
-    FOLDER,
-    NUMBERS,
-    WAIT,
-    add_all,
-    add_engines,
-    derive,
-    isolation_keywords,
-    isolation_options,
-)
+from xrt.cli import options
 from xrt.cli.screen import WorkStatus, complain, out, print_lines
 from xrt.engines import ExecutionOptions, split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -61,28 +51,28 @@ def parse_batch(context: click.Context, option: click.Parameter, sizes: tuple[in
     return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
 
 
-_add_batching = add_all(
-    derive(ServingOptions, "instances", shown="as tuned, or 1"),
-    derive(ServingOptions, "batch", type=NUMBERS, callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
-    derive(ServingOptions, "max_wait", type=WAIT, example="2ms"),
+_add_batching = options.add_all(
+    options.derive(ServingOptions, "instances", shown="as tuned, or 1"),
+    options.derive(ServingOptions, "batch", type=options.NUMBERS, callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
+    options.derive(ServingOptions, "max_wait", type=options.WAIT, example="2ms"),
 )
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
-@add_engines("Engines for ONNX files, first choice first; a bundle has its own")
+@options.add_engines("Engines for ONNX files, first choice first; a bundle has its own")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
-@derive(ExecutionOptions, "threads", shown=CORES, help="Thread budget of each model")
+@options.derive(ExecutionOptions, "threads", shown=options.CORES, help="Thread budget of each model")
 @_add_batching
-@derive(ServingOptions, "max_queue")
-@derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes", kind="size")
-@derive(ServingOptions, "body_timeout", kind="time")
-@derive(ServingOptions, "max_sessions")
-@derive(ServingOptions, "session_idle", kind="time")
-@derive(ServingOptions, "explicit_sessions", default=None)
-@derive(
+@options.derive(ServingOptions, "max_queue")
+@options.derive(ServingOptions, "max_request_bytes", "--max-request", "max_request_bytes", kind="size")
+@options.derive(ServingOptions, "body_timeout", kind="time")
+@options.derive(ServingOptions, "max_sessions")
+@options.derive(ServingOptions, "session_idle", kind="time")
+@options.derive(ServingOptions, "explicit_sessions", default=None)
+@options.derive(
     ServingOptions,
     "model_control",
     "--no-model-control",
@@ -91,14 +81,14 @@ _add_batching = add_all(
     flag_value=False,
     default=None,
 )
-@click.option("--drain", default="30s", show_default=True, type=WAIT, help="Time of open requests at the end")
+@click.option("--drain", default="30s", show_default=True, type=options.WAIT, help="Time of open requests at the end")
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
     help="Least level of what is logged on standard error  [default: warning]",
 )
 @click.option("--access-log", is_flag=True, help="Log each request, with its status and time")
-@isolation_options
+@options.isolation_options
 def serve_command(models: tuple[str, ...], **params: Any) -> int:
     """Serve models by the Open Inference Protocol v2, until Ctrl-C or SIGTERM; SIGHUP loads them again.
 
@@ -128,7 +118,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
 
 
 def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) -> dict[str, Any]:
-    keywords = isolation_keywords(params)
+    keywords = options.isolation_keywords(params)
     if params["threads"] is not None:
         keywords["threads"] = params["threads"]
     if params["engine"] is not None:
@@ -158,7 +148,7 @@ def _list_default_engines(application: Application, paths: dict[str, dict[str, s
 @click.argument("repository", type=click.Path(file_okay=False))
 @click.option("--name", default="", help="Name of the model  [default: that of the file]")
 @click.option("--version", "version", default=1, show_default=True, type=click.IntRange(1), help="Version of the model")
-@derive(ExecutionOptions, "threads", shown="as tuned, or saved", help="Thread budget of each instance")
+@options.derive(ExecutionOptions, "threads", shown="as tuned, or saved", help="Thread budget of each instance")
 @_add_batching
 def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
     """Write BUNDLE as a model of Triton's Python backend into the folder REPOSITORY."""
@@ -183,8 +173,8 @@ def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple
 @click.command("batch")
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.argument("rows", nargs=-1, required=True, metavar="ROWS...")
-@click.option("-o", "--output", "target", required=True, type=FOLDER, help="Folder of the results")
-@add_engines("Engines of an ONNX file, first choice first; a bundle has its own", default="")
+@click.option("-o", "--output", "target", required=True, type=options.FOLDER, help="Folder of the results")
+@options.add_engines("Engines of an ONNX file, first choice first; a bundle has its own", default="")
 @click.option("--column", "columns", multiple=True, callback=_parse_columns, metavar="INPUT=COLUMN", help="Column of an input")
 @click.option("--output-name", "outputs", multiple=True, metavar="NAME", help="Output to keep [default: all]; repeatable")
 @click.option(

@@ -14,35 +14,7 @@ import click
 from xrt import models
 from xrt.bench.targets import set_dims
 from xrt.cache import DiskTier, default_cache
-from xrt.cli.inputs import (
-    all_inputs,
-    from_files,
-    load_with_options,
-    load_with_sizes,
-    precision_keywords,
-    read_batches,
-    read_input_files,
-    read_locked_dims,
-    set_shapes,
-    settle_batch,
-)
-from xrt.cli.options import (
-    ENGINE_NAMES,
-    NUMBERS,
-    SHARE,
-    TARGET,
-    TIME,
-    add_batch,
-    add_html,
-    add_json,
-    add_time,
-    add_tuning_options,
-    check_sizes,
-    choose_target,
-    module_keywords,
-    parse_dims,
-    write_page,
-)
+from xrt.cli import inputs, options
 from xrt.cli.screen import TimedRow, WorkStatus, complain, print_json, print_lines, show_table, show_times
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -80,7 +52,7 @@ GATE = 5.0
 
 @click.command("tune")
 @click.argument("model")
-@add_tuning_options
+@options.add_tuning_options
 @click.option(
     "--objective",
     default="latency",
@@ -89,17 +61,17 @@ GATE = 5.0
     help="Minimize the time of a call, or maximize requests per second within --p99",
 )
 @click.option(
-    "--p99", type=TIME, help="With throughput: limit on the 99th percentile of the latency: 20ms, 1s [default: no limit]"
+    "--p99", type=options.TIME, help="With throughput: limit on the 99th percentile of the latency: 20ms, 1s [default: no limit]"
 )
 @click.option(
     "--batch",
     "batches",
-    type=NUMBERS,
+    type=options.NUMBERS,
     help="Size of the first axis of the inputs; with throughput the batch sizes to measure: 1,2,4 [default: 1,2,4,8,16,32]",
 )
 @click.option(
     "--instances",
-    type=NUMBERS,
+    type=options.NUMBERS,
     help="With throughput: numbers of concurrent calls to measure, which share the threads "
     "[default: 1,2,4,... up to the threads]",
 )
@@ -108,9 +80,9 @@ GATE = 5.0
     metavar="NAME",
     help="With throughput: the symbolic dim that counts requests [default: the first of all inputs and outputs]",
 )
-@click.option("-o", "--output", "target", type=TARGET, help="With throughput: write the result to this lockfile")
-@add_html
-@add_json
+@click.option("-o", "--output", "target", type=options.TARGET, help="With throughput: write the result to this lockfile")
+@options.add_html
+@options.add_json
 @click.option("-v", "--verbose", is_flag=True, help="Also show intervals, regions, notes, errors, and what was not measured")
 def tune_command(model: str, **params: Any) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
@@ -134,12 +106,12 @@ def tune_command(model: str, **params: Any) -> int:
             raise OptionError(f"--{flag} is of throughput; pass --objective throughput too, or leave it out")
     keywords = _read_keywords(params)
     function, values = _load(model, params)
-    lowering = precision_keywords(params, function)
+    lowering = inputs.precision_keywords(params, function)
     began = time.time() - CLOCK_STEP
     with XRTModule(function, **keywords, **lowering) as module:
         tuned, threads = module.tune(**values), module.threads
     if params["html"] is not None:
-        write_page(params["html"], render_tuning_page(tuned, model))
+        options.write_page(params["html"], render_tuning_page(tuned, model))
     if params["as_json"]:
         print_json({"model": model, "threads": threads, **tuned.to_dict()})
     else:
@@ -151,17 +123,17 @@ def tune_command(model: str, **params: Any) -> int:
 
 def _read_keywords(params: dict[str, Any]) -> dict[str, Any]:
     """XRTModule's keywords; the engines are compared, whether ``auto`` is in the list or not."""
-    keywords = module_keywords({**params, "engine": f"{params['engine']},auto"})
+    keywords = options.module_keywords({**params, "engine": f"{params['engine']},auto"})
     return {**keywords, "engine": list(dict.fromkeys(keywords["engine"]))}
 
 
 def _load(model: str, params: dict[str, Any]) -> tuple[Function, dict[str, Any]]:
     """Load a model, and inputs of the sizes of ``--dim``; the model's dims stay symbolic, as its placement serves all sizes."""
-    function = load_with_options(model)
-    settle_batch(function, params)
-    sized = set_dims(function, parse_dims(params["dims"]))
-    check_sizes(set_shapes(sized, from_files(params["files"], sized)))
-    return function, all_inputs(params["files"], sized, params["seed"])
+    function = inputs.load_with_options(model)
+    inputs.settle_batch(function, params)
+    sized = set_dims(function, options.parse_dims(params["dims"]))
+    options.check_sizes(inputs.set_shapes(sized, inputs.from_files(params["files"], sized)))
+    return function, inputs.all_inputs(params["files"], sized, params["seed"])
 
 
 def _show_result(tuned: TuningResult, threads: int, *, verbose: bool) -> None:
@@ -222,9 +194,9 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
     """Tune, print the table, and write the lockfile and the page."""
     keywords = _read_keywords(params)
     budget, target = keywords.pop("budget"), params["target"]
-    function = load_with_sizes(model, params)
-    values = all_inputs(params["files"], function, params["seed"]) if params["files"] else {}
-    keywords |= precision_keywords(params, function)
+    function = inputs.load_with_sizes(model, params)
+    values = inputs.all_inputs(params["files"], function, params["seed"]) if params["files"] else {}
+    keywords |= inputs.precision_keywords(params, function)
     limits = {name: params[name] for name in ("p99", "batches", "instances", "batch_dim") if params[name] is not None}
     source = {"source": model, "seed": str(params["seed"]), "dims": ",".join(params["dims"])}
     locks: list[PlacementFile] = []
@@ -246,7 +218,7 @@ def _tune_throughput(model: str, params: dict[str, Any]) -> int:
         show_table(COLUMNS, cells, numbers=POINT_NUMBERS, whole=("verdict",))
         print_lines(result.headline, result.summary, *result.notes)
     if params["html"] is not None:
-        write_page(params["html"], render_throughput_page(result, model))
+        options.write_page(params["html"], render_throughput_page(result, model))
     if locks and (record := result.to_record()) is not None:
         write_placement(locks[0].replace(serving=record), target)
         if not params["as_json"]:
@@ -262,10 +234,10 @@ NOISY = 0.1
 
 @click.command("lock")
 @click.argument("model")
-@add_tuning_options
-@add_batch
-@click.option("-o", "--output", "target", type=TARGET, help="The lockfile [default: MODEL.lock here]")
-@add_time("--gate", "10s", "Time of the comparison with the best other plan")
+@options.add_tuning_options
+@options.add_batch
+@click.option("-o", "--output", "target", type=options.TARGET, help="The lockfile [default: MODEL.lock here]")
+@options.add_time("--gate", "10s", "Time of the comparison with the best other plan")
 @click.option("--retune", is_flag=True, help="Search even if a decision is stored")
 def lock_command(model: str, target: Path | None, gate: float, retune: bool, **params: Any) -> int:
     """Write the placement of MODEL, with reasons, machine and versions, as a file for version control.
@@ -275,10 +247,10 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
     values. The placement is measured as by `xrt tune`, unless a measurement is stored. The plan serves
     all sizes of symbolic dims; it is measured at those of --dim.
     """
-    path = choose_target(target, model, ".lock")
+    path = options.choose_target(target, model, ".lock")
     function, values = _load(model, params)
-    files = read_input_files(params["files"], function)
-    with XRTModule(function, **_read_keywords(params), **precision_keywords(params, function)) as module:
+    files = inputs.read_input_files(params["files"], function)
+    with XRTModule(function, **_read_keywords(params), **inputs.precision_keywords(params, function)) as module:
         if retune:
             module.tune(**values)
         else:
@@ -319,7 +291,9 @@ def _describe_baseline(baseline: Baseline | None) -> str:
 
 @click.command("check")
 @click.argument("lock", type=click.Path(dir_okay=False))
-@click.option("--max-regress", "limit", default="5%", show_default=True, type=SHARE, help="Largest growth of the ratio: 5%, 0.05")
+@click.option(
+    "--max-regress", "limit", default="5%", show_default=True, type=options.SHARE, help="Largest growth of the ratio: 5%, 0.05"
+)
 @click.option(
     "--undecided",
     default="pass",
@@ -327,15 +301,17 @@ def _describe_baseline(baseline: Baseline | None) -> str:
     type=click.Choice(["pass", "fail"]),
     help="Result of a check that the noise leaves undecided: exit code 0, or 3",
 )
-@add_time("--budget", "30s", "Time of the comparison")
+@options.add_time("--budget", "30s", "Time of the comparison")
 @click.option("--model", metavar="MODEL", help="The model [default: the path in the lockfile]")
-@click.option(*ENGINE_NAMES[:-1], "named", metavar="ENGINES", help="Engines of the lockfile whose options may name files or code")
+@click.option(
+    *options.ENGINE_NAMES[:-1], "named", metavar="ENGINES", help="Engines of the lockfile whose options may name files or code"
+)
 @click.option(
     "--validate",
     type=click.Path(),
     help="The examples on which the error of a plan of lower precision was measured [default: the path in the lockfile]",
 )
-@add_json
+@options.add_json
 def check_command(lock: str, undecided: str, as_json: bool, **params: Any) -> int:
     """Compare the plan of LOCK with its competitor: both run in turns, and the ratio is compared with the lockfile's.
 
@@ -383,8 +359,8 @@ def _run_check(
         raise LockError("the lock does not say where its model is; pass --model")
     with _convert_to_lock_error("model"):
         nearby = folder / source
-        declared = load_with_options(model or (str(nearby) if nearby.is_file() else source))
-        declared = set_dims(declared, read_locked_dims(lock))
+        declared = inputs.load_with_options(model or (str(nearby) if nearby.is_file() else source))
+        declared = set_dims(declared, inputs.read_locked_dims(lock))
     try:
         function = specialize(declared, read_shapes(lock, declared))
     except InputError:  # another model; later checks report more about it
@@ -456,7 +432,7 @@ def _read_validation(lock: PlacementFile, folder: Path, function: Function, vali
     file = Path(validate) if validate is not None else folder / lock.model[source] if source else None
     if lock.precision is None or file is None or not file.exists():
         return None
-    batches = read_batches(file, function)
+    batches = inputs.read_batches(file, function)
     # Without --validate the error was measured on the last fifth of --calibrate.
     return batches if validate is not None or source == "validate" else batches[-max(1, len(batches) // 5) :]
 

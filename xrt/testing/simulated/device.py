@@ -419,126 +419,85 @@ signbit sin sinc sinh sqrt square subtract tan tanh true_divide trunc
 """
 
 _OTHERS = """
-all: a axis out keepdims
-allclose: a b rtol atol equal_nan
-amax: a axis out keepdims
-amin: a axis out keepdims
-any: a axis out keepdims
+all amax amin any max min ptp: a axis out keepdims
+allclose isclose: a b rtol atol equal_nan
 append: arr values axis
 arange: start stop step dtype
-argmax: a axis dtype out keepdims
-argmin: a axis dtype out keepdims
-argsort: a axis kind
-around: a decimals out
+argmax argmin mean prod sum: a axis dtype out keepdims
+argsort sort: a axis kind
+around round: a decimals out
 array: obj dtype copy order subok ndmin blocking
 array_equal: a1 a2 equal_nan
 asarray: a dtype order copy blocking
-ascontiguousarray: a dtype
-asfortranarray: a dtype
+ascontiguousarray asfortranarray: a dtype
 astype: x dtype copy
-atleast_1d:
-atleast_2d:
+atleast_1d atleast_2d broadcast_arrays broadcast_shapes result_type:
 average: a axis weights returned keepdims
 bincount: x weights minlength
 blackman: M
-broadcast_arrays:
-broadcast_shapes:
 broadcast_to: array shape
 can_cast: from_ to casting
 choose: a choices out mode
 clip: a a_min a_max out
 compress: condition a axis out
-concat: tup axis out dtype casting
-concatenate: tup axis out dtype casting
-convolve: a v mode
-copy: a order
+concat concatenate stack: tup axis out dtype casting
+convolve correlate: a v mode
+copy ravel: a order
 copyto: dst src casting where
-correlate: a v mode
-count_nonzero: a axis
+count_nonzero expand_dims flip squeeze: a axis
 cross: a b axisa axisb axisc axis
-cumprod: a axis dtype out
-cumsum: a axis dtype out
+cumprod cumsum: a axis dtype out
 delete: arr indices axis
 diagonal: a offset axis1 axis2
 diff: a n axis prepend append
-dot: a b out
-einsum: *
-empty: shape dtype order
+dot outer: a b out
+einsum frombuffer meshgrid pad savez savez_compressed: *
+empty ones zeros: shape dtype order
 empty_like: prototype dtype order subok shape
-expand_dims: a axis
 extract: condition a
 eye: N M k dtype order
 fill_diagonal: a val wrap
-flatnonzero: a
-flip: a axis
-from_dlpack: array  device copy
-frombuffer: *
+flatnonzero ndim nonzero shape: a
+from_dlpack: array device copy
 full: shape fill_value dtype order
 full_like: a fill_value dtype order subok shape
 gradient: f axis edge_order
 histogram: x bins range density weights
 identity: n dtype
-imag: val
+imag real: val
 indices: dimensions dtype
-inner: a b
-isclose: a b rtol atol equal_nan
-isneginf: x out
-isposinf: x out
+inner kron vdot: a b
+isneginf isposinf: x out
 issubdtype: arg1 arg2
-kron: a b
 linspace: start stop num endpoint retstep dtype axis
 load: file mmap_mode allow_pickle
 logspace: start stop num endpoint base dtype axis
 matmul: axes axis keepdims casting dtype signature order out
-max: a axis out keepdims
-may_share_memory: a b max_work
-mean: a axis dtype out keepdims
+may_share_memory shares_memory: a b max_work
 median: a axis out overwrite_input keepdims
-meshgrid: *
-min: a axis out keepdims
 moveaxis: a source destination
 nan_to_num: x copy nan posinf neginf
-ndim: a
-nonzero: a
-ones: shape dtype order
-ones_like: a dtype order subok shape
-outer: a b out
-pad: *
+ones_like zeros_like: a dtype order subok shape
 partition: a kth axis
-percentile: a q axis out overwrite_input method keepdims interpolation
+percentile quantile: a q axis out overwrite_input method keepdims interpolation
 place: arr mask vals
-prod: a axis dtype out keepdims
 promote_types: type1 type2
-ptp: a axis out keepdims
 put: a ind v mode
 put_along_axis: arr indices values axis
-quantile: a q axis out overwrite_input method keepdims interpolation
-ravel: a order
 ravel_multi_index: multi_index dims mode order
-real: val
 repeat: a repeats axis
 require: a dtype requirements
 reshape: a newshape order copy
 resize: a new_shape
-result_type:
 roll: a shift axis
 roots: p
-round: a decimals out
 save: file arr allow_pickle
-savez: *
-savez_compressed: *
 searchsorted: a v side sorter
 select: condlist choicelist default
-shape: a
-shares_memory: a b max_work
 show_config: _full
 size: _ndarray_base a axis
-sort: a axis kind
 split: ary indices_or_sections axis
-squeeze: a axis
-stack: tup axis out dtype casting
-std: a axis dtype out ddof keepdims
-sum: a axis dtype out keepdims
+std var: a axis dtype out ddof keepdims
 swapaxes: a axis1 axis2
 take: a indices axis out
 take_along_axis: a indices axis
@@ -546,23 +505,22 @@ tile: A reps
 trace: a offset axis1 axis2 dtype out
 transpose: a axes
 tri: N M k dtype
-tril: m k
+tril triu: m k
 tril_indices: n k m
-triu: m k
 unique: ar return_index return_inverse return_counts axis equal_nan
 unravel_index: indices dims order
 unwrap: p discont axis period
-var: a axis dtype out ddof keepdims
-vdot: a b
 where: condition x y
-zeros: shape dtype order
-zeros_like: a dtype order subok shape
 """
 
 
 def _parse_others() -> dict[str, tuple[str, ...] | None]:
-    rows = (line.partition(":") for line in _OTHERS.strip().splitlines())
-    return {name: None if names.strip() == "*" else tuple(names.split()) for name, _, names in rows}
+    rows = (line.split(":") for line in _OTHERS.strip().splitlines())
+    return {
+        name: None if parameters.strip() == "*" else tuple(parameters.split())
+        for names, parameters in rows
+        for name in names.split()
+    }
 
 
 FUNCTIONS = {**dict.fromkeys(_UFUNCS.split(), ("out", "dtype", "casting", "where")), **_parse_others()}
