@@ -12,7 +12,7 @@ from xrt.errors import CompileFailed, CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.testing import ResultWord, conform
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.testing.running import Alternation, make_alternating_program
+from xrt.testing.running import alternate_engines, make_alternating_program
 
 RELU = "test_single_relu_model"
 TYPE = TensorType(DType.FLOAT32, (2,))
@@ -55,7 +55,7 @@ class RefusesRelu(RecordingEngine):
 
 
 def homes(function: Function, engines, first: int = 0) -> dict[str, str]:
-    plan = Alternation(function, engines, first).plan()
+    plan = alternate_engines(function, engines, first)
     return {name: launch.engine.partition("{")[0] for launch in plan.launches for name in launch.nodes}
 
 
@@ -76,7 +76,7 @@ def test_the_turn_is_that_of_the_engine_after_the_first_inputs():
 
 
 def test_every_node_is_a_region_of_its_own():
-    plan = Alternation(branches(), BOTH).plan()
+    plan = alternate_engines(branches(), BOTH)
     assert [len(launch.nodes) for launch in plan.launches] == [1, 1, 1]
 
 
@@ -92,10 +92,10 @@ def test_three_engines_go_round():
 
 
 def test_the_first_engine_follows_a_node_on_the_last_resort():
-    plan = Alternation(
+    plan = alternate_engines(
         chain("Neg", "Abs", "Neg"), (RecordingEngine(takes="Neg"), Second(takes="Neg"), RefusesRelu()), last_resort=True
     )
-    assert [launch.engine.partition("{")[0] for launch in plan.plan().launches] == ["recording", "picky", "recording"]
+    assert [launch.engine.partition("{")[0] for launch in plan.launches] == ["recording", "picky", "recording"]
 
 
 def test_what_nobody_takes_is_declined_with_every_reason():

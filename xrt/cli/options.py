@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from xrt.graph import Function
 
 
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+option = partial(click.option, show_default=True)
 
 # ---------------------------------------------------------------------- types of values
 
@@ -73,10 +73,8 @@ def _suggest_percent(text: str) -> str:
 
 def _parse_devices(text: str) -> dict[str, str] | None:
     try:
-        pairs = [spec.rpartition("=") for spec in split_specs(text)]
-        devices = {engine.strip(): device.strip() for engine, _, device in pairs}
-        for engine in devices:
-            parse_spec(engine)
+        pairs = [[part.strip() for part in spec.rpartition("=")] for spec in split_specs(text)]
+        devices = {engine: device for engine, _, device in pairs if parse_spec(engine)}
     except OptionError:
         return None
     return devices if len(devices) == len(pairs) and all((*devices, *devices.values())) else None
@@ -161,9 +159,9 @@ def _describe(owner: type) -> dict[str, str]:
     """The help of each option: the first sentence of its description."""
     texts = {}
     for entry in list_options(owner):
-        sentence = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0].replace('``engine="auto"``', "-e auto")
-        sentence = sentence.replace("``max_error``", "--max-error")
-        texts[entry.name] = re.sub(r"``(.*?)``", r"\1", sentence).replace(", in seconds", "").replace(", in bytes", "")
+        text = re.split(r"\. |\.$|; None\b", entry.meaning, maxsplit=1)[0]
+        text = text.replace('``engine="auto"``', "-e auto").replace("``max_error``", "--max-error").replace("``", "")
+        texts[entry.name] = text.replace(", in seconds", "").replace(", in bytes", "")
     return texts
 
 
@@ -213,12 +211,12 @@ def add_engines(text: str, shown: str = _FIRST_ENGINE, **attributes: Any) -> Dec
 
 def add_seed(text: str) -> Decorator:
     """Add the option for the seed of random values."""
-    return click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help=text)
+    return option("--seed", default=0, type=click.IntRange(0), help=text)
 
 
 def add_time(name: str, default: str, text: str) -> Decorator:
     """Add an option for the time that work may take."""
-    return click.option(name, default=default, show_default=True, type=TIME, help=f"{text}: 60s, 2m")
+    return option(name, default=default, type=TIME, help=f"{text}: 60s, 2m")
 
 
 def add_all(*options: Decorator) -> Decorator:
@@ -233,9 +231,7 @@ def add_all(*options: Decorator) -> Decorator:
 
 
 _shared_options = add_all(
-    click.option(
-        "--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"
-    ),
+    option("--device", default="cpu", metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"),
     derive(ModuleOptions, "devices", type=_DEVICES, help="Devices of single engines: ort=cuda,tvm=cpu"),
     derive(ClusteringOptions, "pins", "--pin", "pins", multiple=True, metavar="PIN"),
     derive(ClusteringOptions, "minimum_nodes"),
@@ -276,11 +272,10 @@ add_tuning_options = add_all(
     input_options,
     add_time("--budget", "60s", "Time of the search"),
     derive(ModuleOptions, "max_error", type=SHARE, example="1%, 0.01"),
-    click.option(
+    option(
         "--measure",
         type=click.Choice(["relative", "cosine", "top1"]),
         default="relative",
-        show_default=True,
         help="Measure of that error: of the norm, of the angle, or the share of rows with another largest element",
     ),
     derive(ModuleOptions, "calibrate", kind="examples"),
@@ -324,21 +319,24 @@ def check_sizes(function: Function) -> None:
     """
     context = click.get_current_context()
     symbolic = name_batch(function)
-    missing: dict[str, list[str]] = {}
+    missing: list[str] = []
+    arguments: list[str] = []
     if dims := list_dims(function):
-        missing[f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}"] = [f"--dim {name}=SIZE" for name in dims]
+        missing.append(f"dim{'s' * (len(dims) > 1)} {', '.join(dims)}")
+        arguments += [f"--dim {name}=SIZE" for name in dims]
     if symbolic is not function:
-        missing["the first axes of the inputs, which have no name"] = ["--batch SIZE"]
+        missing.append("the first axes of the inputs, which have no name")
+        arguments.append("--batch SIZE")
     shapes = {value.name: value.type.shape if isinstance(value.type, TensorType) else None for value in symbolic.inputs}
     unnamed = [name for name, shape in shapes.items() if shape is None or None in shape]
     if unnamed and "files" in context.params:
-        text = f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}"
-        missing[text] = [f"-i {name}=FILE.npy" for name in unnamed]
+        missing.append(f"extents without a name of input{'s' * (len(unnamed) > 1)} {', '.join(unnamed)}")
+        arguments += [f"-i {name}=FILE.npy" for name in unnamed]
     if missing:
         typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
         raise OptionError(
             f"times are measured for inputs of known sizes, and the model leaves open: {'; '.join(missing)}. "
-            f"Give them: {' '.join([typed, *(option for options in missing.values() for option in options)])}"
+            f"Give them: {' '.join([typed, *arguments])}"
         )
 
 

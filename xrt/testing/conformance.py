@@ -11,6 +11,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,10 +23,17 @@ from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
 from xrt.module.specialization import optimize
-from xrt.testing.cases import ConformanceCase, group_cases, is_random, is_unchanged
+from xrt.testing.cases import ConformanceCase, are_inputs_unchanged, group_cases, is_random
 from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
 from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
-from xrt.testing.running import isolate_engines, make_alternating_program, make_module, name_cause, overlook_deviations
+from xrt.testing.running import (
+    isolate_engines,
+    make_alternating_program,
+    make_module,
+    name_cause,
+    overlook_deviations,
+    run_outputs,
+)
 from xrt.verify.execution import compile_alone
 
 if TYPE_CHECKING:
@@ -108,12 +116,10 @@ def run_single(engine: GraphCompiler) -> Maker:
         executable = compile_alone(engine, prepared, inputs)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
-            try:
+            with closing(executable):
                 return executable.run(values)
-            finally:
-                executable.close()
 
-        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in prepared.nodes})), (engine,))
+        return PreparedCase(run, _place_all(prepared, engine), (engine,))
 
     return make
 
@@ -126,18 +132,20 @@ def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
         executable = compile_for_all_sizes(engine, _fold_constants(opened))
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
-            try:
+            with closing(executable):
                 results = executable.run(values)  # first, since refusing a size may leave the library in a bad state
                 for sized in () if is_random(function) else list_other_sizes(opened, values):
                     if not (comparison := sized.compare(executable, engine)):
                         raise AssertionError(comparison.message)
                 return results
-            finally:
-                executable.close()
 
-        return PreparedCase(run, tuple(sorted({(node.op, engine.name) for node in function.nodes})), (engine,))
+        return PreparedCase(run, _place_all(function, engine), (engine,))
 
     return make
+
+
+def _place_all(function: Function, engine: GraphCompiler) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({(node.op, engine.name) for node in function.nodes}))
 
 
 def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
@@ -149,8 +157,8 @@ def run_list(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
             module.compile(*inputs)
         except PlanError as error:
             raise _find_compile_error(error) from error
-        count = len(function.outputs)
-        return PreparedCase(lambda values: _as_outputs(module(*values), count), _list_placements(module.plan.launches), engines)
+        placed = _list_placements(module.plan.launches)
+        return PreparedCase(lambda values: run_outputs(module(*values), function), placed, engines)
 
     return make
 
@@ -179,15 +187,9 @@ def _fold_constants(function: Function) -> Function:
 def _find_compile_error(error: PlanError) -> Exception:
     """The exception to report for a PlanError: CompileFailed if it is in the chain of causes, otherwise CompileRefused."""
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, CompileFailed):
-            return cause
+    while cause is not None and not isinstance(cause, CompileFailed):
         cause = cause.__cause__
-    return CompileRefused(str(error))
-
-
-def _as_outputs(results: Any, count: int) -> Sequence[Any]:
-    return [results] if count == 1 else results
+    return cause or CompileRefused(str(error))
 
 
 # ---------------------------------------------------------------------- a single case
@@ -228,21 +230,21 @@ def _run_prepared(case: ConformanceCase, ready: PreparedCase) -> Outcome:
 
     try:
         results = ready.run(inputs)
-        verdict = is_unchanged(case.inputs, inputs) and case.judge(results, admit_ties=admit_ties)
-        if not verdict and (cause := _find_cause(case, ready, inputs, results, admit_ties)):
-            return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
+        verdict = unchanged = are_inputs_unchanged(case.function, case.inputs, inputs)
+        if unchanged:
+            verdict = case.judge(results, admit_ties=admit_ties)
+            if not verdict and (cause := _find_cause(case, ready, results, admit_ties)):
+                return Outcome(case.name, ResultWord.GAP, f"{cause}: {verdict.message}")
     except Exception as error:  # noqa: BLE001  # any exception of an engine is an outcome
         return Outcome(case.name, ResultWord.FAILED, f"at run: {_describe(error)}")
     return Outcome(case.name, ResultWord.PASSED if verdict else ResultWord.FAILED, verdict.message)
 
 
-def _find_cause(
-    case: ConformanceCase, ready: PreparedCase, inputs: Sequence[Any], results: Sequence[Any], admit_ties: bool
-) -> str:
+def _find_cause(case: ConformanceCase, ready: PreparedCase, results: Sequence[Any], admit_ties: bool) -> str:
     """Name the declared deviation of an engine that explains all differences; empty if no declared deviation does."""
     names = {engine for _, engine in ready.placed}
     engines = [engine for engine in ready.engines if engine.name in names]
-    if not engines or case.is_random or not is_unchanged(case.inputs, inputs):
+    if not engines or case.is_random:
         return ""
     explained = overlook_deviations(results, case.function, case.inputs, case.truth, engines)
     if not case.judge(explained, admit_ties=admit_ties):

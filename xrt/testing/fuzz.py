@@ -22,7 +22,7 @@ from xrt.errors import CompileRefused, PlanError
 from xrt.graph import DType, Function
 from xrt.partition import Pin
 from xrt.passes import infer_shapes
-from xrt.testing.cases import is_unchanged
+from xrt.testing.cases import are_inputs_unchanged
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators import ALL_FAMILIES
 from xrt.testing.generators.draft import INTEGERS
@@ -33,6 +33,8 @@ from xrt.testing.running import (
     make_module,
     name_cause,
     overlook_deviations,
+    pin_nodes,
+    run_outputs,
 )
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
 from xrt.verify.bisection import bisect_difference
@@ -86,14 +88,14 @@ class ExecutionMode:
                 return list(program.run(inputs))
 
     def _run_mixture(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        homes: dict[str, list[str]] = {}
+        homes: dict[str, int] = {}
         for node in function.nodes:
-            willing = [e for e in self.engines if e.why_not(node, function) is None] or [self.engines[-1]]
+            numbers = range(len(self.engines))
+            supporting = [i for i in numbers if self.engines[i].why_not(node, function) is None] or [numbers[-1]]
             # Hash the node's name, so that a reduction of the graph does not move other nodes.
-            chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
-            homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
+            homes[node.name] = supporting[zlib.crc32(f"{self.seed}/{node.name}".encode()) % len(supporting)]
         try:
-            return _run_module(function, self.engines, [Pin(tuple(n), spec, "name") for spec, n in homes.items()], inputs)
+            return _run_module(function, self.engines, pin_nodes(self.engines, homes), inputs)
         except PlanError as error:
             # A pinned region has no fallback if its engine refuses it as a whole; but a failure of a library is a finding.
             if "failed to compile" in str(error):
@@ -105,8 +107,7 @@ def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequ
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fallback to the next engine is expected here
         with make_module(function, engines, pins=tuple(pins)) as module:
-            results = module(*inputs)
-    return [results] if len(function.outputs) == 1 else list(results)
+            return run_outputs(module(*inputs), function)
 
 
 WIDE = Form(
@@ -158,37 +159,33 @@ class Fuzzer:
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, finding: None) -> None:
         """Run the graphs of the seeds. Calls ``progress`` with the number done, for each finding and after each graph."""
         for done, seed in enumerate(seeds, 1):
-            for finding in self.try_seed(seed):
+            if (finding := self.try_seed(seed)) is not None:
                 self.findings.append(finding)
                 progress(done, finding)
             progress(done, None)
 
-    def try_seed(self, seed: int) -> list[Finding]:
-        """Run one graph in its modes until one disagrees; return that finding, or an empty list."""
+    def try_seed(self, seed: int) -> Finding | None:
+        """Run one graph in its modes until one disagrees: other modes usually fail for the same reason."""
         sample = make_sample(seed)
         try:
             expected = self.truth(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # any failure of the reference is a finding
             self.counts["reference", Verdict.DISAGREES] += 1
-            return [Finding(seed, "the reference", _summarize(error), sample)]
+            return Finding(seed, "the reference", _summarize(error), sample)
         tries = (self.try_mode(seed, mode, sample, expected) for mode in self.list_modes(seed))
-        first = next((finding for finding in tries if finding is not None), None)  # other modes usually fail for the same reason
-        return [] if first is None else [first]
+        return next((finding for finding in tries if finding is not None), None)
 
     def list_modes(self, seed: int) -> list[ExecutionMode]:
         """List the modes in which to run the graph of a seed."""
-        engines = (*self._opened, self.reference)
-        modes: list[ExecutionMode] = []
+        modes = []
         for engine in self._opened:
-            if "alone" in self.kinds:
-                modes.append(ExecutionMode("alone", (engine,)))
-            if "listed" in self.kinds:
-                modes.append(ExecutionMode("listed", (engine, self.reference)))
-        if "mixed" in self.kinds:
-            modes.append(ExecutionMode("mixed", engines, seed))
-        if "alternating" in self.kinds:
-            modes.append(ExecutionMode("alternating", engines, seed % max(len(self._opened), 2)))
-        return modes
+            modes += [ExecutionMode("alone", (engine,)), ExecutionMode("listed", (engine, self.reference))]
+        engines = (*self._opened, self.reference)
+        modes += [
+            ExecutionMode("mixed", engines, seed),
+            ExecutionMode("alternating", engines, seed % max(len(self._opened), 2)),
+        ]
+        return [mode for mode in modes if mode.kind in self.kinds]
 
     def truth(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         """Compute the expected outputs on the reference engine; inputs are not written to."""
@@ -205,7 +202,7 @@ class Fuzzer:
 
     def judge(self, mode: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample in one mode and compare the results with the expected outputs."""
-        inputs = _copy_inputs(sample.inputs)
+        inputs = [value.copy() for value in sample.inputs]
         try:
             with np.errstate(all="ignore"):  # generated graphs overflow; only the results count
                 results = mode.run(sample.function, inputs)
@@ -213,12 +210,8 @@ class Fuzzer:
             return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # any exception of an engine is a finding
             return CheckVerdict(Verdict.DISAGREES, _summarize(error))
-        aliased = {before for before, _ in sample.function.aliases}
-        unaliased = [index for index, value in enumerate(sample.function.inputs) if value.name not in aliased]
-        unchanged = is_unchanged([sample.inputs[index] for index in unaliased], [inputs[index] for index in unaliased])
-        if not unchanged:
-            return CheckVerdict(Verdict.DISAGREES, unchanged.message)
-        return self._compare(mode, sample, results, expected)
+        unchanged = are_inputs_unchanged(sample.function, sample.inputs, inputs)
+        return self._compare(mode, sample, results, expected) if unchanged else CheckVerdict(Verdict.DISAGREES, unchanged.message)
 
     def _compare(self, mode: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         with np.errstate(all="ignore"):
@@ -258,10 +251,6 @@ def _has_a_node(engine: GraphCompiler, function: Function) -> bool:
     """Whether the engine supports any node of the Function, so that it may have run some."""
     typed = infer_shapes(function)
     return any(engine.why_not(node, typed) is None for node in typed.nodes)
-
-
-def _copy_inputs(inputs: Sequence[Any]) -> list[Any]:
-    return [value.copy() for value in inputs]
 
 
 def _summarize(error: Exception) -> str:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +32,12 @@ from xrt.engines.contract.graph_compiler import (
 )
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileFailed, CompileRefused, XRTError
-from xrt.graph import TensorType
+from xrt.graph import FrozenDict, TensorType
 from xrt.module import XRTModule
 from xrt.module.specialization import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
-from xrt.runtime import Program, Refusal, available_cores, compile_plan
+from xrt.runtime import Program, available_cores, compile_plan
 from xrt.verify.execution import expose_all_values, fit_inputs
 from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
 
@@ -54,6 +53,11 @@ def make_module(function: Function, engines: Sequence[GraphCompiler | str], **op
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
+
+
+def run_outputs(results: Any, function: Function) -> list[Any]:
+    """Convert a module's results to a list: a module with a single output returns it bare."""
+    return [results] if len(function.outputs) == 1 else list(results)
 
 
 def isolate_engines(engines: Iterable[GraphCompiler]) -> list[GraphCompiler]:
@@ -84,85 +88,66 @@ def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[
     return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])
 
 
-Refused: TypeAlias = dict[tuple[str, int], str]
-"""Maps (node name, index of an engine that refused it at compile) to the reason."""
+def alternate_engines(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    first: int = 0,
+    *,
+    last_resort: bool = False,
+    refused: Mapping[tuple[str, str], str] = FrozenDict(),
+) -> Plan:
+    """Partition a Function so that neighbouring nodes run on different engines, each node in its own region.
 
-
-@dataclass
-class Alternation:
-    """Assigns the nodes of a Function to engines in alternation."""
-
-    function: Function
-    engines: Sequence[GraphCompiler]
-    first: int = 0
-    """The index of the engine to start with."""
-    refused: Refused = field(default_factory=dict)
-    last_resort: bool = False
-    """Whether the last engine does not alternate, and only gets nodes that no other engine supports."""
-
-    def plan(self) -> Plan:
-        """Partition the Function so that engines alternate; raises CompileRefused for a node that no engine supports."""
-        homes: dict[str, int] = {}
-        for node in self.function.nodes:
-            homes[node.name] = self._choose_engine(node, self._find_turn(node, homes))
-        options = ClusteringOptions(maximum_nodes=1, pins=tuple(self._make_pins(homes)))
-        return partition(self.function, self.engines, options, strict=True)
-
-    def _find_turn(self, node: Node, homes: dict[str, int]) -> int:
-        makers = (self.function.producer(name) for name in node.uses)
-        maker = next((maker for maker in makers if maker is not None), None)
-        if maker is None:
-            return self.first
-        following = homes[maker.name] + 1
-        # After a node on the last resort, which has no turn, the first engine is next.
-        return following if following < len(self.engines) - int(self.last_resort) else 0
-
-    def _choose_engine(self, node: Node, turn: int) -> int:
-        """The index of the first engine that supports the node, starting at ``turn``."""
+    ``first`` is the index of the engine to start with. With ``last_resort``, the last engine does not alternate, and only gets
+    nodes that no other engine supports. ``refused`` has the reasons of refusals at compile by node and engine. Raises
+    CompileRefused for a node that no engine supports.
+    """
+    count = len(engines) - int(last_resort)
+    homes: dict[str, int] = {}
+    for node in function.nodes:
+        producers = (function.producer(name) for name in node.uses)
+        producer = next((producer for producer in producers if producer is not None), None)
+        turn = first if producer is None else homes[producer.name] + 1
+        if turn >= count:
+            turn = 0  # after the last engine, and after a node on the last resort, which has no turn
         reasons = []
-        turns = len(self.engines) - int(self.last_resort)
-        numbers = [(turn + step) % turns for step in range(turns)] + list(range(turns, len(self.engines)))
-        for number in numbers:
-            engine = self.engines[number]
-            reason = self.refused.get((node.name, number)) or engine.why_not(node, self.function)
+        for number in [*range(turn, count), *range(turn), *range(count, len(engines))]:
+            engine = engines[number]
+            reason = refused.get((node.name, engine.spec)) or engine.why_not(node, function)
             if reason is None:
-                return number
+                homes[node.name] = number
+                break
             reasons.append(f"{engine.spec}: {reason}")
-        raise CompileRefused(f"{node.op}: {'; '.join(reasons)}")
+        else:
+            raise CompileRefused(f"{node.op}: {'; '.join(reasons)}")
+    return partition(function, engines, ClusteringOptions(maximum_nodes=1, pins=pin_nodes(engines, homes)), strict=True)
 
-    def _make_pins(self, homes: dict[str, int]) -> Iterator[Pin]:
-        for number, engine in enumerate(self.engines):
-            if names := tuple(name for name, home in homes.items() if home == number):
-                yield Pin(names, engine.spec, "name")
 
-    def note(self, refusal: Refusal) -> None:
-        """Exclude the refused nodes from this engine in later plans; re-raises CompileFailed."""
-        if isinstance(refusal.error, CompileFailed):
-            raise refusal.error
-        number = [engine.spec for engine in self.engines].index(refusal.launch.engine)
-        self.refused.update(((node, number), str(refusal.error)) for node in refusal.nodes)
+def pin_nodes(engines: Sequence[GraphCompiler], homes: Mapping[str, int]) -> tuple[Pin, ...]:
+    """Pins that assign nodes to engines; ``homes`` maps node names to indices of ``engines``."""
+    nodes = [tuple(name for name, home in homes.items() if home == number) for number in range(len(engines))]
+    return tuple(Pin(names, engine.spec, "name") for names, engine in zip(nodes, engines, strict=True) if names)
 
 
 def make_alternating_program(
     function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0, *, last_resort: bool = False
 ) -> Program:
-    """Compile a Program in which neighbouring nodes run on different engines.
-
-    With ``last_resort``, the last engine only gets nodes that no other engine supports.
+    """Compile the plan of `alternate_engines`, without the nodes that an engine refuses at compile.
 
     Raises CompileRefused for a node that no engine supports, CompileFailed if an engine's library fails.
     """
-    round_, cache = (
-        Alternation(fit_inputs_for(function, inputs, engines), engines, first, last_resort=last_resort),
-        CompileCache(),
-    )
+    fixed, cache = fit_inputs_for(function, inputs, engines), CompileCache()
+    context, by_spec = CompileContext(threads=available_cores()), {engine.spec: engine for engine in engines}
+    refused: dict[tuple[str, str], str] = {}
     while True:
-        context = CompileContext(threads=available_cores())
-        program = compile_plan(round_.plan(), {engine.spec: engine for engine in engines}, context, cache)
+        plan = alternate_engines(fixed, engines, first, last_resort=last_resort, refused=refused)
+        program = compile_plan(plan, by_spec, context, cache)
         if isinstance(program, Program):
             return program
         for refusal in program:
-            round_.note(refusal)
+            if isinstance(refusal.error, CompileFailed):
+                raise refusal.error
+            refused.update({(node, refusal.launch.engine): str(refusal.error) for node in refusal.nodes})
 
 
 def overlook_deviations(

@@ -32,13 +32,14 @@ from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import Pin, Plan, partition
 from xrt.passes import infer_shapes
+from xrt.testing.cases import are_inputs_unchanged
 from xrt.testing.conformance import conform
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import rename_values
 from xrt.testing.open_dims import OPENINGS, Opening, compare_at_sizes
 from xrt.testing.report import ResultWord
-from xrt.testing.running import as_planned, make_module, overlook_deviations
+from xrt.testing.running import as_planned, make_module, overlook_deviations, pin_nodes, run_outputs
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.comparison import find_ambiguity
 from xrt.verify.execution import compile_alone, fit_inputs, run_alone, run_regions
@@ -86,11 +87,6 @@ bounded = settings(
     ],
 )
 """Hypothesis settings: few examples, the same in every run, and no time limit, since compiling can be slow."""
-
-
-def run_outputs(results: Any, function: Function) -> list[Any]:
-    """Convert a module's results to a list: a module with a single output returns it bare."""
-    return [results] if len(function.outputs) == 1 else list(results)
 
 
 def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -162,13 +158,11 @@ def _make_strided(value: Any) -> Any:
     return view
 
 
-def _alternate_pins(function: Function, engines: list[GraphCompiler], start: int) -> list[Pin]:
+def _alternate_pins(function: Function, engines: list[GraphCompiler], start: int) -> tuple[Pin, ...]:
     """Pin every other node that the first engine supports to it, all others to the second; empty if no node goes to the first."""
-    engine = engines[0]
-    supported = [n.name for n in function.nodes if engine.why_not(n, function) is None][start::2]
-    others = [n.name for n in function.nodes if n.name not in supported]
-    pins = [Pin(tuple(names), e.spec, "name") for names, e in ((supported, engine), (others, engines[1])) if names]
-    return pins if supported else []
+    supported = [node.name for node in function.nodes if engines[0].why_not(node, function) is None][start::2]
+    homes = {node.name: 0 if node.name in supported else 1 for node in function.nodes}
+    return pin_nodes(engines, homes) if supported else ()
 
 
 def _flip_options(engine: GraphCompiler) -> list[GraphCompiler]:
@@ -255,6 +249,11 @@ class EngineSuite:
         else:
             assert comparison, f"{entry.name} ({entry.why}): {comparison.message}"
 
+    def draw(self, data: st.DataObject, seed: int = 1, **narrower: Any) -> tuple[Function, list[Any]]:
+        """Draw a Function of the supported form without aliases, and random inputs for it."""
+        function = data.draw(functions(self.supported_form(aliases=False, **narrower)))
+        return function, make_random_inputs(function, seed)
+
     # ------------------------------------------------------------------ engine
 
     def test_its_spec_makes_it_again(self) -> None:
@@ -306,9 +305,7 @@ class EngineSuite:
             self.check(Comparison(f"{type(error).__name__}: {error}"), entry)
             return
         self.check(self.judge(results, entry), entry)
-        aliased = {before for before, _ in entry.function.aliases}
-        unaliased = [i for i, value in enumerate(entry.function.inputs) if value.name not in aliased]
-        assert compare_all([inputs[i] for i in unaliased], [entry.inputs[i] for i in unaliased]), "the engine wrote to an input"
+        assert are_inputs_unchanged(entry.function, entry.inputs, inputs), "the engine wrote to an input"
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
@@ -331,16 +328,16 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        inputs = [_make_strided(value) for value in make_random_inputs(function, 1)]
+        function, inputs = self.draw(data)
+        inputs = [_make_strided(value) for value in inputs]
         self.same(alone_or_skip(self.create(), function, inputs), function, 1, "on read-only views with strides")
 
     @bounded
     @given(data=st.data())
     def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
-        first = list(executable.run(make_random_inputs(function, 1)))
+        function, inputs = self.draw(data)
+        executable = compile_or_skip(self.create(), function, inputs)
+        first = list(executable.run(inputs))
         second = list(executable.run(make_random_inputs(function, 2)))
         executable.close()
         self.same(second, function, 2, "results of the second run")
@@ -349,8 +346,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        inputs = make_random_inputs(function, 1)
+        function, inputs = self.draw(data)
         executable = compile_or_skip(self.create(), function, inputs)
         if not executable.outputs_are_fresh:
             return
@@ -387,8 +383,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
+        function, inputs = self.draw(data)
+        executable = compile_or_skip(self.create(), function, inputs)
         uses = executable.memory()
         executable.close()
         for use in uses or ():
@@ -399,8 +395,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
-        inputs = make_random_inputs(function, 1)
+        function, inputs = self.draw(data, passthrough=False)
         executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         subset = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
@@ -414,8 +409,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False, symbolic=False)))
-        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        function, inputs = self.draw(data, passthrough=False, symbolic=False)
+        inputs = [np.array(value, order="C") for value in inputs]
         executable = compile_or_skip(self.create(), function, inputs)
         results = list(executable.fast_call()(*inputs))
         self.same(results, function, 1, "what fast_call() returned")
@@ -433,8 +428,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
-        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        function, inputs = self.draw(data, passthrough=False)
+        inputs = [np.array(value, order="C") for value in inputs]
         executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         over = {source: target for source, target in executable.inplace_pairs() if _fits(inputs[source], buffers[target])}
@@ -447,8 +442,8 @@ class EngineSuite:
     @settings(bounded, max_examples=5)
     @given(data=st.data())
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 0))
+        function, inputs = self.draw(data, seed=0)
+        executable = compile_or_skip(self.create(), function, inputs)
         barrier = threading.Barrier(8)
 
         def run(seed: int) -> list[list[Any]]:
@@ -465,8 +460,8 @@ class EngineSuite:
     @settings(bounded, max_examples=10)
     @given(data=st.data())
     def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-        function = data.draw(functions(self.supported_form(aliases=False)))
-        engine, inputs = self.create(), make_random_inputs(function, 1)
+        function, inputs = self.draw(data)
+        engine = self.create()
         executable = compile_or_skip(engine, function, inputs)
         context = CompileContext(workdir=tmp_path_factory.mktemp("saved"), is_shared=True)
         results = _save_and_run(engine, executable, function, context)
@@ -487,10 +482,10 @@ class EngineSuite:
     @given(data=st.data())
     def test_cut_law(self, data: st.DataObject) -> None:
         """Law 1: any partition, run region by region, gives the same results."""
-        function = data.draw(functions(self.supported_form(aliases=False)))
+        function, inputs = self.draw(data, seed=3)
         cut = data.draw(labels(function))
         engine = self.create()
-        results = run_regions(function, cut, make_random_inputs(function, 3), lambda f, i: alone_or_skip(engine, f, i))
+        results = run_regions(function, cut, inputs, lambda f, i: alone_or_skip(engine, f, i))
         self.same(results, function, 3, f"cut into pieces by {cut}")
 
     @bounded
