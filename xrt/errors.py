@@ -11,39 +11,6 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = [
-    "BatchJobError",
-    "BudgetWarning",
-    "BundleError",
-    "CacheError",
-    "CacheWarning",
-    "CalibrationError",
-    "CalibrationWarning",
-    "CompileFailed",
-    "CompileRefused",
-    "DeviceError",
-    "EngineError",
-    "EngineUnavailable",
-    "FallbackWarning",
-    "InputError",
-    "LockError",
-    "ModelError",
-    "NativeWarning",
-    "OptionError",
-    "OutOfDeviceMemory",
-    "PlacementFileError",
-    "PlacementWarning",
-    "PlanError",
-    "RunFailed",
-    "SelfTestFailed",
-    "SignatureWarning",
-    "UnknownEngine",
-    "XRTError",
-    "XRTWarning",
-    "did_you_mean",
-    "warn",
-]
-
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint `` Did you mean 'x'?`` with the most similar known word, or an empty string if none is similar.
@@ -380,3 +347,7 @@ class SignatureWarning(XRTWarning):
 
     Remedy: pass ``shapes=xrt.Buckets()``, engines that support symbolic dims, or ``cache=xrt.cache.CompileCache(max_bytes=...)``.
     """
+
+
+_TREE = sorted(name for name, kind in vars().items() if isinstance(kind, type) and issubclass(kind, XRTError | XRTWarning))
+__all__ = [*_TREE, "did_you_mean", "warn"]

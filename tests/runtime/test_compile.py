@@ -25,7 +25,7 @@ from xrt.partition import Plan, partition
 from xrt.partition.partitioner import map_nodes_to_engines
 from xrt.runtime import Program, Refusal, compile_plan
 from xrt.runtime.compile import TRIALS, describe_patterns, find_culprits
-from xrt.testing.fault_injection import Choosy
+from xrt.testing.fault_injection import RecordingEngine
 
 F32 = TensorType(DType.FLOAT32, (3,))
 
@@ -269,25 +269,27 @@ OPS = ("Abs", "Relu", "Exp", "Neg", "Tanh", "Cos", "Sqrt", "Sin")
 RIGHT = np.sin(np.sqrt(np.cos(np.tanh(-np.exp(np.abs(X))))))
 
 
-def placed(choosy: Choosy, ops: tuple[str, ...] = OPS, **options: Any) -> tuple[dict[str, str], list[str], np.ndarray[Any, Any]]:
+def placed(
+    engine: RecordingEngine, ops: tuple[str, ...] = OPS, **options: Any
+) -> tuple[dict[str, str], list[str], np.ndarray[Any, Any]]:
     """Return where the nodes went, the warnings, and the result."""
-    with pytest.warns(FallbackWarning) as caught, xrt.XRTModule(chain(*ops), engine=[choosy, "toy"], threads=1, **options) as m:
+    with pytest.warns(FallbackWarning) as caught, xrt.XRTModule(chain(*ops), engine=[engine, "toy"], threads=1, **options) as m:
         result = m(X)
         return map_nodes_to_engines(m.plan), [str(one.message) for one in caught], result
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_one_node_is_to_blame() -> None:
-    engine = Choosy(refuses="Tanh")
+    engine = RecordingEngine(refuses="Tanh")
     homes, told, result = placed(engine, cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n4"]
-    assert told == ["the choosy engine is set to refuse Tanh; node 'n4' placed on another engine"]
+    assert told == ["the recording engine is set to refuse Tanh; node 'n4' placed on another engine"]
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_of_two_that_must_not_meet_one_leaves() -> None:
-    homes, _, result = placed(Choosy(refuses="Relu+Cos"), cache=CompileCache())
+    homes, _, result = placed(RecordingEngine(refuses="Relu+Cos"), cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n5"]
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
 
@@ -296,28 +298,28 @@ def test_of_two_that_must_not_meet_one_leaves() -> None:
 def test_the_explanation_says_what_was_left_out_and_why() -> None:
     with (
         pytest.warns(FallbackWarning),
-        xrt.XRTModule(chain(*OPS), engine=[Choosy(refuses="Tanh"), "toy"], cache=CompileCache()) as m,
+        xrt.XRTModule(chain(*OPS), engine=[RecordingEngine(refuses="Tanh"), "toy"], cache=CompileCache()) as m,
     ):
         m(X)
-        line = "  n4 (Tanh) not on choosy{refuses=Tanh}: refused at compile: the choosy engine is set to refuse Tanh"
-        assert [one for one in str(m.explain()).splitlines() if "not on choosy" in one] == [line]
+        line = "  n4 (Tanh) not on recording{refuses=Tanh}: refused at compile: the recording engine is set to refuse Tanh"
+        assert [one for one in str(m.explain()).splitlines() if "not on recording" in one] == [line]
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_it_is_found_out_once(tmp_path: Path) -> None:
-    first, second = Choosy(refuses="Relu+Cos"), Choosy(refuses="Relu+Cos")
+    first, second = RecordingEngine(refuses="Relu+Cos"), RecordingEngine(refuses="Relu+Cos")
     homes, _, _ = placed(first, cache=tmp_path)
     assert first.journal.count("compile") <= TRIALS + 3
     again, told, _ = placed(second, cache=tmp_path)
     assert again == homes
     assert second.journal.count("compile") <= 2  # the regions that were not refused
-    assert told[0].startswith("the choosy engine is set to refuse Relu+Cos (as at an earlier compile")
+    assert told[0].startswith("the recording engine is set to refuse Relu+Cos (as at an earlier compile")
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 def test_equal_regions_are_looked_into_once() -> None:
     """Eight blocks with a node between them that only toy takes: the regions of the engine are equal."""
-    engine = Choosy(refuses="Tanh", takes="Exp|Tanh|Abs")
+    engine = RecordingEngine(refuses="Tanh", takes="Exp|Tanh|Abs")
     homes, _, _ = placed(engine, ("Exp", "Tanh", "Abs", "Sin") * 8, cache=CompileCache())
     assert sum(spec == engine.spec for spec in homes.values()) == 16
     assert engine.journal.count("compile") <= 8 + TRIALS + 16

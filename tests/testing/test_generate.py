@@ -20,7 +20,7 @@ from xrt.graph.types import DType
 from xrt.graph.verify import verify
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.fault_injection import FaultyEngine, RecordingEngine, SlowEngine
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators.draft import LARGEST, SeededChooser
 from xrt.testing.strategies import functions, labels
@@ -211,23 +211,6 @@ def test_their_options_make_their_spec():
     assert build(FaultyEngine, parse_spec(engine.spec)[1]) == engine
     assert RecordingEngine(mark="a") != RecordingEngine(mark="b")
     assert registry.create(engine) is engine
-
-
-def test_the_slow_engine_takes_its_time_and_is_right(monkeypatch):
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    engine = SlowEngine(run_seconds=0.5, node_seconds=0.25, compile_seconds=3.0)
-    executable = compile_alone(engine, ONE.function, ONE.make_inputs())
-    for _ in range(2):
-        assert ONE.judge(list(executable.run(ONE.make_inputs())))
-    each = 0.5 + 0.25 * len(ONE.function.nodes)
-    assert slept == [3.0, each, each]
-    assert engine.journal.count("run") == 2
-
-
-def test_no_time_is_below_zero():
-    with pytest.raises(OptionError, match=r"^node_seconds is a time of 0 or more seconds; got -1\.0$"):
-        SlowEngine(node_seconds=-1.0)
 
 
 NAMES = [e.name for e in CORPUS]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -26,6 +25,9 @@ from xrt.measure.statistics import Timing, compute_ratio_of_medians, rank, rotat
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 
 T = TypeVar("T")
+RIGHT = BenchCandidate((REFERENCE,))
+Progress: TypeAlias = Callable[[str], None]
+"""Called with a short description of the next step."""
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that limit NumPy's thread pools, which the reference uses. Engines declare those of their libraries."""
 
@@ -35,14 +37,15 @@ class BenchWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(_list_pools(), str(job.threads)))
+        variables = (*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables))
+        self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(variables, str(job.threads)))
         self.results: list[Any] = []
         """Results of the first call."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, timeout: float) -> Start | JobFailure:
@@ -73,15 +76,6 @@ class BenchWorker:
     def close(self) -> None:
         """End the process, by force if necessary."""
         self._process.close()
-
-
-def _list_pools() -> list[str]:
-    return [*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables)]
-
-
-RIGHT = BenchCandidate((REFERENCE,))
-Progress: TypeAlias = Callable[[str], None]
-"""Called with a short description of the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +163,12 @@ def _compare(
 def _check_results(results: list[Any], expected: list[Any] | str) -> Agreement:
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
-    pairs = list(zip(results, expected, strict=True))
-    tolerances = [tolerance_for(wanted.dtype, "network") if isinstance(wanted, np.ndarray) else None for _, wanted in pairs]
-    checks = [compare_all([result], [wanted], tolerance) for (result, wanted), tolerance in zip(pairs, tolerances, strict=True)]
-    message = next((each.message for each in checks if not each), "")
-    return Agreement(message, max((f.absolute for f in checks), default=0.0), max((f.relative for f in checks), default=0.0))
+    checks = []
+    for result, reference in zip(results, expected, strict=True):
+        tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
+        checks.append(compare_all([result], [reference], tolerance))
+    message = next((check.message for check in checks if not check), "")
+    return Agreement(message, max((c.absolute for c in checks), default=0.0), max((c.relative for c in checks), default=0.0))
 
 
 def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
@@ -184,8 +179,7 @@ def _start_runner(runner: _Runner, expected: list[Any] | str, settings: BenchOpt
         return
     runner.start = answer
     runner.agreement = _check_results(runner.worker.results, expected)
-    # Results may be large; only the agreement is needed from now on.
-    runner.worker.results.clear()
+    runner.worker.results.clear()  # they may be large
 
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
@@ -209,10 +203,11 @@ def _rank_rows(group: Group, runners: Sequence[_Runner]) -> Group:
     correct = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
     # Only candidates with correct results can be the reference for ratios.
     fastest = min(correct, key=lambda runner: runner.timing.median, default=None)
-    rows = [_make_row(runner, fastest) for runner in runners]
     last = {"wrong": 1, "failed": 2}
-    # Wrong results are never ranked by speed.
-    rows.sort(key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0))
+    rows = sorted(
+        (_make_row(runner, fastest) for runner in runners),
+        key=lambda row: (last.get(row.verdict, 0), row.median_seconds or 0.0),
+    )
     return replace(group, rows=tuple(rows))
 
 

@@ -18,9 +18,8 @@ from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.shared_values import put_values
-from xrt.graph import Function
 from xrt.html.views import MeanCall, RegionTimes
-from xrt.measure.timing import Call, Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
+from xrt.measure.timing import Warmup, choose_calls, seconds_per_call, time_call, wait_until_idle, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.plan import list_regions
@@ -125,44 +124,38 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     """Load, compile, call once, warm up; the results are those of the first call."""
     function = job.subject.load(job.seed)
     inputs = sample_inputs(function, job.seed)
-    module, import_seconds = time_call(lambda: _module(function, job))
+    # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
+    module, import_seconds = time_call(
+        lambda: XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
+    )
     versions = tuple(registry.create(spec).version() for spec in module.engines)
     # Before the compile, to separate its memory from that of imports and the model.
     loaded = peak_bytes()
     _, compile_seconds = time_call(lambda: module.compile(**inputs))
     ready = _Ready(module, [inputs[value.name] for value in function.inputs])
     results, first_seconds = time_call(ready.call)
-    repeats, warmth, alone = _warm_up_call(ready.call, job)
-    spent = (import_seconds, compile_seconds, first_seconds)
-    regions = tuple(launch.engine for launch in module.plan.launches)
-    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_describe_regions(module))
+    repeats, warmth, alone_seconds = 1, Warmup(0, False), 0.0
+    if job.warm_seconds:  # otherwise only the results are needed
+        warmth = warm_up(ready.call, seconds=job.warm_seconds)
+        repeats = choose_calls(ready.call, job.turn_seconds)
+        times = [seconds_per_call(ready.call, repeats)]
+        while len(times) < ALONE and sum(times) * repeats < job.warm_seconds:
+            times.append(seconds_per_call(ready.call, repeats))
+        alone_seconds = statistics.median(times)
+    start = Start(
+        versions=versions,
+        regions=tuple(launch.engine for launch in module.plan.launches),
+        import_seconds=import_seconds,
+        compile_seconds=compile_seconds,
+        first_seconds=first_seconds,
+        warm_calls=warmth.calls,
+        steady=warmth.steady,
+        alone_seconds=alone_seconds,
+        loaded_bytes=loaded,
+        peak_bytes=peak_bytes(),
+        plan=list_regions(module.plan),
+        engines=module.engines,
+        placement=tuple(str(module.tuned).splitlines()) if module.tuned else (),
+    )
     return replace(ready, repeats=repeats), start, results if isinstance(results, tuple) else (results,)
-
-
-def _module(function: Function, job: Job) -> XRTModule:
-    """Create the module with an empty cache and without the implicit reference engine."""
-    # An empty cache, so that the compile is measured; strict, so that no other engine takes over.
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
-    return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
-
-
-def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
-    """The regions, the engines, and the placement log."""
-    placement = str(module.tuned).splitlines() if module.tuned else []
-    return list_regions(module.plan), module.engines, tuple(placement)
-
-
-def _warm_up_call(call: Call, job: Job) -> tuple[int, Warmup, float]:
-    # The reference computes results only.
-    if not job.warm_seconds:
-        return 1, Warmup(0, False), 0.0
-    warmth = warm_up(call, seconds=job.warm_seconds)
-    repeats = choose_calls(call, job.turn_seconds)
-    return repeats, warmth, _measure_alone(call, repeats, job.warm_seconds)
-
-
-def _measure_alone(call: Call, repeats: int, seconds: float) -> float:
-    times: Sequence[float] = [seconds_per_call(call, repeats)]
-    while len(times) < ALONE and sum(times) * repeats < seconds:
-        times = [*times, seconds_per_call(call, repeats)]
-    return statistics.median(times)

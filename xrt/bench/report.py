@@ -7,7 +7,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from xrt import __version__
 from xrt.bench.targets import BenchCandidate
 from xrt.graph import FrozenDict
+from xrt.html import views
+from xrt.partition.plan import color_engines
 from xrt.runtime import available_cores
 
 if TYPE_CHECKING:
     from xrt.bench.job_server import Start
-    from xrt.html.views import Bar, MeanCall
     from xrt.measure.statistics import Interval, RatioInterval
 
 
@@ -61,7 +62,7 @@ class ReportRow:
     """95 % interval of the median in seconds."""
     ratio: RatioInterval | None = None
     """Ratio of its median to the fastest one's over common rounds, with 95 % interval."""
-    timeline: MeanCall | None = None
+    timeline: views.MeanCall | None = None
     """Time per region of a call."""
 
 
@@ -131,7 +132,7 @@ def machine(*distributions: str) -> str:
 def describe() -> dict[str, str | int]:
     """Facts about the machine that may explain timings: processor, cores, load, versions."""
     return {
-        "processor": _name_processor(),
+        "processor": name_processor(),
         "architecture": platform.machine(),
         "cores": available_cores(),
         "load": f"{os.getloadavg()[0]:.2f}",
@@ -143,7 +144,8 @@ def describe() -> dict[str, str | int]:
     }
 
 
-def _name_processor() -> str:
+def name_processor() -> str:
+    """The model of the processor, as the system names it."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -185,28 +187,20 @@ COSTS = {
 
 def page(report: BenchReport) -> str:
     """A standalone HTML page: no network, no scripts, light and dark, printable."""
-    from xrt.html.views import render_page
-
-    return render_page("report.html", _title(report), is_page=True, **_describe(report))
+    return views.render_page("report.html", _title(report), is_page=True, **_describe(report))
 
 
 def cell(report: BenchReport) -> str:
     """Render the report for a notebook, without links, which would point to other cells."""
-    from xrt.html.views import render_cell
-
-    return render_cell("report.html", title=_title(report), is_page=False, **_describe(report))
+    return views.render_cell("report.html", title=_title(report), is_page=False, **_describe(report))
 
 
 def _title(report: BenchReport) -> str:
-    from xrt.html.views import format_list
-
-    return f"Engines compared on {format_list(list(dict.fromkeys(group.model for group in report.groups))) or 'no model'}"
+    return f"Engines compared on {views.format_list(list(dict.fromkeys(group.model for group in report.groups))) or 'no model'}"
 
 
 def _describe(report: BenchReport) -> dict[str, Any]:
-    from xrt.html.views import format_list
-
-    threads = format_list([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
+    threads = views.format_list([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
     facts = {
         "measured": f"{report.date} UTC" if report.date else None,
         "threads": f"{threads}: what a candidate may use in all",
@@ -214,44 +208,32 @@ def _describe(report: BenchReport) -> dict[str, Any]:
         **report.versions,
         **{name.replace("_", " "): f"{value:g}" for name, value in report.settings.items()},
     }
-    return {
-        "report": report,
-        "groups": [_describe_group(group) for group in report.groups],
-        "facts": facts,
-        "figures": FIGURES,
-        "costs": COSTS,
-    }
+    groups = [_describe_group(group) for group in report.groups]
+    return {"report": report, "groups": groups, "facts": facts, "figures": FIGURES, "costs": COSTS}
 
 
 def _describe_group(group: Group) -> dict[str, Any]:
-    from xrt.html.views import Strip, make_bars, make_strips, picture_plan
-    from xrt.partition.plan import color_engines
-
     correct = _list_correct(group)
     planned = [(row, row.start.plan) for row in group.rows if row.start and row.start.plan]
-    timed = [Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in correct and row.timeline]
+    all_colors = color_engines(region.engine for _, plan in planned for region in plan)
+    troubles = [(row, TROUBLES.get(row.verdict, "could not be judged in full")) for row in group.rows if row.reason]
+    timed = [views.Strip(str(row.candidate), plan, row.timeline) for row, plan in planned if row in correct and row.timeline]
     # One color per engine across all candidates of the group.
     colors = color_engines(region.engine for strip in timed for region in strip.plan)
     return {
         "title": group.title,
         "answer": answer(group),
-        "bars": make_bars([_make_bar(row) for row in correct]),
+        "bars": views.make_bars([_make_bar(row) for row in correct]),
         "rounds": max((len(row.rounds) for row in correct), default=0),
         "figures": [_list_figures(row) for row in group.rows],
         "costs": [_list_costs(row) for row in group.rows if row.start and row.median_seconds is not None],
-        "troubles": [
-            (row.candidate, TROUBLES.get(row.verdict, "could not be judged in full"), row.reason)
-            for row in group.rows
-            if row.reason
-        ],
+        "troubles": [(row.candidate, kind, row.reason) for row, kind in troubles],
         "colors": colors,
-        "strips": make_strips(timed, colors) if timed else None,
+        "strips": views.make_strips(timed, colors) if timed else None,
         "whole": [str(row.candidate) for row, plan in planned if len(plan) < DETAILED],
         "placements": [(row.candidate, row.start.placement) for row in group.rows if row.start and row.start.placement],
         "pictures": [
-            picture_plan(
-                str(row.candidate), plan, row.timeline, color_engines(region.engine for _, all_of in planned for region in all_of)
-            )
+            views.picture_plan(str(row.candidate), plan, row.timeline, all_colors)
             for row, plan in planned
             if len(plan) >= DETAILED
         ],
@@ -260,70 +242,58 @@ def _describe_group(group: Group) -> dict[str, Any]:
 
 def answer(group: Group) -> str:
     """The result in two or three sentences."""
-    from xrt.html.views import format_seconds_interval
-
     correct = _list_correct(group)
     if not correct:
         return "No candidate ran and agreed with the reference."
-    best = correct[0]
-    best_time = f"{best.candidate} takes {format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
-    if len(correct) == 1:
+    best, *others = correct
+    best_time = f"{best.candidate} takes {views.format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
+    if not others:
         return f"{best_time}; nothing else ran and agreed with the reference."
-    return " ".join(_compare(best_time, correct[1:]))
-
-
-def _compare(best_time: str, others: Sequence[ReportRow]) -> Iterator[str]:
-    from xrt.html.views import format_list, format_ratio_interval
-
-    ties = [str(row.candidate) for row in others if row.verdict == "tie"]
-    slower = [row for row in others if row.verdict == "slower"]
-    noisy = [str(row.candidate) for row in others if row.verdict == "too noisy"]
+    ties, noisy = ([str(row.candidate) for row in others if row.verdict == verdict] for verdict in ("tie", "too noisy"))
+    slower = next((row for row in others if row.verdict == "slower"), None)
+    sentences = [f"{best_time}: the fastest."]
     if ties:
         tie = "is a tie with it" if len(ties) == 1 else "are ties with it"
-        yield f"{best_time}, the least of all; {format_list(ties)} {tie}: the difference lies within the noise."
-    else:
-        yield f"{best_time}: the fastest."
+        sentences = [f"{best_time}, the least of all; {views.format_list(ties)} {tie}: the difference lies within the noise."]
     if noisy:
-        yield f"{format_list(noisy)}: too noisy to rank; measure again on an idle machine, or with more rounds."
+        sentences.append(f"{views.format_list(noisy)}: too noisy to rank; measure again on an idle machine, or with more rounds.")
     if slower:
-        yield f"{slower[0].candidate}, the next, takes {format_ratio_interval(slower[0].ratio)} times as long."
+        sentences.append(f"{slower.candidate}, the next, takes {views.format_ratio_interval(slower.ratio)} times as long.")
+    return " ".join(sentences)
 
 
 def _list_correct(group: Group) -> list[ReportRow]:
     return [row for row in group.rows if row.verdict in SOUND]
 
 
-def _make_bar(row: ReportRow) -> Bar:
-    from xrt.html.views import Bar, format_ratio_interval
-
-    ratio = "" if row.verdict == "fastest" else f"{format_ratio_interval(row.ratio)} × the fastest"
-    return Bar(str(row.candidate), row.verdict.replace(" ", "-"), row.verdict, row.median_seconds or 0.0, row.interval, ratio)
+def _make_bar(row: ReportRow) -> views.Bar:
+    ratio = "" if row.verdict == "fastest" else f"{views.format_ratio_interval(row.ratio)} × the fastest"
+    return views.Bar(
+        str(row.candidate), row.verdict.replace(" ", "-"), row.verdict, row.median_seconds or 0.0, row.interval, ratio
+    )
 
 
 def _list_figures(row: ReportRow) -> tuple[Any, ...]:
-    from xrt.html.views import format_ratio_interval, format_seconds_interval
-
     head = str(row.candidate), {"text": row.verdict, "verdict": row.verdict.replace(" ", "-")}
-    agreement = row.agreement
     if row.start is None or row.median_seconds is None:
         return *head, *[""] * (len(FIGURES) - 2)
+    times = views.format_seconds_interval(row.median_seconds, row.interval), views.format_ratio_interval(row.ratio)
+    agreement = row.agreement
     differences = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
-    return *head, format_seconds_interval(row.median_seconds, row.interval), format_ratio_interval(row.ratio), *differences
+    return *head, *times, *differences
 
 
 def _list_costs(row: ReportRow) -> tuple[Any, ...]:
-    from xrt.html.views import seconds, size
-
     start = row.start
     assert start is not None
     return (
         str(row.candidate),
-        f"{seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
-        seconds(start.first_seconds),
-        seconds(start.import_seconds),
-        seconds(start.compile_seconds),
-        size(start.peak_bytes),
-        size(start.loaded_bytes),
+        f"{views.seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
+        views.seconds(start.first_seconds),
+        views.seconds(start.import_seconds),
+        views.seconds(start.compile_seconds),
+        views.size(start.peak_bytes),
+        views.size(start.loaded_bytes),
         row.candidate.precision,
     )
 

@@ -51,7 +51,7 @@ class BenchTarget:
     def load(self, seed: int = 0) -> Function:
         """Load the model; raises ModelError or OptionError, also for an impossible batch size."""
         if self.source not in models.names():
-            return _with_batch(set_dims(self._read(), self.sizes), self.batch)
+            return self._load_file()
         # Shipped models with a size named batch are built for it; others have a symbolic dim or a fixed batch.
         if self.batch is None or BATCH not in models.list_model_sizes(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
@@ -65,24 +65,18 @@ class BenchTarget:
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
             return None
-        return _with_batch(set_dims(self._read(), self.sizes), self.batch)
+        return self._load_file()
 
-    def _read(self) -> Function:
+    def _load_file(self) -> Function:
         """Load an ONNX file, or the model of a bundle without its engines and compiled forms."""
-        self._check_there()
-        return load_model(self.source) if is_bundle(self.source) else onnx.load(self.source)
-
-    def _check_there(self) -> None:
-        if os.path.lexists(self.source):
-            return
-        shipped = models.names()
-        # Looks like a path, so do not suggest shipped models.
-        if Path(self.source).suffix or os.sep in self.source:
-            raise ModelError(f"cannot load {self.source!r}: there is no such file; without a suffix it may name a shipped model")
-        raise ModelError(
-            f"{self.source!r} is neither a file nor a shipped model.{did_you_mean(self.source, shipped)} "
-            f"Shipped: {', '.join(shipped)}"
-        )
+        source, shipped = self.source, models.names()
+        if not os.path.lexists(source):
+            if Path(source).suffix or os.sep in source:  # looks like a path, so do not suggest shipped models
+                raise ModelError(f"cannot load {source!r}: there is no such file; without a suffix it may name a shipped model")
+            hint = did_you_mean(source, shipped)
+            raise ModelError(f"{source!r} is neither a file nor a shipped model.{hint} Shipped: {', '.join(shipped)}")
+        function = load_model(source) if is_bundle(source) else onnx.load(source)
+        return _with_batch(set_dims(function, self.sizes), self.batch)
 
 
 def _size(part: str, text: str) -> tuple[str, int]:

@@ -38,7 +38,7 @@ SHOWN = ("ms from-to", "first ms", "compile s", "peak", "off by")
 @click.option("--threads", type=options.NUMBERS, help=f"Thread counts: 1,2 [default: {options.CORES}]")
 @click.option("--batch", type=options.NUMBERS, help="Batch sizes: 1,8 [default: the model's own]")
 @options.add_dims
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
+@options.option("--rounds", default=20, type=click.IntRange(2), help="Turns of each candidate")
 @options.add_time("--budget", "20s", "With auto: time of the search")
 @options.add_time("--time-limit", "2m", "Time of the start of a candidate, without its search")
 @options.add_seed("Seed of weights and inputs")
@@ -59,7 +59,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
         if (function := target.check()) is not None:
             options.check_sizes(function)
     threads = dict.fromkeys(validate_budget(ExecutionOptions(threads=n)) for n in params["threads"] or (default_budget(),))
-    options = BenchOptions(
+    settings = BenchOptions(
         rounds=params["rounds"], limit_seconds=params["time_limit"] + budget, seed=params["seed"], budget_seconds=budget
     )
     with WorkStatus("") as status:
@@ -71,7 +71,7 @@ def bench_command(typed: tuple[str, ...], /, models: tuple[str, ...], as_json: b
                 status.start()
 
         candidates = _parse_candidates(params["candidates"])
-        report = compare_engines(targets, candidates, list(threads), options, status.update, finish)
+        report = compare_engines(targets, candidates, list(threads), settings, status.update, finish)
     if params["html"] is not None:
         options.write_page(params["html"], page(replace(report, command=shlex.join(["xrt", *typed]))))
     if as_json:
@@ -99,47 +99,37 @@ def show_group(group: Group, *, verbose: bool) -> None:
     """Print the times of a model with a thread budget."""
     print_lines(group.title)
     rounds = max((len(row.rounds) for row in group.rows), default=0)
-    notes = [list(_list_notes(row, rounds)) for row in group.rows]
-    rows = [
-        TimedRow(
-            str(row.candidate), row.median_seconds, _format_ratio(row), row.verdict, {**_details(row), "note": "; ".join(texts)}
-        )
-        for row, texts in zip(group.rows, notes, strict=True)
-    ]
+    rows, notes = [], []
+    for row in group.rows:
+        texts = list(_list_notes(row, rounds))
+        notes += [f" {row.candidate}: {text}" for text in texts]
+        ratio = "" if row.ratio is None else f"{row.ratio.median:.2f}"
+        if row.ratio is not None and row.verdict != "fastest":
+            ratio += f" ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
+        details = {**_details(row), "note": "; ".join(texts)}
+        rows.append(TimedRow(str(row.candidate), row.median_seconds, ratio, row.verdict, details))
     show_times("engine", rows, (*DETAILS, "note"), verbose=SHOWN if verbose else ())
     if out.is_terminal:
-        print_lines(*(f" {row.name}: {note}" for row, texts in zip(rows, notes, strict=True) for note in texts))
+        print_lines(*notes)
         if any(row.verdict == "too noisy" for row in rows):
             print_lines("too noisy to rank: measure again on an idle machine, or with more --rounds")
-
-
-def _format_ratio(row: ReportRow) -> str:
-    ratio = row.ratio
-    if ratio is None:
-        return ""
-    return f"{ratio.median:.2f}" if row.verdict == "fastest" else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def _details(row: ReportRow) -> dict[str, str]:
     start = row.start
     if start is None or row.median_seconds is None:
         return dict.fromkeys(DETAILS, "")
-    interval = row.interval
     difference = None if row.agreement is None else row.agreement.absolute
     cells = (
-        f"{_to_ms(interval.low)}-{_to_ms(interval.high)}" if interval else "",
-        _to_ms(start.alone_seconds),
-        _to_ms(start.first_seconds),
+        f"{1e3 * row.interval.low:.4g}-{1e3 * row.interval.high:.4g}" if row.interval else "",
+        f"{1e3 * start.alone_seconds:.4g}",
+        f"{1e3 * start.first_seconds:.4g}",
         f"{start.compile_seconds:.2f}",
         format_bytes(start.peak_bytes),
         str(len(start.regions)),
         "" if difference is None else f"{difference:.1e}",
     )
     return dict(zip(DETAILS, cells, strict=True))
-
-
-def _to_ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
 def _list_notes(row: ReportRow, rounds: int) -> Iterator[str]:

@@ -18,13 +18,14 @@ import click
 from rich.text import Text
 
 from xrt import __version__
+from xrt.bench.report import name_processor
 from xrt.cache import Records, Store, find_cache_directory, open_disk_tier
-from xrt.cache.entries import ENTRIES, CacheListing, explain_misses, list_entries
+from xrt.cache.entries import ENTRIES, explain_misses, list_entries
 from xrt.cli.inputs import load_with_sizes
 from xrt.cli.options import SIZE, add_json, module_keywords, module_options
 from xrt.cli.screen import EDGES, GAP, WorkStatus, out, print_json, print_lines, show_table
 from xrt.engines import GraphCompiler, create
-from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration, list_by_rank, names, probe_all
+from xrt.engines.contract.registry import engine_class, find_declaration, list_by_rank, names, probe_all
 from xrt.engines.contract.spec import list_options
 from xrt.engines.toolkit.blas import find_blas
 from xrt.errors import CacheError
@@ -54,26 +55,23 @@ def engines_command(engine: str | None, as_json: bool, verbose: bool) -> None:
         return
     with WorkStatus("asking each engine in a process of its own"):
         states = probe_all()
-    is_brief = out.is_terminal and not verbose
     if as_json:
         print_json([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
         return
+    is_brief = out.is_terminal and not verbose
     rows = []
     for status in states:
-        number = re.search(r"\d+(?:\.\w+)+", status.version or "")
-        version = (number[0] if number else "") if is_brief else status.version or ""
-        description = _describe_engine(status, is_brief=is_brief)
-        rows.append((status.name, Text(status.state, style=_STYLES[status.state]), version, description))
+        version, text = status.version or "", status.pip or status.cause or status.available or ", ".join(status.devices)
+        if status.state == "ready":
+            text += f"; {status.lacks}" if status.lacks and not is_brief else ""
+            text += f"; also in {status.precisions}" if status.precisions else ""
+        if is_brief:
+            number = re.search(r"\d+(?:\.\w+)+", version)
+            version = number[0] if number else ""
+        elif description := find_declaration(status.name).description:
+            text = f"{description}: {text}"
+        rows.append((status.name, Text(status.state, style=_STYLES[status.state]), version, text))
     show_table(("engine", "state", "version", "computes on" if is_brief else "what"), rows)
-
-
-def _describe_engine(status: EngineStatus, *, is_brief: bool) -> str:
-    text = status.pip or status.cause or status.available or ", ".join(status.devices)
-    if status.state == "ready":
-        text += f"; {status.lacks}" if status.lacks and not is_brief else ""
-        text += f"; also in {status.precisions}" if status.precisions else ""
-    description = "" if is_brief else find_declaration(status.name).description
-    return f"{description}: {text}" if description else text
 
 
 def _show_options(engine: str, as_json: bool) -> None:
@@ -121,9 +119,6 @@ def _examine() -> dict[str, Any]:
     for name in dict.fromkeys([*_DISTRIBUTIONS, *libraries]):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    processors = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     counters = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
     pages = {word: os.sysconf(name) for word, name in counters.items() if name in os.sysconf_names}
     simd = np.show_config(mode="dicts")["SIMD Extensions"]
@@ -132,11 +127,7 @@ def _examine() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "versions": {"xrt": __version__, **versions},
-        "processor": {
-            "name": next(processors, platform.processor() or "unknown"),
-            "architecture": platform.machine(),
-            "features": features,
-        },
+        "processor": {"name": name_processor(), "architecture": platform.machine(), "features": features},
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **{library.name: library.get() for library in find_blas().libraries}},
         "memory": {word: os.sysconf("SC_PAGE_SIZE") * count for word, count in pages.items()},
@@ -201,14 +192,19 @@ def list_command(store: Store, as_json: bool) -> None:
     if as_json:
         print_json({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]})
         return
-    rows: list[tuple[str, ...]] = [_describe_entry(entry) for entry in entries]
-    headings: tuple[str, ...] = ("entry", "engine", "size", "last used", "inputs", "note")
+    headings, rows = ["entry", "engine", "size", "last used", "inputs"], []
+    for entry in entries:
+        note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
+        used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        row = [entry.key[:12], entry.engine, format_bytes(entry.size), used, _shorten(entry.entry, _SHOWN)]
+        rows.append([*row, _shorten(note, _SHOWN)])
     if out.is_terminal:  # one line for each entry: the note or else the inputs, as far as there is room
-        headings = headings[:5]
-        rows = [(key[:8], engine.partition(" ")[2] or engine, *some, note or inputs) for key, engine, *some, inputs, note in rows]
+        rows = [[key[:8], spec.partition(" ")[2] or spec, *facts, note or inputs] for key, spec, *facts, inputs, note in rows]
         widths = [max(map(len, cells)) for cells in zip(*(row[:4] for row in rows), strict=True)]
         room = max(out.width - sum(widths) - 4 * GAP - EDGES, 12)
-        rows = [(*row[:4], _shorten(row[4], room)) for row in rows]
+        rows = [[*row[:4], _shorten(row[4], room)] for row in rows]
+    else:
+        headings.append("note")
     show_table(headings, rows, numbers=("size",))
     print_lines(f"{len(entries)} entries, {format_bytes(sum(entry.size for entry in entries))}, in {store.directory}")
     _print_unused(store)
@@ -220,12 +216,6 @@ def _print_unused(store: Store) -> bool:
     if reason is not None:
         print_lines(f"it is not used: {reason}")
     return reason is not None
-
-
-def _describe_entry(entry: CacheListing) -> tuple[str, ...]:
-    used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
-    note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
-    return entry.key[:12], entry.engine, format_bytes(entry.size), used, _shorten(entry.entry, _SHOWN), _shorten(note, _SHOWN)
 
 
 def _shorten(text: str, length: int) -> str:
@@ -297,23 +287,25 @@ def explain_miss_command(store: Store, /, model: str, as_json: bool, **params: A
     missed = explain_misses(store, [signature for name, signature in signatures.items() if name not in unsaved])
     misses = {miss.signature.key: miss for miss in missed}
     facts = {}
+    lines = []
     for name, signature in signatures.items():
         miss = misses.get(signature.key)
         differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in miss.differences] if miss else []
         facts[name] = {"saves": name not in unsaved, "key": signature.key, "hit": miss is None, "differs": differences}
-        if as_json:
-            continue
         if name in unsaved:
-            print_lines(f"{name}: {unsaved[name]}, so it is compiled in each process")
+            lines.append(f"{name}: {unsaved[name]}, so it is compiled in each process")
         elif miss is None:
-            print_lines(f"{name}: in the cache")
+            lines.append(f"{name}: in the cache")
+        elif miss.nearest is None:
+            lines += [f"{name}: not in the cache", "  the cache is empty"]
         else:
-            nearest = f"the nearest entry, {miss.nearest.key[:12]}, differs in:" if miss.nearest else "the cache is empty"
-            print_lines(f"{name}: not in the cache", f"  {nearest}")
-            for ingredient, requested, stored in miss.differences if miss.nearest else ():
-                print_lines(f"    {ingredient}: {_shorten(requested, _SHOWN)}; the entry has {_shorten(stored, _SHOWN)}")
+            lines += [f"{name}: not in the cache", f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
+            for ingredient, requested, stored in miss.differences:
+                lines.append(f"    {ingredient}: {_shorten(requested, _SHOWN)}; the entry has {_shorten(stored, _SHOWN)}")
     if as_json:
         print_json(facts)
+    else:
+        print_lines(*lines)
     return int(bool(missed))
 
 

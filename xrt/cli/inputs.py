@@ -157,22 +157,20 @@ def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
 def read_input_files(files: Sequence[str], function: Function) -> dict[str, tuple[Path, Any]]:
     """The file and the value of each input that an ``--input`` names."""
     values: dict[str, tuple[Path, Any]] = {}
-    for name, path in (_parse_file(text, function) for text in files):
-        arrays = {name: read_npy(path)} if name is not None else read_npz(path)
+    for text in files:
+        name, equals, file = text.partition("=")
+        path = Path(text)
+        if equals and not path.exists():
+            path = Path(file)
+            arrays = {name: read_npy(path)}
+        elif text.endswith(".npz"):
+            arrays = read_npz(path)
+        elif len(function.inputs) != 1:
+            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
+        else:
+            arrays = {function.inputs[0].name: read_npy(path)}
         values |= {name: (path, array) for name, array in arrays.items()}
     return values
-
-
-def _parse_file(text: str, function: Function) -> tuple[str | None, Path]:
-    """The input and the file of an ``--input``; the input is None for a file that names its arrays."""
-    name, equals, path = text.partition("=")
-    if equals and not Path(text).exists():
-        return name, Path(path)
-    if text.endswith(".npz"):
-        return None, Path(text)
-    if len(function.inputs) != 1:
-        raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
-    return function.inputs[0].name, Path(text)
 
 
 # ---------------------------------------------------------------------- batches of examples
@@ -186,8 +184,8 @@ def precision_keywords(params: Mapping[str, Any], function: Function) -> dict[st
     """XRTModule's keywords from `add_tuning_options`; empty without ``--max-error``."""
     examples = [name for name in ("calibrate", "validate") if params.get(name) is not None]
     if params.get("max_error") is None:
-        for name in examples:
-            raise OptionError(f"--{name} has examples for an error budget; pass --max-error too, such as --max-error 1%")
+        if examples:
+            raise OptionError(f"--{examples[0]} has examples for an error budget; pass --max-error too, such as --max-error 1%")
         return {}
     if not examples:
         raise OptionError("--max-error is kept by measuring the outputs on examples; pass --validate, and --calibrate for int8")
@@ -212,18 +210,14 @@ def read_batches(path: Path, function: Function) -> list[Batch]:
 
 def _read(path: Path, function: Function) -> Batch:
     names = [value.name for value in function.inputs]
+    listed = ", ".join(names)
     if path.suffix == ".npy":
         if len(names) != 1:
-            raise InputError(
-                f"{path} has one array, and the model takes {', '.join(names)}; write an .npz with an array for each"
-            )
+            raise InputError(f"{path} has one array, and the model takes {listed}; write an .npz with an array for each")
         return {names[0]: read_npy(path)}
     arrays = read_npz(path)
-    for name in arrays:
-        if name not in names:
-            raise InputError(
-                f"{path} has an array {name!r}, which is no input.{did_you_mean(name, names)} Inputs: {', '.join(names)}"
-            )
+    if (extra := next((name for name in arrays if name not in names), None)) is not None:
+        raise InputError(f"{path} has an array {extra!r}, which is no input.{did_you_mean(extra, names)} Inputs: {listed}")
     if missing := [name for name in names if name not in arrays]:
         raise InputError(f"{path} has no array for input{'s' * (len(missing) != 1)} {', '.join(missing)}")
     return arrays

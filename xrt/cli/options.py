@@ -222,9 +222,9 @@ def add_time(name: str, default: str, text: str) -> Decorator:
 def add_all(*options: Decorator) -> Decorator:
     """Add several options, which the help shows in this order."""
 
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorate in reversed(options):
+            command = decorate(command)
         return command
 
     return add

@@ -56,7 +56,7 @@ add_verbose = click.option(
 @options.isolation_options
 @options.input_options
 @click.option("-o", "--output", "target", type=options.TARGET, help="Save the outputs as .npz")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
+@options.option("--repeat", default=1, type=click.IntRange(1), help="Number of runs; the median time is shown")
 @click.option("--trace", type=options.TARGET, help="Save a timeline of as many more runs, for Perfetto")
 @options.derive(ModuleOptions, "dump_subgraph_dir", "--dump", "dump_subgraph_dir", type=options.FOLDER)
 @options.derive(ModuleOptions, "check", type=options.CHECK)
@@ -84,7 +84,10 @@ def run_command(model: str, target: Path | None, repeat: int, trace: Path | None
     if trace is not None:
         print_lines(f"{trace}: a timeline of {format_count(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing")
     if target is not None:
-        _save(outputs, target)
+        arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
+        if len(arrays) != len(outputs):
+            raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
+        replace_file(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]  # the stub takes the names for its own option
     return _verify(function, values, results) if verified else 0
 
 
@@ -99,20 +102,20 @@ def _summarize(value: Any) -> tuple[str, ...]:
     return (f"{value.dtype}{list(value.shape)}", *(f"{number:.6g}" for number in numbers), *[""] * (3 - len(numbers)))
 
 
-def _save(outputs: Mapping[str, Any], target: Path) -> None:
-    arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
-    if len(arrays) != len(outputs):
-        raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
-    replace_file(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]  # the stub takes the names for its own option
-
-
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     """Print how each output compares with the reference engine's; return the exit code."""
     try:
         with WorkStatus("running the reference"):
             expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
-        print_lines(f"not verified: {_explain_no_reference(function, error)}")
+        unsupported = error.nodes if isinstance(error, PlanError) else ()
+        operators = ", ".join(sorted({node.op for node in function.nodes if node.name in unsupported}))
+        advice = (
+            f"the reference engine does not take {operators or f'{len(unsupported)} nodes'}. "
+            "Write what such an operator computes into the model, as a function of it, "
+            "or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
+        )
+        print_lines(f"not verified: {advice if unsupported else f'there is no reference, {error}'}")
         return 0
     code = 0
     for value, actual, reference in zip(function.outputs, results, expected, strict=True):
@@ -122,16 +125,6 @@ def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any
         print_lines(comparison.message or agrees)
         code |= not comparison
     return int(code)
-
-
-def _explain_no_reference(function: Function, error: PlanError | EngineError) -> str:
-    if not isinstance(error, PlanError) or not error.nodes:
-        return f"there is no reference, {error}"
-    operators = ", ".join(sorted({node.op for node in function.nodes if node.name in error.nodes}))
-    return (
-        f"the reference engine does not take {operators or f'{len(error.nodes)} nodes'}. Write what such an operator computes "
-        "into the model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
-    )
 
 
 @click.command("verify")

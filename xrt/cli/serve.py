@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from xrt.serve.served_model import ServingOptions
 
 if TYPE_CHECKING:
     from xrt.integrations.batch import JobReport
-    from xrt.serve.application import Addresses, Application
+    from xrt.serve.application import Addresses
 
 
 def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -46,14 +46,14 @@ def parse_models(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     return paths
 
 
-def parse_batch(context: click.Context, option: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
+def _parse_batch(context: click.Context, parameter: click.Parameter, sizes: tuple[int, ...] | None) -> int | list[int] | None:
     """Return one number, or a list of several."""
     return None if sizes is None else list(sizes) if len(sizes) > 1 else sizes[0]
 
 
 _add_batching = options.add_all(
     options.derive(ServingOptions, "instances", shown="as tuned, or 1"),
-    options.derive(ServingOptions, "batch", type=options.NUMBERS, callback=parse_batch, example="8; 1,2,4,8", shown="as tuned"),
+    options.derive(ServingOptions, "batch", type=options.NUMBERS, callback=_parse_batch, example="8; 1,2,4,8", shown="as tuned"),
     options.derive(ServingOptions, "max_wait", type=options.WAIT, example="2ms"),
 )
 
@@ -61,8 +61,8 @@ _add_batching = options.add_all(
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @options.add_engines("Engines for ONNX files, first choice first; a bundle has its own")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; another one lets other machines in")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
+@options.option("--host", default="127.0.0.1", help="Address to listen on; another one lets other machines in")
+@options.option("--port", default=8000, type=click.IntRange(0, 65535), help="Port of HTTP; 0: a free one")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), help="Port of gRPC; 0: a free one  [default: no gRPC]")
 @options.derive(ExecutionOptions, "threads", shown=options.CORES, help="Thread budget of each model")
 @_add_batching
@@ -81,7 +81,7 @@ _add_batching = options.add_all(
     flag_value=False,
     default=None,
 )
-@click.option("--drain", default="30s", show_default=True, type=options.WAIT, help="Time of open requests at the end")
+@options.option("--drain", default="30s", type=options.WAIT, help="Time of open requests at the end")
 @click.option(
     "--log-level",
     type=click.Choice(("debug", "info", "warning", "error")),
@@ -102,18 +102,26 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
     if params["access_log"]:
         logging.getLogger(ACCESS).setLevel(logging.INFO)
     paths = parse_models(models)
-    options = {name: params[name] for name in ServingOptions.names() if params[name] is not None}
-    application = Application(paths, ServingOptions.make(options), _module_keywords(paths, params))
+    serving = ServingOptions.make({name: params[name] for name in ServingOptions.names() if params[name] is not None})
+    application = Application(paths, serving, _module_keywords(paths, params))
+
+    def show_addresses(addresses: Addresses) -> None:
+        address = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
+        grpc = [f"gRPC on {address}:{addresses.grpc}"] if addresses.grpc is not None else []
+        print_lines(f"listening on http://{address}:{addresses.http}", *grpc)
+        out.file.flush()
 
     def show_readiness(reason: str) -> None:
         if reason:
             complain("warning", f"not ready: {reason}")
         else:
-            print_lines("ready", *([] if params["engine"] else _list_default_engines(application, paths)))
+            chosen = [] if params["engine"] else application.models
+            files = [model for model in chosen if not is_bundle(paths[model.name][model.version])]
+            print_lines("ready", *(f"{model.name}: on {model.module.engines[0]} (default engine)" for model in files))
         out.file.flush()
 
     network = {name: params[name] for name in ("host", "port", "grpc_port", "drain")}
-    run_server(application, **network, on_start=_show_addresses, on_ready=show_readiness)
+    run_server(application, **network, on_start=show_addresses, on_ready=show_readiness)
     return 0
 
 
@@ -129,25 +137,11 @@ def _module_keywords(models: dict[str, dict[str, str]], params: dict[str, Any]) 
     return keywords
 
 
-def _show_addresses(addresses: Addresses) -> None:
-    host = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
-    print_lines(f"listening on http://{host}:{addresses.http}")
-    if addresses.grpc is not None:
-        print_lines(f"gRPC on {host}:{addresses.grpc}")
-    out.file.flush()
-
-
-def _list_default_engines(application: Application, paths: dict[str, dict[str, str]]) -> Iterator[str]:
-    for model in application.models:
-        if not is_bundle(paths[model.name][model.version]):
-            yield f"{model.name}: on {model.module.engines[0]} (default engine)"
-
-
 @click.command("export-triton")
 @click.argument("bundle")
 @click.argument("repository", type=click.Path(file_okay=False))
 @click.option("--name", default="", help="Name of the model  [default: that of the file]")
-@click.option("--version", "version", default=1, show_default=True, type=click.IntRange(1), help="Version of the model")
+@options.option("--version", default=1, type=click.IntRange(1), help="Version of the model")
 @options.derive(ExecutionOptions, "threads", shown="as tuned, or saved", help="Thread budget of each instance")
 @_add_batching
 def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
@@ -161,7 +155,7 @@ def export_triton_command(bundle: str, repository: str, **params: Any) -> None:
 # ---------------------------------------------------------------------- files of rows
 
 
-def _parse_columns(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+def _parse_columns(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """Parse texts such as ``ids=tokens`` to columns by input."""
     pairs = [text.partition("=") for text in texts]
     columns = {name: column for name, _, column in pairs}
@@ -236,13 +230,9 @@ def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any
             status.show_count(f"rows{errors}", report.written + report.present, report.rows)
 
         report = run(job, rows, target, workers=params["workers"], progress=advance)
-    _print_report(report, target, has_default=not params["engine"] and not is_bundle(model))
+    text = f"{target}: {report.written} of {report.rows} rows written in {format_count(report.parts, 'part')}"
+    text += f", {report.present} were there" if report.present else ""
+    text += f"; {report.errors} rows have errors" if report.errors else ""
+    has_default = report.engine and not params["engine"] and not is_bundle(model)
+    print_lines(f"{text}, on {report.engine} (default engine)" if has_default else text)
     return int(bool(report.errors))
-
-
-def _print_report(report: JobReport, target: Path, *, has_default: bool) -> None:
-    present = f", {report.present} were there" if report.present else ""
-    errors = f"; {report.errors} rows have errors" if report.errors else ""
-    engine = f", on {report.engine} (default engine)" if has_default and report.engine else ""
-    parts = format_count(report.parts, "part")
-    print_lines(f"{target}: {report.written} of {report.rows} rows written in {parts}{present}{errors}{engine}")

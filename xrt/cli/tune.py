@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +54,9 @@ GATE = 5.0
 @click.command("tune")
 @click.argument("model")
 @options.add_tuning_options
-@click.option(
+@options.option(
     "--objective",
     default="latency",
-    show_default=True,
     type=click.Choice(["latency", "throughput"]),
     help="Minimize the time of a call, or maximize requests per second within --p99",
 )
@@ -100,9 +100,10 @@ def tune_command(model: str, **params: Any) -> int:
         return _tune_throughput(model, params)
     if len(params["batches"] or ()) == 1:
         params["batch"], params["batches"] = params["batches"][0], None
-    flags = {"p99": "p99", "batches": "batch with several sizes", "instances": "instances", "batch_dim": "batch-dim"}
-    for name, flag in {**flags, "target": "output"}.items():
+    flags = {"batches": "batch with several sizes", "batch_dim": "batch-dim", "target": "output"}
+    for name in ("p99", "batches", "instances", "batch_dim", "target"):
         if params[name] is not None:
+            flag = flags.get(name, name)
             raise OptionError(f"--{flag} is of throughput; pass --objective throughput too, or leave it out")
     keywords = _read_keywords(params)
     function, values = _load(model, params)
@@ -259,23 +260,17 @@ def lock_command(model: str, target: Path | None, gate: float, retune: bool, **p
         if tuned is not None and tuned.how == "interrupted":
             complain("interrupted", f"nothing is locked; {path} is as it was")
             return INTERRUPTED
-        # A model file is named relative to the lock, a shipped model by its name.
-        source = {"source": _relate(model, path) if os.path.lexists(model) else model, "seed": str(params["seed"])}
+        # Files are named relative to the lock, a shipped model by its name.
+        relate = partial(os.path.relpath, start=path.absolute().parent)
+        source = {"source": relate(model) if os.path.lexists(model) else model, "seed": str(params["seed"])}
         source["dims"] = ",".join(params["dims"])
-        source |= {name: _relate(params[name], path) for name in ("calibrate", "validate") if params[name] is not None}
-        arrays, input_files = (
-            [values[value.name] for value in function.inputs],
-            {n: _relate(f, path) for n, (f, _) in files.items()},
-        )
+        source |= {name: relate(params[name]) for name in ("calibrate", "validate") if params[name] is not None}
+        input_files = {name: relate(file) for name, (file, _) in files.items()}
         with WorkStatus("comparing the plan with another"):
-            lock = lock_module(module, arrays, source, gate, input_files)
+            lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, input_files)
     write_placement(lock, path)
     print_lines(str(tuned), f"{path}: {_describe_baseline(lock.baseline)}")
     return 0
-
-
-def _relate(file: str | Path, lock: Path) -> str:
-    return os.path.relpath(file, lock.absolute().parent)
 
 
 def _describe_baseline(baseline: Baseline | None) -> str:
@@ -284,20 +279,16 @@ def _describe_baseline(baseline: Baseline | None) -> str:
     ratio, low, high = baseline.ratio, baseline.low, baseline.high
     text = f"locked at {ratio:.3f} ({low:.3f} to {high:.3f}) of the time of {baseline.plan}, {baseline.rounds} rounds"
     doubt = (high - low) / ratio
-    if doubt <= NOISY:
-        return text
-    return f"{text}; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"
+    noise = f"; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"
+    return text + noise * (doubt > NOISY)
 
 
 @click.command("check")
 @click.argument("lock", type=click.Path(dir_okay=False))
-@click.option(
-    "--max-regress", "limit", default="5%", show_default=True, type=options.SHARE, help="Largest growth of the ratio: 5%, 0.05"
-)
-@click.option(
+@options.option("--max-regress", "limit", default="5%", type=options.SHARE, help="Largest growth of the ratio: 5%, 0.05")
+@options.option(
     "--undecided",
     default="pass",
-    show_default=True,
     type=click.Choice(["pass", "fail"]),
     help="Result of a check that the noise leaves undecided: exit code 0, or 3",
 )
@@ -370,14 +361,14 @@ def _run_check(
         raise LockError("the lock has no plan")
     values, unavailable = _read_values(function, lock, folder)
     devices = {name.removeprefix(DEVICE_OF): device for name, device in lock.options.items() if name.startswith(DEVICE_OF)}
-    options: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "precision": lock.options.get("precision", "fp32"),
         "device": lock.options.get("device", "cpu"),
         "devices": {engine: device for engine, device in devices.items() if engine in engines},
         "threads": _read_number(lock.options, "threads", "1"),
     }
     with _convert_to_lock_error("options"):
-        module = XRTModule(function, engines, strict=True, **options)
+        module = XRTModule(function, engines, strict=True, **keywords)
     with WorkStatus("running the plan"), module:
         arrays = [values[value.name] for value in function.inputs]
         result, differences = check_module(module, lock, arrays, limit, budget, examples)

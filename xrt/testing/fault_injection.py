@@ -1,6 +1,6 @@
-"""Engines for tests: one records its calls, one refuses regions, one misbehaves, and one is slow, each as configured.
+"""Engines for tests: one records its calls and refuses regions, one misbehaves, as configured.
 
-All delegate to another engine, so their results are right unless configured otherwise.
+Both delegate to another engine, so their results are right unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xrt.graph.device_names import parse_device_kind
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = ["Choosy", "FaultyEngine", "How", "Journal", "ObservedExecutable", "RecordingEngine", "SlowEngine", "Where"]
+__all__ = ["FaultyEngine", "How", "Journal", "ObservedExecutable", "RecordingEngine", "Where"]
 
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "memory", "close", "version"]
 How: TypeAlias = Literal[
@@ -68,9 +68,13 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class _DelegatingEngine(GraphCompiler):
-    """Delegates everything to the engine ``inner``, and supports only the configured operators."""
+class RecordingEngine(GraphCompiler):
+    """An engine that counts its calls in `journal`, and delegates to another engine.
 
+    It supports the configured operators, and refuses regions with the configured combinations of them.
+    """
+
+    name: ClassVar[str] = "recording"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     """The devices that ``inner`` may have; `why_not` declines nodes on devices that it does not have."""
 
@@ -78,6 +82,9 @@ class _DelegatingEngine(GraphCompiler):
     """The spec of the engine to delegate to."""
     takes: str = "*"
     """The supported operators, as globs separated by ``|``."""
+    refuses: str = ""
+    """Alternatives separated by ``|``, each with operators joined by ``+``: a region that contains all operators of an
+    alternative is refused at compile."""
     mark: str = ""
     """Distinguishes engines with otherwise equal options."""
     journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
@@ -99,8 +106,15 @@ class _DelegatingEngine(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         self.journal.note("compile")
+        self._check_refuses(function)
         self.journal.compiled.append(function)
         return ObservedExecutable(self._engine.compile(function, context), self.journal)
+
+    def _check_refuses(self, function: Function) -> None:
+        present = {node.op for node in function.nodes}
+        for together in self.refuses.split("|") if self.refuses else ():
+            if set(together.split("+")) <= present:
+                raise CompileRefused(f"the {self.name} engine is set to refuse {together}")
 
     def version(self) -> str:
         return f"{self.name} of {self._engine.version()}"
@@ -130,32 +144,7 @@ class ObservedExecutable(Executable):
 
 
 @dataclass(frozen=True)
-class RecordingEngine(_DelegatingEngine):
-    """An engine that counts its calls in `journal`."""
-
-    name: ClassVar[str] = "recording"
-
-
-@dataclass(frozen=True)
-class Choosy(_DelegatingEngine):
-    """An engine that supports every node of ``inner``, but refuses regions with the configured combinations of operators."""
-
-    name: ClassVar[str] = "choosy"
-    refuses: str = ""
-    """Alternatives separated by ``|``, each with operators joined by ``+``: a region that contains all operators of an
-    alternative is refused."""
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        present = {node.op for node in function.nodes}
-        for together in self.refuses.split("|") if self.refuses else ():
-            if set(together.split("+")) <= present:
-                self.journal.note("compile")
-                raise CompileRefused(f"the choosy engine is set to refuse {together}")
-        return super().compile(function, context)
-
-
-@dataclass(frozen=True)
-class FaultyEngine(_DelegatingEngine):
+class FaultyEngine(RecordingEngine):
     """An engine that misbehaves in one method, in one way, at every call or only at the n-th.
 
     Raises OptionError if ``how`` is not possible in ``where``, such as a wrong value in `compile`.
@@ -195,6 +184,7 @@ class FaultyEngine(_DelegatingEngine):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if self.due("compile", self.count_call("compile")) and self.how == "refuse":
             raise CompileRefused("the faulty engine is set to refuse")
+        self._check_refuses(function)
         return _FailingExecutable(self._engine.compile(function, context), self)
 
     def version(self) -> str:
@@ -264,45 +254,3 @@ _SPOILT: dict[How, Any] = {
     "value": lambda array: (array.reshape(-1) + array.dtype.type(1)).reshape(array.shape) if array.dtype.kind != "b" else ~array,
     "scalar": lambda array: array.reshape(-1)[0],
 }
-
-
-@dataclass(frozen=True)
-class SlowEngine(_DelegatingEngine):
-    """An engine that sleeps for a configured time after each compile and run, to simulate a slow device or compiler.
-
-    While it sleeps, other threads can compute, as they can while an asynchronous engine works. Raises OptionError for a
-    negative time.
-    """
-
-    name: ClassVar[str] = "slow"
-    run_seconds: float = 0.01
-    """Added to each run of a region."""
-    node_seconds: float = 0.0
-    """Added to each run for each node of the region."""
-    compile_seconds: float = 0.0
-    """Added to each compile."""
-
-    def __post_init__(self) -> None:
-        for option in ("run_seconds", "node_seconds", "compile_seconds"):
-            if not getattr(self, option) >= 0:
-                raise OptionError(f"{option} is a time of 0 or more seconds; got {getattr(self, option)!r}")
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        executable = super().compile(function, context)
-        time.sleep(self.compile_seconds)
-        return _Sleeping(executable, self.run_seconds + self.node_seconds * len(function.nodes))
-
-
-class _Sleeping(Executable):
-    """An executable that sleeps for ``seconds`` after each run."""
-
-    def __init__(self, inner: Executable, seconds: float) -> None:
-        self.prepare = inner.prepare  # type: ignore[method-assign]  # these are not delayed
-        self.close = inner.close  # type: ignore[method-assign]
-        self._run = inner.run
-        self._seconds = seconds
-
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        results = self._run(inputs, options)
-        time.sleep(self._seconds)
-        return results
