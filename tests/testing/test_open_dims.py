@@ -14,11 +14,10 @@ from tests.testing.test_suite import failed_of
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType
-from xrt.testing.conformance import conform
+from xrt.testing.conformance import ResultWord, conform
 from xrt.testing.corpus.entry import f32, graph, i64, node
 from xrt.testing.fault_injection import ObservedExecutable, RecordingEngine
 from xrt.testing.open_dims import Opening, list_other_sizes, open_dims
-from xrt.testing.report import ResultWord
 
 PRODUCT = graph(
     {"a": "float32[2,3]", "b": "float32[3,2]", "c": "float32[1,2]"}, {"y": "float32[2,2]"}, node("Gemm", "a b c", "y")

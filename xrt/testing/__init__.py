@@ -6,8 +6,7 @@ XRT, only the command line may import this package.
 """
 
 from xrt.testing.cases import GROUPS, ConformanceCase, group_cases, node_cases
-from xrt.testing.conformance import conform, run_case
-from xrt.testing.report import ConformanceReport, KnownFailure, Outcome, ResultWord, settle
+from xrt.testing.conformance import ConformanceReport, KnownFailure, Outcome, ResultWord, conform, run_case, settle
 
 __all__ = [
     "GROUPS",

@@ -23,8 +23,7 @@ from xrt.graph import DType, Function
 from xrt.partition import Pin
 from xrt.passes import infer_shapes
 from xrt.testing.cases import are_inputs_unchanged
-from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
-from xrt.testing.generators import ALL_FAMILIES
+from xrt.testing.generate import ALL_FAMILIES, Form, make_random_inputs, make_seeded_function
 from xrt.testing.generators.draft import INTEGERS
 from xrt.testing.running import (
     as_planned,

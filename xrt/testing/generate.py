@@ -12,12 +12,27 @@ import numpy as np
 from xrt.errors import InputError
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
 from xrt.graph.node import list_names, rename_function
-from xrt.testing.generators import ALL_FAMILIES
+from xrt.testing.generators import operators, structured
 from xrt.testing.generators.draft import SIZES, Chooser, DraftValue, GraphDraft, Recipe, SeededChooser, list_draft_values
-from xrt.testing.generators.operators import gentle
-from xrt.testing.generators.structured import CONTROL
 
-Array = np.ndarray[Any, Any]
+ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = {
+    "elementwise": operators.ELEMENTWISE,
+    "reduction": operators.REDUCTIONS,
+    "product": operators.PRODUCTS,
+    "window": operators.WINDOWS,
+    "shape": structured.SHAPES,
+    "stepping": operators.STEPPING,
+    "numbers": operators.NUMBERS,
+    "functions": operators.FUNCTIONS,
+    "normalizations": operators.NORMALIZATIONS,
+    "products": operators.OTHER_PRODUCTS,
+    "windows": operators.OTHER_WINDOWS,
+    "narrow": operators.NARROW,
+    "moves": structured.MOVES,
+    "lists": structured.LISTS,
+    "scans": structured.SCANS,
+}
+"""All families of recipes by name; the default `Form` has the first six. Control flow is separate, see `Form.control`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ TRIES = 100
 @cache
 def _kept_recipes(form: Form) -> tuple[Recipe, ...]:
     chosen = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
-    recipes = chosen + (CONTROL if form.control else ())
+    recipes = chosen + (structured.CONTROL if form.control else ())
     return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_kept(recipe, form))
 
 
@@ -98,7 +113,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     for _ in range(choose.integer(1, form.max_nodes)):
         _grow(draft, choose.pick(form.recipes), form)
     if not draft.nodes:  # no recipe was applicable, or the form accepted none
-        gentle(draft, draft.add_source(form.dtypes[0], (2,)))
+        operators.gentle(draft, draft.add_source(form.dtypes[0], (2,)))
     outputs = _choose_outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)

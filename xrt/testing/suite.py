@@ -33,12 +33,11 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.cases import are_inputs_unchanged
-from xrt.testing.conformance import conform
+from xrt.testing.conformance import ResultWord, conform
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import rename_values
 from xrt.testing.open_dims import OPENINGS, Opening, compare_at_sizes
-from xrt.testing.report import ResultWord
 from xrt.testing.running import as_planned, make_module, overlook_deviations, pin_nodes, run_outputs
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.comparison import find_ambiguity
@@ -47,8 +46,8 @@ from xrt.worker.isolated_engine import why_not_isolated
 
 if TYPE_CHECKING:
     from xrt.engines import Executable
+    from xrt.testing.conformance import KnownFailure
     from xrt.testing.corpus import CorpusEntry
-    from xrt.testing.report import KnownFailure
 
 __all__ = [
     "FORM",
