@@ -10,7 +10,7 @@ import pytest
 from tests.cli.test_cache_and_bundles import call
 from tests.module.test_faults import RIGHT, X, chain
 from xrt.cache import default_cache
-from xrt.cli import bench
+from xrt.cli import tune
 from xrt.engines import split_specs
 from xrt.formats import onnx
 from xrt.testing.fault_injection import FaultyEngine
@@ -96,4 +96,4 @@ def test_what_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text:
 
 def test_bench_needs_none_of_these() -> None:
     """Each of its candidates has a process of its own, whatever is asked."""
-    assert {"isolate", "isolate_run", "memory_limit"}.isdisjoint(option.name for option in bench.bench_command.params)
+    assert {"isolate", "isolate_run", "memory_limit"}.isdisjoint(option.name for option in tune.bench_command.params)

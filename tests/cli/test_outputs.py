@@ -60,7 +60,7 @@ def test_an_output_is_tried_before_the_work(
         pytest.fail("it works before it looks where to write")
 
     monkeypatch.setattr("xrt.partition.partition", no_work)
-    monkeypatch.setattr("xrt.cli.bench.compare_engines", no_work)
+    monkeypatch.setattr("xrt.cli.tune.compare_engines", no_work)
     monkeypatch.setattr("xrt.cli.tune.lock_module", no_work)
     (tmp_path / "file").write_text("")
     bad = str(tmp_path / "file" / "out")

@@ -128,7 +128,7 @@ def test_a_pipe_does_not_know_the_width(tmp_path: Path) -> None:
     assert out.splitlines()[0] == b"option\tdefault\ttype\tmeaning"
 
 
-bench = importlib.import_module("xrt.cli.bench")
+bench = importlib.import_module("xrt.cli.tune")
 REASON = "no engine takes 2 of 5 nodes; list another:\n  'a' (MatMul): toy: none\n  'b' (MatMul): toy: none\n"
 
 

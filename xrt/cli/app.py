@@ -15,12 +15,12 @@ from xrt.errors import XRTError, did_you_mean
 
 _DAILY = {
     "run": ("run", "Run a model once, on files or random inputs"),
-    "bench": ("bench", "Compare the speed of engines"),
+    "bench": ("tune", "Compare the speed of engines"),
     "tune": ("tune", "Find the fastest engine or mixture"),
     "compile": ("run", "Write a bundle that starts without compiling"),
     "serve": ("serve", "Serve models over HTTP and gRPC"),
     "batch": ("serve", "Run a model over files of rows"),
-    "quantize": ("quantize", "Write a model in int8"),
+    "quantize": ("run", "Write a model in int8"),
     "explain": ("run", "Show which engine runs what, and why"),
     "inspect": ("run", "Show inputs, outputs and operators"),
     "verify": ("run", "Compare results with the reference engine"),
