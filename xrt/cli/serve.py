@@ -115,9 +115,9 @@ def serve_command(models: tuple[str, ...], **params: Any) -> int:
         if reason:
             complain("warning", f"not ready: {reason}")
         else:
-            chosen = [] if params["engine"] else application.models
-            files = [model for model in chosen if not is_bundle(paths[model.name][model.version])]
-            print_lines("ready", *(f"{model.name}: on {model.module.engines[0]} (default engine)" for model in files))
+            files = [model for model in application.models if not is_bundle(paths[model.name][model.version])]
+            lines = [f"{model.name}: on {model.module.engines[0]} (default engine)" for model in files]
+            print_lines("ready", *([] if params["engine"] else lines))
         out.file.flush()
 
     network = {name: params[name] for name in ("host", "port", "grpc_port", "drain")}

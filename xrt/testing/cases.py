@@ -262,8 +262,8 @@ def are_inputs_unchanged(function: Function, before: Sequence[Any], after: Seque
     """Compare inputs bit by bit with copies from before a run, except those that an alias updates in place."""
     aliased = {name for name, _ in function.aliases}
     indices = [index for index, value in enumerate(function.inputs) if value.name not in aliased]
-    values = ([inputs[index] for index in indices] for inputs in (after, before))
-    return compare_all(*values, BIT_EQUAL, names=[f"input {index}" for index in indices])
+    actual, expected = ([inputs[index] for index in indices] for inputs in (after, before))
+    return compare_all(actual, expected, BIT_EQUAL, names=[f"input {index}" for index in indices])
 
 
 _RTOL, _ATOL = 1e-3, 1e-7
