@@ -188,7 +188,7 @@ def test_one_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rest_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(180, monkeypatch, verbose=True)
     head = next(line for line in lines if "compile s" in line)
-    assert [name for name in bench.SHOWN if name not in head] == []
+    assert [name for name in bench.SHOWN_COSTS if name not in head] == []
     row = next(line for line in lines if "108.5 MB" in line)
     assert row.split()[-4:] == ["3", "0.26", "108.5", "MB"]
 
@@ -196,5 +196,5 @@ def test_the_rest_is_shown_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     bench.show_group(GROUP, verbose=False)
     _, head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split("\t") == ["engine", "ms", "ratio", "verdict", *bench.DETAILS, "note"]
-    assert [row.count("\t") for row in rows] == [len(bench.DETAILS) + 4] * 3
+    assert head.split("\t") == ["engine", "ms", "ratio", "verdict", *bench.COSTS, "note"]
+    assert [row.count("\t") for row in rows] == [len(bench.COSTS) + 4] * 3

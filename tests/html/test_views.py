@@ -21,12 +21,12 @@ from xrt.html.views import (
     PALETTE,
     ROOT,
     SELECTOR,
-    TEXT,
+    Box,
     assign_colors,
-    fit_text,
+    draw_boxes,
     load_cell_style,
     load_page_style,
-    measure_text,
+    render_page,
 )
 from xrt.module.explain import render_explanation_page
 from xrt.partition import Plan
@@ -208,10 +208,11 @@ def test_a_module_and_what_it_reports_are_tables_and_pictures() -> None:
     assert "held between calls" in memory.text and "CheckVerdict" not in checked.text
 
 
-def test_a_line_of_a_box_ends_within_it() -> None:
-    for text in ("Reshape ×36, Transpose ×24, MatMul ×12", "W" * 60, "i" * 60, "openvino", ""):
-        for is_strong in (False, True):
-            shown = fit_text(text, is_strong=is_strong)
-            assert measure_text(shown, is_strong=is_strong) <= TEXT
-            assert shown == text or shown.endswith("…")
-    assert fit_text("i" * 40) == "i" * 40 and len(fit_text("W" * 40)) < 20
+def test_a_line_of_a_box_is_clipped_to_it() -> None:
+    wide = "W" * 60
+    drawing = draw_boxes([Box(("ort", wide), "blue", "a region")], {(0, 1): 0, (1, 2): 0}, "a plan")
+    facts = {"name": "m", "doc": "", "facts": {}, "ends": [], "operators": [], "text": ""}
+    text = re.sub(r"\s+", " ", render_page("function.html", "m", drawing=drawing, **facts))
+    (box,) = (box for box in drawing["boxes"] if box["color"])
+    clip = f'<svg x="{box["left"] + 18}" y="{box["top"]}" width="{box["width"] - 26}" height="{box["height"]}"> <text y="21"'
+    assert clip in text and f"{wide}</text> </svg>" in text

@@ -20,7 +20,7 @@ _DAILY = {
     "compile": ("run", "Write a bundle that starts without compiling"),
     "serve": ("serve", "Serve models over HTTP and gRPC"),
     "batch": ("serve", "Run a model over files of rows"),
-    "quantize": ("run", "Write a model in int8"),
+    "quantize": ("quantize", "Write a model in int8"),
     "explain": ("run", "Show which engine runs what, and why"),
     "inspect": ("run", "Show inputs, outputs and operators"),
     "verify": ("run", "Compare results with the reference engine"),

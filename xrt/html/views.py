@@ -384,10 +384,6 @@ MOST = 16
 """Maximum number of boxes; larger plans have several regions in a box."""
 WIDE, HIGH, LOW = 216, 66, 30
 """Width of boxes, height of inner boxes, and height of the boxes for inputs and outputs, in pixels."""
-TEXT = WIDE - 18 - 8
-"""Pixels for a line of text in a box, after the engine's color."""
-SIZE, STRONG = 13, 1.12
-"""Font size in boxes, and the factor for bold text."""
 MARGIN = 2
 BEND = 14
 """Distance from a corner at which the bend of an edge begins."""
@@ -466,41 +462,10 @@ def _measure_label(label: str) -> int:
     return 7 * len(label) + 4
 
 
-# Widths of letters, in hundredths of the size: those of DejaVu Sans, the widest of the usual fonts. Letters that are not listed
-# count as an em.
-_WIDTHS = {letter: width for letters, width in (
-    ("'ijlIJ", 29), (" ,./:;\\|f", 35), ("-()[]t!r", 41), ('"*_`sz?', 52), ("cLFkvxyPTYao", 61), ("eESbdghnpqu$0123456789{}", 64),
-    ("KAVBRXZC", 70), ("UHNDG&", 78), ("OQw#+<=>^~×", 84), ("µ", 64), ("M", 86), ("%mW@", 100),
-) for letter in letters}  # fmt: skip
-
-
-def measure_text(text: str, *, is_strong: bool = False) -> float:
-    """Maximum width of a line of text in a box, in pixels."""
-    return sum(_WIDTHS.get(letter, 100) for letter in text) / 100 * SIZE * (STRONG if is_strong else 1)
-
-
-def fit_text(text: str, *, is_strong: bool = False) -> str:
-    """Truncate a line of text to the width of a box."""
-    if measure_text(text, is_strong=is_strong) <= TEXT:
-        return text
-    while text and measure_text(f"{text}…", is_strong=is_strong) > TEXT:
-        text = text[:-1]
-    return f"{text.rstrip(' ,')}…"
-
-
 def _place_box(box: Box, node: Mapping[str, Any], left: float) -> dict[str, Any]:
     center, extent = node["center"], node["size"]
     x, y = center["x"] - extent["width"] / 2 + left, center["y"] - extent["height"] / 2 + MARGIN
-    lines = [fit_text(line, is_strong=number == 0) for number, line in enumerate(box.lines)] if box.color else box.lines
-    return {
-        "lines": box.lines,
-        "shown": lines,
-        "color": box.color,
-        "title": box.title,
-        "left": round(x, 1),
-        "top": round(y, 1),
-        **extent,
-    }
+    return {"lines": box.lines, "color": box.color, "title": box.title, "left": round(x, 1), "top": round(y, 1), **extent}
 
 
 def _place_edge(edge: Mapping[str, Any], label: str, left: float) -> dict[str, Any]:
