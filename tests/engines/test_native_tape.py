@@ -279,7 +279,7 @@ def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
     from xrt.engines.native.bindings import core
 
     (y,) = native.run_kernel(kernel, big, None, threads=3)
-    assert (y == 2).all() and core().workers() >= 2
+    assert (y == 2).all() and core().xrt_pool_workers() >= 2
     wait_until(lambda: used(0.3) < 0.03)  # others that earlier tests woke may turn for a while
 
 

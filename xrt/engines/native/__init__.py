@@ -15,8 +15,7 @@ from xrt.engines.native.bindings import (
     why_not_shipped,
 )
 from xrt.engines.native.library import NativeKernel, NativeLibrary, load
-from xrt.engines.native.single_kernel import run_kernel
-from xrt.engines.native.tape import NativeExecutable, NativeTape, PreparedKernel
+from xrt.engines.native.tape import NativeExecutable, NativeTape, PreparedKernel, run_kernel
 
 __all__ = [
     "SHIPPED",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint64, c_void_p
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
 """The library that `CMakeLists.txt` builds; it exists if a compiler was available when XRT was installed."""
-FUNCTIONS = (
-    *("xrt_tape_new", "xrt_tape_run", "xrt_tape_said", "xrt_tape_frames", "xrt_tape_delete"),
-    *("xrt_run_alone", "xrt_pool_workers", "xrt_multiply"),
-)
-"""The functions that the library exports in addition to its kernels."""
 
 
 def include_dir() -> str:
@@ -131,39 +125,29 @@ class LayoutC(Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
-    """The functions of XRT's own library. ctypes releases the GIL while they run."""
-
-    new: Callable[..., int | None]
-    run: Callable[..., int]
-    said: Callable[[], bytes]
-    frames: Callable[[int], int]
-    delete: Callable[[int], None]
-    alone: Callable[..., int]
-    workers: Callable[[], int]
-    multiply: Callable[[Any, int], None]
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "xrt_tape_new": (c_void_p, POINTER(LayoutC)),
+    "xrt_tape_run": (c_int32, c_void_p, c_void_p, c_void_p),
+    "xrt_tape_said": (c_char_p,),
+    "xrt_tape_frames": (c_int64, c_void_p),
+    "xrt_tape_delete": (None, c_void_p),
+    "xrt_pool_workers": (c_int32,),
+    "xrt_multiply": (None, c_void_p, c_int32),
+}
+"""Result and argument types of the functions that the library exports in addition to its kernels."""
 
 
 @lru_cache(maxsize=1)
-def core() -> Core:
-    """The functions; raises EngineUnavailable with the reason if XRT's native library cannot be used."""
+def core() -> CDLL:
+    """XRT's own library with its functions declared; ctypes releases the GIL while they run.
+
+    Raises EngineUnavailable with the reason if it cannot be used.
+    """
     library: CDLL = requires_native().handle
-    return Core(
-        new=_declare(library.xrt_tape_new, c_void_p, POINTER(LayoutC)),
-        run=_declare(library.xrt_tape_run, c_int32, c_void_p, c_void_p, c_void_p),
-        said=_declare(library.xrt_tape_said, c_char_p),
-        frames=_declare(library.xrt_tape_frames, c_int64, c_void_p),
-        delete=_declare(library.xrt_tape_delete, None, c_void_p),
-        alone=_declare(library.xrt_run_alone, c_int32, POINTER(abi.KernelC), c_void_p, POINTER(abi.CallC), abi.TextC),
-        workers=_declare(library.xrt_pool_workers, c_int32),
-        multiply=_declare(library.xrt_multiply, None, c_void_p, c_int32),
-    )
-
-
-def _declare(symbol: Any, result: Any, *arguments: Any) -> Any:
-    symbol.restype, symbol.argtypes = result, arguments
-    return symbol
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
 # ---------------------------------------------------------------------- addresses of arrays
@@ -214,7 +198,7 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
         first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
     (count, m, n), k = stack.shape, a.shape[-1]
     numbers = (*blas.find_calls(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
-    core().multiply(_Words(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads)
+    core().xrt_multiply(_Words(*numbers, *_marshal_stack(first), *_marshal_stack(second), *_marshal_stack(stack)), threads)
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int64, cast, create_string_buffer
 from typing import Any
 
@@ -41,7 +41,7 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
 def marshal_node(node: Node, function: Function) -> MarshalledNode:
     """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes."""
     owned: list[Any] = []
-    attributes = [_marshal_attribute(a, owned) for a in node.attributes if a.kind in _FILL]
+    attributes = [_marshal_attribute(a, owned) for a in node.attributes if a.kind in _KINDS]
     inputs = [_marshal_input(name, function, owned) for name in node.inputs]
     structure = abi.NodeC(
         domain=node.domain.encode(),
@@ -98,53 +98,33 @@ def align(array: Array) -> Array:
 
 
 def _marshal_attribute(attribute: Attribute, owned: list[Any]) -> abi.AttributeC:
-    kind, fill = _FILL[attribute.kind]
-    attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=kind)
-    fill(attribute_c, attribute.value, owned)
+    value = attribute.value
+    attribute_c = abi.AttributeC(name=attribute.name.encode(), kind=_KINDS[attribute.kind])
+    match attribute.kind:
+        case AttrKind.INT:
+            attribute_c.i = value
+        case AttrKind.FLOAT:
+            attribute_c.f = value
+        case AttrKind.STRING:
+            attribute_c.s = raw = _encode(value)
+            attribute_c.count = len(raw)
+        case AttrKind.TENSOR:
+            attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
+        case AttrKind.INTS:
+            attribute_c.ints, attribute_c.count = _make_array(c_int64, value, owned), len(value)
+        case AttrKind.FLOATS:
+            attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
+        case AttrKind.STRINGS:
+            buffers = [create_string_buffer(_encode(text)) for text in value]
+            owned.append(buffers)
+            attribute_c.strings = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned)
+            attribute_c.count = len(value)
     return attribute_c
 
 
-def _fill_int(attribute_c: abi.AttributeC, value: int, owned: list[Any]) -> None:
-    attribute_c.i = value
-
-
-def _fill_float(attribute_c: abi.AttributeC, value: float, owned: list[Any]) -> None:
-    attribute_c.f = value
-
-
-def _fill_string(attribute_c: abi.AttributeC, value: str | bytes, owned: list[Any]) -> None:
-    attribute_c.s = raw = _encode(value)
-    attribute_c.count = len(raw)
-
-
-def _fill_tensor(attribute_c: abi.AttributeC, value: Constant, owned: list[Any]) -> None:
-    attribute_c.tensor = _make_array(abi.TensorC, [_marshal_constant(value, owned)], owned)
-
-
-def _fill_ints(attribute_c: abi.AttributeC, value: tuple[int, ...], owned: list[Any]) -> None:
-    attribute_c.ints, attribute_c.count = _make_array(c_int64, value, owned), len(value)
-
-
-def _fill_floats(attribute_c: abi.AttributeC, value: tuple[float, ...], owned: list[Any]) -> None:
-    attribute_c.floats, attribute_c.count = _make_array(c_double, value, owned), len(value)
-
-
-def _fill_strings(attribute_c: abi.AttributeC, value: tuple[str | bytes, ...], owned: list[Any]) -> None:
-    buffers = [create_string_buffer(_encode(text)) for text in value]
-    owned.append(buffers)
-    attribute_c.strings, attribute_c.count = _make_array(c_char_p, [cast(b, c_char_p) for b in buffers], owned), len(value)
-
-
-_FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {
-    AttrKind.INT: (1, _fill_int),
-    AttrKind.FLOAT: (2, _fill_float),
-    AttrKind.STRING: (3, _fill_string),
-    AttrKind.TENSOR: (4, _fill_tensor),
-    AttrKind.INTS: (5, _fill_ints),
-    AttrKind.FLOATS: (6, _fill_floats),
-    AttrKind.STRINGS: (7, _fill_strings),
-}
-"""How each kind of attribute is passed; kinds that are missing here are not passed."""
+_LISTED = ("INT", "FLOAT", "STRING", "TENSOR", "INTS", "FLOATS", "STRINGS")
+_KINDS = {AttrKind[name]: number for number, name in enumerate(_LISTED, 1)}
+"""The number in ``xrt_attribute.kind`` of each kind of attribute; kinds that are missing here are not passed."""
 
 
 def _encode(text: str | bytes) -> bytes:

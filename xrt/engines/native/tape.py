@@ -19,7 +19,7 @@ from xrt.engines.native.marshalling import align, tensor_c
 from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.engines.toolkit.support import is_compatible
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 Array = np.ndarray[Any, Any]
 
@@ -57,16 +57,17 @@ class NativeTape:
         self._keep_alive = layout.keep_alive
         self._arguments, self._results = c_void_p * len(self.inputs), c_void_p * len(self.outputs)
         core = c.core()
-        handle = core.new(layout.structure(threads))
+        handle = core.xrt_tape_new(layout.structure(threads))
         if not handle:
             raise CompileFailed(f"there is no memory for a native tape of {len(self.steps)} steps")
-        weakref.finalize(self, core.delete, handle).atexit = False  # a daemon thread may still run it at exit
-        self._handle, self._core, self._run = handle, core, core.run
+        weakref.finalize(self, core.xrt_tape_delete, handle).atexit = False  # a daemon thread may still run it at exit
+        self._handle, self._core, self._run = handle, core, core.xrt_tape_run
 
     @property
     def frames(self) -> int:
         """Number of memory frames: the maximum of concurrent runs so far."""
-        return self._core.frames(self._handle)
+        frames: int = self._core.xrt_tape_frames(self._handle)
+        return frames
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
         """Run the tape; return the outputs, in fresh arrays or in the buffers of ``out``.
@@ -131,7 +132,7 @@ class NativeTape:
         if status == c.NO_MEMORY:
             return RunFailed(f"there is no memory for the {self.workspace} bytes between the steps of a native tape")
         step = self.steps[status - 1]
-        message = " ".join(self._core.said().decode("utf-8", "replace").split()) or "it gives no reason"
+        message = " ".join(self._core.xrt_tape_said().decode("utf-8", "replace").split()) or "it gives no reason"
         return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {message}")
 
 
@@ -347,12 +348,13 @@ class NativeExecutable(Executable):
         self.tape = tape
         self._name = name
         self._outputs = tuple(outputs)
+        self._types = [(TensorType(DType.of(np.empty(0, dtype)), shape), dtype, shape) for shape, dtype in tape.outputs]
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         if len(inputs) != len(self.tape.inputs):
             raise InputError(f"function {self._name!r} takes {len(self.tape.inputs)} inputs; got {len(inputs)}")
         if options.out is not None:
-            self._check(options.out)
+            check_buffers(self._name, self._outputs, self._types, options.out, aligned=True)
         return self.tape.run(inputs, options.out)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
@@ -383,23 +385,76 @@ class NativeExecutable(Executable):
         why = "inner values and scratch space of kernels, planned once; there is a block for each concurrent call"
         return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
 
-    def _check(self, out: Sequence[Any]) -> None:
-        if len(out) != len(self._outputs):
-            raise InputError(f"function {self._name!r} has {len(self._outputs)} outputs; out= holds {len(out)} buffers")
-        for name, (shape, dtype), buffer in zip(self._outputs, self.tape.outputs, out, strict=True):
-            if buffer is not None and (reason := _why_not_fillable(shape, dtype, buffer)):
-                raise InputError(
-                    f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
-                )
+
+def check_buffers(
+    function: str,
+    names: Sequence[str],
+    types: Sequence[tuple[object, np.dtype[Any] | None, Sequence[int]]],
+    out: Sequence[Any],
+    *,
+    aligned: bool,
+) -> None:
+    """Raise InputError for a buffer of the caller that cannot hold its output.
+
+    ``types`` are a text, dtype and shape per output; the dtype is None for an output that is no array.
+    """
+    if len(out) != len(names):
+        raise InputError(f"function {function!r} has {len(names)} outputs; out= holds {len(out)} buffers")
+    for name, (text, dtype, shape), buffer in zip(names, types, out, strict=True):
+        if buffer is None:
+            continue
+        reason = _why_not_fillable(text, dtype, shape, buffer)
+        if reason is None and aligned and not buffer.flags.aligned:
+            reason = "the buffer is not aligned"
+        if reason is not None:
+            raise InputError(f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one")
 
 
-def _why_not_fillable(shape: tuple[int, ...], dtype: np.dtype[Any], buffer: Any) -> str | None:
-    """Explain why kernels cannot write an output of this type to the buffer; None if they can."""
-    expected = TensorType(DType.of(np.empty(0, dtype)), shape)
+def _why_not_fillable(text: object, dtype: np.dtype[Any] | None, shape: Sequence[int], buffer: Any) -> str | None:
+    """Explain why an output of this type cannot be copied into the buffer; None if it can."""
+    if dtype is None:
+        return f"the output is {text}, which no buffer holds"
     if not isinstance(buffer, np.ndarray):
-        return f"the output is {expected}, the buffer {type(buffer).__name__}"
+        return f"the output is {text}, the buffer {type(buffer).__name__}"
     if buffer.dtype != dtype or buffer.shape != shape:
-        return f"the output is {expected}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
-    if not buffer.flags.carray:
-        return "the buffer is " + ("not C-contiguous" if not buffer.flags.c_contiguous else "read-only")
+        return f"the output is {text}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
+    if not (buffer.flags.c_contiguous and buffer.flags.writeable):
+        return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
     return None
+
+
+# ---------------------------------------------------------------------- one kernel, for tests of kernel authors
+
+
+def run_kernel(
+    kernel: NativeKernel,
+    *inputs: Array | None,
+    attributes: Mapping[str, Any] | None = None,
+    opset: int | None = None,
+    n_outputs: int = 1,
+    constants: Sequence[int] = (),
+    threads: int = 1,
+) -> list[Array]:
+    """Run a kernel on arrays, as a tape of one step; None stands for an omitted input.
+
+    ``constants`` lists the positions of inputs that the kernel sees as constants. Raises CompileRefused with the kernel's reason,
+    CompileFailed or RunFailed with its message, or EngineUnavailable if XRT's own native library, which has the threads, was not
+    built.
+    """
+    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
+    outputs = tuple(f"y{i}" for i in range(n_outputs))
+    node = Node(kernel.op_type, names, outputs, read_attributes(attributes or {}), kernel.domain, "alone")
+    values_by_name = {names[i]: Constant(inputs[i]) for i in constants}  # type: ignore[arg-type]  # a constant is not omitted
+    arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in values_by_name}
+    types = {n: TensorType(DType.of(x), x.shape) for n, x in arrays.items()}
+    version = opset or kernel.until or max(kernel.since, 1)
+    function = Function(
+        tuple(Value(*pair) for pair in types.items()),
+        tuple(map(Value, outputs)),
+        (node,),
+        values_by_name,
+        {kernel.domain: version},
+    )
+    if reason := kernel.why_not(node, function):
+        raise CompileRefused(f"{kernel}: {reason}")
+    return NativeTape(types, outputs, [PreparedKernel(kernel, node, function)], values_by_name, threads).run([*arrays.values()])

@@ -205,9 +205,4 @@ int64_t xrt_tape_frames(const xrt_tape *tape) { return tape->frames(); }
 
 void xrt_tape_delete(xrt_tape *tape) { delete tape; }
 
-int32_t xrt_run_alone(const xrt_kernel *kernel, void *state, xrt_call *call, xrt_text why) {
-  call->parallel = in_parallel;
-  return kernel->run(state, call, why);
-}
-
 int32_t xrt_pool_workers(void) { return xrt::workers(); }

@@ -71,9 +71,6 @@ XRT_EXPORT int64_t xrt_tape_frames(const xrt_tape *tape);
 // Gives everything back but the states of kernels. No run may be under way.
 XRT_EXPORT void xrt_tape_delete(xrt_tape *tape);
 
-// Runs one kernel: the same as a tape of one step, for whoever has laid its call out by hand; `parallel` is filled in.
-XRT_EXPORT int32_t xrt_run_alone(const xrt_kernel *kernel, void *state, xrt_call *call, xrt_text why);
-
 // Returns how many threads of its own the library has started, beside those that call it.
 XRT_EXPORT int32_t xrt_pool_workers(void);
 
