@@ -182,7 +182,7 @@ LEFT = Counter(
         "engines/torch/inductor/support.py": 1,
         "engines/torch/kernels.py": 3,
         "engines/torch/support.py": 4,
-        "engines/toy/device_executor.py": 4,
+        "engines/toy/devices.py": 4,
         "engines/toy/tape.py": 1,
         "engines/tvm/engine.py": 3,
         "engines/tvm/schedules.py": 1,

@@ -24,7 +24,8 @@ from xrt.engines.native import multiply as multiply_natively, why_not_shipped
 from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import Toy, kernels as products
 from xrt.engines.toy.kernels import ProductThreads, multiply
-from xrt.engines.toy.tape import SMALLEST_REUSED, order_updates
+from xrt.engines.toy.native import order_updates
+from xrt.engines.toy.tape import SMALLEST_REUSED
 from xrt.errors import CompileRefused, InputError, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
@@ -402,7 +403,10 @@ def test_the_version_names_what_changes_results() -> None:
     assert "onnx " in Toy().version()
 
 
-BACKENDS = [False, *([True] if why_not_shipped() is None and find_blas().calls is not None else [])]
+needs_calls = pytest.mark.skipif(
+    why_not_shipped() is not None or find_blas().calls is None,
+    reason="native kernels were not built, or BLAS's calls are not known",
+)
 
 
 def of_threads(count: int) -> BlasThreads:
@@ -412,14 +416,14 @@ def of_threads(count: int) -> BlasThreads:
     return BlasThreads([library])
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda native: "native" if native else "python")
-def three_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ProductThreads:
+@pytest.fixture
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> ProductThreads:
     """The context of runs on three threads; every product is large enough."""
     monkeypatch.setattr(products, "LEAST", 1)
-    monkeypatch.setattr(products, "LEAST_IN_PYTHON", 1)
-    return ProductThreads(of_threads(3), 3, request.param)
+    return ProductThreads(of_threads(3), 3)
 
 
+@needs_calls
 def test_what_blas_does_not_multiply_goes_to_numpy(three_threads: ProductThreads) -> None:
     with three_threads:
         for dtype in (np.int32, np.complex64, np.float16):
@@ -431,6 +435,7 @@ def test_what_blas_does_not_multiply_goes_to_numpy(three_threads: ProductThreads
             multiply(np, np.ones((2, 3)), np.ones((2, 3)))
 
 
+@needs_calls
 @pytest.mark.slow
 def test_products_from_many_threads_at_once_are_right(three_threads: ProductThreads) -> None:
     rng = np.random.default_rng(1)
@@ -450,6 +455,7 @@ def test_products_from_many_threads_at_once_are_right(three_threads: ProductThre
     assert right == [True] * 120
 
 
+@needs_calls
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_multiplies(three_threads: ProductThreads) -> None:
@@ -463,7 +469,7 @@ def test_a_forked_child_multiplies(three_threads: ProductThreads) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.skipif(True not in BACKENDS, reason="native kernels were not built, or BLAS's calls are not known")
+@needs_calls
 def test_what_broadcasts_in_part_is_left_to_numpy() -> None:
     calls = find_blas().calls
     assert calls is not None

@@ -13,7 +13,7 @@ import xrt
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
-from xrt.engines.toy.device_executor import find_shape_values
+from xrt.engines.toy.devices import find_shape_values
 from xrt.errors import PlanError
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.runtime.devices import device

@@ -17,15 +17,17 @@ from xrt.engines.contract.options import check_options, option
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
 from xrt.engines.toolkit.node_info import close_over
 from xrt.engines.toolkit.support import why_not_bodies
-from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
+from xrt.engines.toy.devices import plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import KernelContext, ops
-from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, isolate_node, select_kernel, with_segments
-from xrt.engines.toy.tape import VIEWS, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape, order_updates
+from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, order_updates, select_kernel, with_segments
+from xrt.engines.toy.reference import isolate_node
+from xrt.engines.toy.tape import VIEWS, DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
 
 if TYPE_CHECKING:
+    from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.engines.contract.op_table import OpTable
     from xrt.engines.contract.options import CompileContext
     from xrt.engines.kernels.table import Run
@@ -45,8 +47,8 @@ class Toy(GraphCompiler):
 
     The Python kernels are complete and simple rather than fast, and bit-exact wherever the operator is deterministic:
     ``toy{native=off}`` is the reference. Native kernels replace them for nodes of known shapes, with other rounding, on the
-    threads of the budget. Python kernels run on the calling thread; large matrix products are divided among the threads of
-    the budget. On a device the Python kernels compute with its array module, one kernel call per node.
+    threads of the budget, which also share large matrix products. Python kernels run on the calling thread; on a device they
+    compute with its array module, one kernel call per node.
     """
 
     name: ClassVar[str] = "toy"
@@ -94,24 +96,19 @@ class Toy(GraphCompiler):
         return self._select_kernels().list_mutable_inputs(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        if context.device != "cpu":
-            return self._compile_on_device(plan_device_steps(function, context.device), context)
-        self._check_support(function)
-        if self.native == "auto":
-            warn_once_of_absence()
-        return ToyExecutable(self.name, function, _Compiler(self._select_kernels(), context.threads).compile)
-
-    def _compile_on_device(self, function: Function, context: CompileContext) -> Executable:
-        """Compile to kernels over the device's array module; native kernels run on the CPU only."""
-        if context.accelerator is None:
+        is_cpu = context.device == "cpu"
+        if not is_cpu and context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
-        self._check_support(function)
-        return DeviceExecutable(function, select_kernel(self.name, self.kernels, ()), context.accelerator)
-
-    def _check_support(self, function: Function) -> None:
+        function = function if is_cpu else plan_device_steps(function, context.device)
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
+        if context.accelerator is not None and not is_cpu:  # native kernels run on the CPU only
+            compiler = _Compiler(select_kernel(self.name, self.kernels, ()), context.threads, context.accelerator)
+            return DeviceExecutable(function, compiler.make_tape, context.accelerator)
+        if self.native == "auto":
+            warn_once_of_absence()
+        return ToyExecutable(self.name, function, _Compiler(self._select_kernels(), context.threads).compile)
 
     def _list_libraries(self) -> tuple[NativeLibrary, ...]:
         """The enabled libraries of native kernels, the user's before XRT's."""
@@ -128,10 +125,11 @@ MOST_SHAPES_OF_A_BODY = 2
 class _Compiler:
     """Compiles closed Functions to executables."""
 
-    def __init__(self, choice: KernelSelection, threads: int) -> None:
+    def __init__(self, choice: KernelSelection, threads: int, accelerator: Accelerator | None = None) -> None:
         """Store the available kernels and the thread budget of native kernels."""
         self._choice = choice
         self._threads = threads
+        self._accelerator = accelerator
 
     def compile(self, function: Function) -> Executable:
         """Compile the Function; raises CompileRefused or CompileFailed, naming the node."""
@@ -141,6 +139,12 @@ class _Compiler:
             return self._compile_static(function)
         return self._compile_by_shapes(function) if self._has_native_kernel(function) else self._interpret(function)
 
+    def make_tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
+        """Build a tape of Python kernels, and of the native runs that ``segment`` returns for some nodes."""
+        return make_tape(
+            function, lambda node: segment(node) or self._make_kernel(node, function), self._choice.engine, self._accelerator
+        )
+
     def _compile_by_shapes(self, function: Function, most: int = MOST_SHAPES) -> ByShapes:
         return ByShapes(function, self._compile_static, lambda: self._interpret(function), most)
 
@@ -149,36 +153,32 @@ class _Compiler:
         segments = with_segments(_infer_types(function), self._choice, self._threads)
         return segments.whole() or self._interpret(segments.function, segments.kernel)
 
+    def _interpret(
+        self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
+    ) -> InterpretedExecutable:
+        function = order_updates(function, VIEWS)
+        return InterpretedExecutable(function, self.make_tape(function, segment), self._threads, self._choice.has_native)
+
     def _has_native_kernel(self, function: Function) -> bool:
         """Whether a native kernel may support any node once the shapes are known."""
         function, choice = _infer_types(function), self._choice
         return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
 
-    # ------------------------------------------------------------------ in Python
-
-    def _interpret(
-        self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
-    ) -> InterpretedExecutable:
-        function = order_updates(function, VIEWS)
-        return InterpretedExecutable(function, self._make_tape(function, segment), self._threads, self._choice.has_native)
-
-    def _make_tape(self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None) -> Tape:
-        return make_tape(function, lambda node: segment(node) or self._make_kernel(node, function), self._choice.engine)
-
     def _make_kernel(self, node: Node, function: Function) -> StepKernel:
-        """The Python kernel of a node."""
+        """The Python kernel of a node, over the array module of its device."""
         kernel = self._choice.in_python(node, function)
         if isinstance(kernel, str):
             return StepKernel(self._make_native_kernel(node, function, kernel))
-        env = KernelContext(node, function, np, self._compile_body)
+        on_device = self._accelerator is not None and bool(node.device)
+        env = KernelContext(node, function, self._accelerator.xp if self._accelerator and on_device else np, self._compile_body)
         if isinstance(kernel, Kernel):
-            return StepKernel(kernel.code(node, env), kernel.mutable)
+            return StepKernel(kernel.code(node, env), () if self._accelerator else kernel.mutable, host=kernel.host)
         return StepKernel(kernel(node, env))
 
     def _make_native_kernel(self, node: Node, function: Function, reason: str) -> Run:
         """Make a kernel for a node that only native kernels support and whose shapes are known only at a call."""
         if self._choice.has_native and self._choice.native(node, function):
-            executable = ByShapes(isolate_node(node, function), self._compile_static)
+            executable = ByShapes(isolate_node(node, function, function.constants), self._compile_static)
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
             return lambda *arrays: tuple(executable.run(_select_arrays(node, arrays, reads)))
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
@@ -187,7 +187,8 @@ class _Compiler:
         """Compile a node's body to a callable; the shapes of its inputs may differ from the declared ones."""
         if self._choice.has_native and self._has_native_kernel(function):
             return self._compile_by_shapes(function, MOST_SHAPES_OF_A_BODY).run
-        return self._make_tape(function).play
+        device = self._accelerator.name if self._accelerator else ""
+        return self.make_tape(plan_device_steps(function, device)).play
 
 
 def _select_arrays(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:

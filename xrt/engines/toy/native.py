@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -20,10 +20,10 @@ from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, Na
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
 from xrt.engines.toolkit.scatters import find_inplace_outputs
 from xrt.engines.toy import reference
-from xrt.engines.toy.tape import StepKernel, order_updates
-from xrt.errors import CompileRefused
+from xrt.engines.toy.tape import StepKernel
+from xrt.errors import CompileRefused, ModelError
 from xrt.forking import renew_after_fork
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, is_static
+from xrt.graph import DType, Function, Node, TensorType, Type, Value, find_schema, is_static
 from xrt.passes import infer_shapes, specialize
 
 SEGMENT = Node("Segment", (), (), domain=DOMAIN)
@@ -117,6 +117,60 @@ def _redirect_control(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]])
         names = [name for source in runs.get(node.name, (node,)) for name in source.control]
         control = tuple(dict.fromkeys(owner.get(name, name) for name in names if owner.get(name, name) != node.name))
         yield node if control == node.control else replace(node, control=control)
+
+
+def order_updates(function: Function, views: Collection[str] = ()) -> Function:
+    """Add control edges from the nodes that read an aliased input to the node that writes its output.
+
+    Results of operators in ``views`` may alias the input, so their readers count as readers of the input. A reader that depends
+    on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies the edges.
+    """
+    edges = {edge for source, result in function.aliases for edge in _list_edges(function, source, result, views)}
+    if not edges:
+        return function
+    before: dict[str, list[str]] = {}
+    for reader, writer in sorted(edges):
+        before.setdefault(writer, []).append(reader)
+    nodes = [
+        replace(node, control=tuple(dict.fromkeys((*node.control, *before[node.name])))) if node.name in before else node
+        for node in function.nodes
+    ]
+    try:
+        return function.replace(nodes=tuple(nodes))
+    except ModelError:  # two updates that depend on each other
+        return function
+
+
+def _list_edges(function: Function, source: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
+    writer, place = function.producer(result), function.position(result)
+    if writer is None or place is None:
+        return set()
+    index = {node.name: number for number, node in enumerate(function.nodes)}
+    readers = _find_readers(function, source, views) - {writer.name, *writer.control}
+    late = max((index[name] for name in readers), default=-1)
+    return {(name, writer.name) for name in readers - _find_dependents(function, writer, place, late)}
+
+
+def _find_readers(function: Function, value: str, views: Collection[str]) -> set[str]:
+    """Names of the nodes that read a value or a view of it."""
+    readers: set[str] = set()
+    names = [value]
+    for name in names:
+        for use in function.users(name):
+            if use.node.name not in readers and use.node.op in views:
+                names += filter(None, use.node.outputs)
+            readers.add(use.node.name)
+    return readers
+
+
+def _find_dependents(function: Function, writer: Node, place: int, end: int) -> set[str]:
+    """Names of the nodes up to position ``end`` that depend on the writer, and of the writer."""
+    dependents, values = {writer.name}, set(writer.defines)
+    for node in function.nodes[place + 1 : end + 1]:
+        if not values.isdisjoint(node.uses) or not dependents.isdisjoint(node.control):
+            dependents.add(node.name)
+            values.update(node.defines)
+    return dependents
 
 
 # ---------------------------------------------------------------------- selection of nodes
@@ -307,20 +361,6 @@ def _declare_type(value: Value, array: Any) -> Value:
     if value.type is not None or type(array) is not np.ndarray:
         return value
     return Value(value.name, TensorType(DType.of(array), array.shape))
-
-
-def isolate_node(node: Node, function: Function) -> Function:
-    """Extract one node as a Function; all values that it reads, except constants, are inputs."""
-    constants: dict[str, Constant] = {n: function.constants[n] for n in node.uses if n in function.constants}
-    reads: Iterable[str] = dict.fromkeys(n for n in node.uses if n not in constants)
-    return Function(
-        inputs=tuple(function.value(name) for name in reads),
-        outputs=tuple(function.value(name) for name in node.defines),
-        nodes=(replace(node, control=()),),
-        constants=constants,
-        opsets=function.opsets,
-        name=node.name,
-    )
 
 
 Refusals: TypeAlias = frozenset[tuple[str, NativeKernel]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.formats.onnx import to_model
-from xrt.graph import Function, Node, find_schema
+from xrt.graph import Constant, FrozenDict, Function, Node, find_schema
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import Run
@@ -69,7 +71,7 @@ def make_reference_kernel(node: Node, env: KernelContext) -> Run:
     """
     from onnx.reference import ReferenceEvaluator  # imported on use because the import is slow
 
-    model = to_model(_isolate_node(node, env.function))
+    model = to_model(isolate_node(node, env.function))
     names = (*node.inputs, *node.captures)
     local = threading.local()
     local.evaluator = ReferenceEvaluator(model)
@@ -83,15 +85,15 @@ def make_reference_kernel(node: Node, env: KernelContext) -> Run:
     return run
 
 
-def _isolate_node(node: Node, function: Function) -> Function:
-    """Extract the node as a Function; all values that it reads are inputs."""
-    reads = dict.fromkeys(node.uses)
+def isolate_node(node: Node, function: Function, constants: Mapping[str, Constant] = FrozenDict()) -> Function:
+    """Extract one node as a Function; all values that it reads, except ``constants``, are inputs."""
     return Function(
-        inputs=tuple(function.value(name) for name in reads),
+        inputs=tuple(function.value(name) for name in dict.fromkeys(node.uses) if name not in constants),
         outputs=tuple(function.value(name) for name in node.defines),
-        nodes=(node,),
+        nodes=(replace(node, control=()),),
+        constants={name: constants[name] for name in node.uses if name in constants},
         opsets=function.opsets,
-        name="borrowed",
+        name=node.name,
     )
 
 

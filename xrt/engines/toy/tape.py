@@ -3,33 +3,39 @@
 Everything independent of a call is computed once, when the tape is built: the slot of each value, the kernel that computes
 it, and the step after which it is dead. A call makes a fresh list of slots and runs one loop, so any number of threads may
 run a tape concurrently.
+
+On a device, shapes, and values computed from shapes, are kept on the host until another kernel reads them on the device.
+Otherwise each kernel that allocates an array of such a size would have to wait for the device.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.node_info import list_last_uses
+from xrt.engines.native.tape import check_buffers
 from xrt.engines.toolkit.scatters import SCATTERS
+from xrt.engines.toolkit.support import list_used_outputs
+from xrt.engines.toy.devices import SHAPES, find_shape_values
 from xrt.engines.toy.kernels import product_threads
-from xrt.errors import InputError, ModelError, OptionError, RunFailed, XRTError
+from xrt.errors import InputError, OptionError, RunFailed, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
 
 if TYPE_CHECKING:
+    from xrt.engines.contract.graph_compiler import Accelerator
     from xrt.engines.kernels.table import Run
 
 
-ABSENT, UNWANTED = 0, 1
-"""Slots of absent inputs (holds None) and of absent outputs."""
+ABSENT = 0
+"""The slot of absent inputs; holds None."""
 CONDITION = np.dtype(bool)
 SMALLEST_REUSED = 1 << 15
 """In bytes. For smaller results, allocating is as fast as checking whether an argument's buffer can be reused."""
@@ -48,29 +54,33 @@ class StepKernel:
     """Positions of the inputs whose buffers it may overwrite with its only result."""
     pairs: tuple[tuple[int, int], ...] | None = None
     """For a run of native kernels, which accepts a list of buffers: (input, output) positions that may share memory."""
+    host: tuple[int, ...] = ()
+    """Positions of the inputs that it reads on the host, whatever the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapeStep:
-    """One kernel call."""
+    """One kernel call, or one copy between host and device."""
 
     kernel: Run
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    free: tuple[int, ...]
+    node: Node | str
+    """Named in error messages; for a copy between host and device, the reason for it."""
+    store: Callable[[Any], Any]
+    """Converts a result for its slot, on the host or on the device."""
+    free: tuple[int, ...] = ()
     """Slots of values without readers after this step."""
-    reusable: tuple[int, ...]
+    reusable: tuple[int, ...] = ()
     """Slots among ``free`` into whose buffers the kernel may write its result."""
-    fills: tuple[int, ...]
+    fills: tuple[int, ...] = ()
     """Slots of results that the kernel can write to a caller's buffers: its only result, or all results of a native run."""
-    is_run: bool
+    is_run: bool = False
     """Whether the kernel is a run of native kernels."""
-    pairs: frozenset[tuple[int, int]]
+    pairs: frozenset[tuple[int, int]] = frozenset()
     """(argument, result) slots that may share memory; the argument is among ``free``."""
-    spread: tuple[int, ...]
+    spread: tuple[int, ...] = ()
     """Arguments that must broadcast to the buffer's shape: all of an elementwise kernel, the first of a scatter."""
-    node: Node
-    """Named in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class Tape:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[TapeStep, ...]
+    store: Callable[[Any], Any]
+    """Converts an input for its slot."""
     engine: str
     """Engine name for error messages; may be an engine derived from toy."""
 
@@ -94,10 +106,11 @@ class Tape:
 
         ``alike`` lists, for each output, the positions of the inputs of the same type.
 
-        A pair qualifies if no step reads the input, or a view of it made by a `VIEWS` operator, after the step that writes the
-        output. Other kernels may return views too; whether one is alive is checked during the call.
+        A pair qualifies if no step reads the input after the step that writes the output. Kernels may return views of the input;
+        whether one is alive is checked during the call.
         """
-        last = self._find_last_reads()
+        last = {slot: number for number, step in enumerate(self.steps) for slot in step.arguments}
+        last.update(dict.fromkeys(self.outputs, len(self.steps)))
         order = {id(step): number for number, step in enumerate(self.steps)}
         pairs = []
         for place, (slot, step, inputs) in enumerate(zip(self.outputs, self.find_output_steps(), alike, strict=True)):
@@ -105,46 +118,30 @@ class Tape:
                 continue
             for position in inputs:
                 source, written_at = self.inputs[position], order[id(step)]
-                if last[source] < written_at or (last[source] == written_at and (source, slot) in step.pairs):
+                read_at = last.get(source, -1)
+                if read_at < written_at or (read_at == written_at and (source, slot) in step.pairs):
                     pairs.append((position, place))
         return tuple(sorted(pairs))
 
-    def _find_last_reads(self) -> list[int]:
-        """For each slot, the last step that reads it or a view of it; -1 if there is none, ``len(steps)`` for outputs."""
-        last = [-1] * len(self.template)
-        for slot in self.outputs:
-            last[slot] = len(self.steps)
-        for number in reversed(range(len(self.steps))):
-            step = self.steps[number]
-            views = step.results if step.node.op_type in VIEWS and not step.is_run else ()
-            end = max([number, *(last[slot] for slot in views)])
-            for slot in step.arguments:
-                last[slot] = max(last[slot], end)
-        return last
-
-    def play(
-        self,
-        inputs: Iterable[Any],
-        buffers: Mapping[int, Any] | None = None,
-        overwritten: Mapping[int, Overwritten] | None = None,
-    ) -> list[Any]:
+    def play(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
         """Run the steps; the outputs may share memory with the inputs, the constants and each other.
 
         ``buffers`` maps output slots to arrays that results are written to where the kernel supports it; that array is then the
-        output. ``overwritten`` maps output slots to arrays in the memory of an input, which are passed among the inputs too.
+        output. An `Overwritten` is the memory of an input, and its array is passed among the inputs too.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
-            slots[slot] = store_result(value)
+            slots[slot] = self.store(value)
         del inputs
-        for entry in (overwritten or {}).values():
-            entry.count(slots)
+        for buffer in (buffers or {}).values():
+            if isinstance(buffer, Overwritten):
+                buffer.count(slots)
         step: TapeStep
         try:
             for step in self.steps:
-                _run_step(step, slots, buffers, overwritten)
+                _run_step(step, slots, buffers)
         except XRTError:
             raise
         except Exception as cause:
@@ -155,14 +152,14 @@ class Tape:
 class Overwritten:
     """An array whose memory belongs to both an input and an output of a call; detects live views by reference count."""
 
-    __slots__ = ("_count", "array", "input", "slot")
+    __slots__ = ("_count", "array", "slot")
 
-    def __init__(self, array: Any, place: int, slot: int) -> None:
-        """Wrap a C-contiguous array that outlives this object; ``place`` and ``slot`` are those of the input."""
+    def __init__(self, array: Any, slot: int) -> None:
+        """Wrap a C-contiguous array that outlives this object; ``slot`` is that of the input."""
         # A view refers to the array that owns the memory. This array's memory is no ndarray's, so views of it refer to it.
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.array = np.ndarray(array.shape, array.dtype, buffer=memory)
-        self.input, self.slot = place, slot
+        self.slot = slot
         self._count = 0
 
     def count(self, slots: Sequence[Any]) -> None:
@@ -174,11 +171,9 @@ class Overwritten:
         return sys.getrefcount(self.array) == self._count + (slots[self.slot] is self.array)
 
 
-def _run_step(
-    step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None, overwritten: Mapping[int, Overwritten] | None
-) -> None:
+def _run_step(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
     """Run one step: compute, store the results, free dead values."""
-    out = _find_buffer(step, slots, buffers or {}, overwritten or {}) if (buffers or overwritten) and step.fills else None
+    out = _find_buffer(step, slots, buffers) if buffers and step.fills else None
     if out is None and step.reusable:
         out = _find_reusable(step, slots)
     arguments = [slots[i] for i in step.arguments]
@@ -186,13 +181,14 @@ def _run_step(
     values = result if type(result) is tuple else (result,)
     if len(values) < len(step.results):
         raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
+    store = step.store
     for slot, value in zip(step.results, values, strict=False):
-        slots[slot] = store_result(value)
+        slots[slot] = store(value)
     for slot in step.free:
         slots[slot] = None
 
 
-def store_result(value: Any) -> Any:
+def store_on_host(value: Any) -> Any:
     """Convert a value for a slot: a C-contiguous array (0-d instead of a scalar), a list, a dictionary, or None.
 
     The fixed layout makes results independent of how a value was computed (summing a transposed view uses another order than
@@ -207,15 +203,31 @@ def store_result(value: Any) -> Any:
     return np.asarray(value, order="C")
 
 
-def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any], overwritten: Mapping[int, Overwritten]) -> Any:
+def _make_device_store(accelerator: Accelerator) -> Callable[[Any], Any]:
+    """A function that converts a value to C-contiguous arrays on the device; lists element by element, None stays None."""
+
+    def store(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, list):
+            return [store(item) for item in value]
+        xp = accelerator.xp
+        if isinstance(value, xp.ndarray):
+            return value if value.flags.c_contiguous else xp.ascontiguousarray(value)
+        return accelerator.upload(np.asarray(value, order="C"))
+
+    return store
+
+
+def _find_buffer(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
     """The caller's buffer for the step's result, or None unless all arguments broadcast to it and one has its shape.
 
     For a run of native kernels, the list of all buffers, which are known to fit; None if the caller passes none.
     """
-    candidates = [
-        overwritten[slot].array if slot in overwritten and overwritten[slot].is_alone(slots) else buffers.get(slot)
-        for slot in step.results
-    ]
+    candidates = [buffers.get(slot) for slot in step.results]
+    for place, entry in enumerate(candidates):
+        if isinstance(entry, Overwritten):
+            candidates[place] = entry.array if entry.is_alone(slots) else None
     if step.is_run:
         return candidates if any(buffer is not None for buffer in candidates) else None
     (buffer,) = candidates
@@ -262,11 +274,12 @@ def _fits(argument: Any, buffer: Any) -> bool:
 
 def _make_error(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
+    where, advice = "a copy between host and device", ""
+    if isinstance(node, Node):
+        where = f"node {node.name!r} ({node.op})"
+        advice = "; check the node's attributes and the shapes and types of its inputs"
     arguments = ", ".join(describe_value(slots[i]) for i in step.arguments) or "no inputs"
-    return RunFailed(
-        f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({arguments}): {type(cause).__name__}: {cause}; "
-        "check the node's attributes and the shapes and types of its inputs"
-    )
+    return RunFailed(f"engine {engine!r} failed at {where} on ({arguments}): {type(cause).__name__}: {cause}{advice}")
 
 
 def describe_value(value: Any) -> str:
@@ -281,89 +294,114 @@ def describe_value(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-def make_tape(function: Function, kernel_of: Callable[[Node], StepKernel], engine: str = "toy") -> Tape:
-    """Build the tape of a closed Function. Linear."""
-    slot = {name: i for i, name in enumerate(function.value_names(), start=2)}
-    slot[""] = ABSENT
-    template: list[Any] = [None] * (len(slot) + 1)
-    for name, constant in function.constants.items():
-        template[slot[name]] = constant.array
-    last = list_last_uses(function)
-    steps = tuple(_make_step(node, slot, last[index], kernel_of(node)) for index, node in enumerate(function.nodes))
-    inputs = tuple(slot[v.name] for v in function.inputs)
-    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
+# ---------------------------------------------------------------------- building a tape
+
+Place: TypeAlias = tuple[str, bool]
+"""(value name, whether its copy on the device is meant)."""
 
 
-def _make_step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: StepKernel) -> TapeStep:
-    arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
-    count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
-    results = tuple(slot[name] or UNWANTED for name in node.outputs[:count])
-    free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
-    reusable = tuple(arguments[i] for i in kernel.mutable if i < len(arguments) and arguments[i] in free)
-    is_run = kernel.pairs is not None
-    fills = results if is_run or (kernel.mutable and len(results) == 1 and results[0] != UNWANTED) else ()
-    pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(slot, results[0]) for slot in reusable if fills]
-    spread = arguments[:1] if node.op_type in SCATTERS else arguments
-    valid_pairs = frozenset(pair for pair in pairs if pair[0] in free)
-    return TapeStep(kernel.run, arguments, results, free, reusable, fills, is_run, valid_pairs, spread, node)
+def make_tape(
+    function: Function, kernel_of: Callable[[Node], StepKernel], engine: str = "toy", accelerator: Accelerator | None = None
+) -> Tape:
+    """Build the tape of a closed Function, and upload its constants to the accelerator. Linear.
 
-
-def order_updates(function: Function, views: Collection[str] = ()) -> Function:
-    """Add control edges from the nodes that read an aliased input to the node that writes its output.
-
-    Results of operators in ``views`` may alias the input, so their readers count as readers of the input. A reader that depends
-    on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies the edges.
+    A node whose results stay on the host is passed to ``kernel_of`` without its device.
     """
-    edges = {edge for source, result in function.aliases for edge in _list_edges(function, source, result, views)}
-    if not edges:
-        return function
-    before: dict[str, list[str]] = {}
-    for reader, writer in sorted(edges):
-        before.setdefault(writer, []).append(reader)
-    nodes = [
-        replace(node, control=tuple(dict.fromkeys((*node.control, *before[node.name])))) if node.name in before else node
-        for node in function.nodes
-    ]
-    try:
-        return function.replace(nodes=tuple(nodes))
-    except ModelError:  # two updates that depend on each other
-        return function
+    return _TapeBuilder(function, kernel_of, accelerator).build(engine)
 
 
-def _list_edges(function: Function, source: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
-    writer, place = function.producer(result), function.position(result)
-    if writer is None or place is None:
-        return set()
-    index = {node.name: number for number, node in enumerate(function.nodes)}
-    readers = _find_readers(function, source, views) - {writer.name, *writer.control}
-    late = max((index[name] for name in readers), default=-1)
-    return {(name, writer.name) for name in readers - _find_dependents(function, writer, place, late)}
+class _TapeBuilder:
+    """Builds a tape: one kernel per node, and a copy where a value is read on the other side."""
 
+    def __init__(self, function: Function, kernel_of: Callable[[Node], StepKernel], accelerator: Accelerator | None) -> None:
+        self.function = function
+        self.kernel_of = kernel_of
+        self.accelerator = accelerator
+        self.stores = {False: store_on_host, True: _make_device_store(accelerator) if accelerator else store_on_host}
+        self.slots: dict[Place, int] = {}
+        self.computed: set[Place] = set()
+        self.count = ABSENT + 1
+        self.steps: list[tuple[TapeStep, StepKernel]] = []
 
-def _find_readers(function: Function, value: str, views: Collection[str]) -> set[str]:
-    """Names of the nodes that read a value or a view of it."""
-    readers: set[str] = set()
-    names = [value]
-    for name in names:
-        for use in function.users(name):
-            if use.node.name not in readers and use.node.op in views:
-                names += filter(None, use.node.outputs)
-            readers.add(use.node.name)
-    return readers
+    def build(self, engine: str) -> Tape:
+        """Build the slots and steps."""
+        function, on_device = self.function, self.accelerator is not None
+        sizes = find_shape_values(function) if on_device else frozenset()
+        inputs = tuple(self._define((value.name, on_device)) for value in function.inputs)
+        for node in function.nodes:
+            self._add_node(node, on_device and not sizes.issuperset(node.defines))
+        outputs = tuple(self._find_slot((value.name, on_device)) for value in function.outputs)
+        template: list[Any] = [None] * self.count
+        permanent = {ABSENT, *outputs}
+        for (name, is_uploaded), slot in self.slots.items():
+            if name in function.constants:
+                array = function.constants[name].array
+                template[slot] = self.accelerator.upload(array) if self.accelerator and is_uploaded else array
+                permanent.add(slot)
+        return Tape(tuple(template), inputs, outputs, tuple(self._finish_steps(permanent)), self.stores[on_device], engine)
 
+    def _new_slot(self) -> int:
+        self.count += 1
+        return self.count - 1
 
-def _find_dependents(function: Function, writer: Node, place: int, end: int) -> set[str]:
-    """Names of the nodes up to position ``end`` that depend on the writer, and of the writer."""
-    dependents, values = {writer.name}, set(writer.defines)
-    for node in function.nodes[place + 1 : end + 1]:
-        if not values.isdisjoint(node.uses) or not dependents.isdisjoint(node.control):
-            dependents.add(node.name)
-            values.update(node.defines)
-    return dependents
+    def _number_slot(self, place: Place) -> int:
+        if place not in self.slots:
+            self.slots[place] = self._new_slot()
+        return self.slots[place]
+
+    def _define(self, place: Place) -> int:
+        self.computed.add(place)
+        return self._number_slot(place)
+
+    def _find_slot(self, place: Place) -> int:
+        """The slot of a value on host or device; adds a copy if it is only on the other side."""
+        name, on_device = place
+        if not name:
+            return ABSENT
+        if place not in self.computed and name not in self.function.constants and self.accelerator:
+            copy = self.accelerator.upload if on_device else self.accelerator.download
+            source, result = self._number_slot((name, not on_device)), self._number_slot(place)
+            reason = f"value {name!r} is {'computed' if on_device else 'wanted'} on the host"
+            self.steps.append((TapeStep(copy, (source,), (result,), reason, self.stores[on_device]), StepKernel(copy)))
+        return self._define(place)
+
+    def _add_node(self, node: Node, on_device: bool) -> None:
+        kernel = self.kernel_of(replace(node, device="") if self.accelerator and not on_device else node)
+        # SHAPES read no data, so their input may be on either side.
+        reads_on_device = self.accelerator is not None and (on_device or node.op_type in SHAPES)
+        names = (*node.inputs, *node.captures)
+        arguments = tuple(self._find_slot((name, reads_on_device and i not in kernel.host)) for i, name in enumerate(names))
+        count = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+        results = tuple(self._define((name, on_device)) if name else self._new_slot() for name in node.outputs[:count])
+        self.steps.append((TapeStep(kernel.run, arguments, results, node, self.stores[on_device]), kernel))
+
+    def _finish_steps(self, permanent: set[int]) -> Iterator[TapeStep]:
+        """Yield the steps with the values that they may free and overwrite."""
+        last = {slot: number for number, (step, _) in enumerate(self.steps) for slot in (*step.arguments, *step.results)}
+        dying: list[list[int]] = [[] for _ in self.steps]
+        for slot, number in last.items():
+            if slot not in permanent:
+                dying[number].append(slot)
+        for (step, kernel), free in zip(self.steps, dying, strict=True):
+            arguments, results = step.arguments, step.results
+            reusable = tuple(arguments[i] for i in kernel.mutable if i < len(arguments) and arguments[i] in free)
+            fills = results if kernel.pairs is not None or (kernel.mutable and len(results) == 1) else ()
+            pairs = [(arguments[i], results[o]) for i, o in kernel.pairs or ()] or [(i, results[0]) for i in reusable if fills]
+            is_scatter = isinstance(step.node, Node) and step.node.op_type in SCATTERS
+            yield replace(
+                step,
+                free=tuple(free),
+                reusable=reusable,
+                fills=fills,
+                is_run=kernel.pairs is not None,
+                pairs=frozenset(pair for pair in pairs if pair[0] in free),
+                spread=arguments[:1] if is_scatter else arguments,
+            )
 
 
 # ---------------------------------------------------------------------- executables
 
+NOT_READY = "function {!r} is not ready to run; call prepare() first, and run() before close()"
 FILLED_FROM = 1 << 19
 """In bytes. From this size, passing a buffer to a kernel (about 3 us) is negligible against the kernel's time."""
 
@@ -386,57 +424,50 @@ class InterpretedExecutable(Executable):
         # ONNX defines the results of division by zero and overflow as NumPy computes them, so its warnings are noise.
         with self._products, np.errstate(all="ignore"):
             if options.out is None:
-                return _copy_shared(tape.play(inputs), inputs)
-            overwritten = self._find_overwritten(inputs, options.out)
-            buffers = self._choose_buffers(tape, options.out, inputs)
-            arguments = list(inputs)
-            for entry in overwritten.values():
-                arguments[entry.input] = entry.array
-            results = tape.play(arguments, buffers, overwritten)
+                return copy_shared(tape.play(inputs), list_ids(inputs), _is_view)
+            buffers, arguments = self._choose_buffers(options.out, inputs)
+            results = tape.play(arguments, buffers)
             for place, slot in enumerate(tape.outputs):
-                if slot in overwritten and results[place] is overwritten[slot].array:
+                entry = buffers.get(slot)
+                if isinstance(entry, Overwritten) and results[place] is entry.array:
                     results[place] = options.out[place]
-            results = _copy_shared(results, arguments, options.out)
+            buffer_ids = list_ids(options.out)
+            results = copy_shared(results, list_ids(arguments), lambda array: _is_view(array) and id(array) not in buffer_ids)
         return self._copy_to_buffers(results, options.out)
 
     def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM if step else None for step in self._output_steps]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
-        return self._pairs
+        return tuple(self._pairs)
 
     @cached_property
-    def _pairs(self) -> tuple[tuple[int, int], ...]:
-        """In-place pairs: same static type, and no kernel reads the input after the step that writes the output."""
+    def _pairs(self) -> dict[tuple[int, int], None]:
+        """The in-place pairs of equal static types, ordered."""
         places: dict[Type | None, list[int]] = {}
         for place, value in enumerate(self.function.inputs):
             places.setdefault(value.type, []).append(place)
         alike = [places.get(value.type, ()) if _is_plain(value.type) else () for value in self.function.outputs]
-        return self._tape.find_inplace_pairs(alike)
+        return dict.fromkeys(self._tape.find_inplace_pairs(alike))
 
-    @cached_property
-    def _pair_set(self) -> frozenset[tuple[int, int]]:
-        """`_pairs` as a set, for lookups during calls."""
-        return frozenset(self._pairs)
+    def _choose_buffers(self, out: Sequence[Any], inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
+        """Map output slots to the caller's buffers that fit and that a kernel can write to; also return the inputs to pass.
 
-    def _find_overwritten(self, inputs: Sequence[Any], out: Sequence[Any]) -> dict[int, Overwritten]:
-        """Map output slots to the inputs that these outputs overwrite in this call."""
-        place = {id(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
-        overwritten = {}
-        for index, (slot, buffer) in enumerate(zip(self._tape.outputs, out, strict=False)):
-            number = place.get(id(buffer), -1)
-            if (number, index) in self._pair_set and buffer.nbytes and buffer.flags.carray:
-                overwritten[slot] = Overwritten(buffer, number, self._tape.inputs[number])
-        return overwritten
-
-    def _choose_buffers(self, tape: Tape, out: Sequence[Any], inputs: Sequence[Any]) -> dict[int, Any]:
-        """Map output slots to the caller's buffers that fit and that a kernel can write to.
-
-        Buffers that are also inputs are excluded.
+        A buffer that is also an input must be one of the in-place pairs.
         """
-        ids = {id(value) for value in inputs}
-        pairs = zip(tape.outputs, self._output_steps, self.function.outputs, out, strict=False)
-        return {slot: buffer for slot, step, value, buffer in pairs if step and id(buffer) not in ids and _matches(buffer, value)}
+        tape, arguments = self._tape, list(inputs)
+        position = {id(value): number for number, value in enumerate(inputs)}
+        buffers: dict[int, Any] = {}
+        for place, (slot, step, buffer) in enumerate(zip(tape.outputs, self._output_steps, out, strict=False)):
+            if step is None or not _matches(buffer, self.function.outputs[place]):
+                continue
+            number = position.get(id(buffer))
+            if number is None:
+                buffers[slot] = buffer
+            elif (number, place) in self._pairs and buffer.nbytes:
+                buffers[slot] = entry = Overwritten(buffer, tape.inputs[number])
+                arguments[number] = entry.array
+        return buffers, arguments
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
@@ -444,18 +475,13 @@ class InterpretedExecutable(Executable):
 
     def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
         """Copy results into the caller's buffers and return the buffers in their place."""
-        if len(out) != len(results):
-            raise InputError(f"function {self.function.name!r} has {len(results)} outputs; out= holds {len(out)} buffers")
-        pairs = list(zip(self.function.outputs, results, out, strict=True))
-        for value, result, buffer in pairs:
-            if buffer is not None and (reason := _why_not_copyable(result, buffer)):
-                raise InputError(
-                    f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
-                )
-        for _, result, buffer in pairs:
+        names = [value.name for value in self.function.outputs]
+        types = [(describe_value(x), getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
+        check_buffers(self.function.name, names, types, out, aligned=False)
+        for result, buffer in zip(results, out, strict=True):
             if buffer is not None and result is not buffer:
                 np.copyto(buffer, result)
-        return [result if buffer is None else buffer for _, result, buffer in pairs]
+        return [result if buffer is None else buffer for result, buffer in zip(results, out, strict=True)]
 
 
 def _is_plain(type_: Type | None) -> bool:
@@ -471,51 +497,87 @@ def _matches(buffer: Any, value: Value) -> bool:
     return bool(buffer.dtype == type_.dtype.numpy and buffer.flags.carray)
 
 
-def _why_not_copyable(result: Any, buffer: Any) -> str | None:
-    """Explain why a result cannot be copied into a caller's buffer; None if it can."""
-    if not isinstance(result, np.ndarray):
-        return f"the output is {describe_value(result)}, which no buffer holds"
-    if not isinstance(buffer, np.ndarray):
-        return f"the output is {describe_value(result)}, the buffer {type(buffer).__name__}"
-    if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        return f"the output is {describe_value(result)}, the buffer {describe_value(buffer)}"
-    if not (buffer.flags.c_contiguous and buffer.flags.writeable):
-        return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
-    return None
-
-
-def _copy_shared(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
-    """Copy each result that may share memory with an input, a constant or an earlier result.
-
-    The caller's ``buffers`` are not copied.
-
-    Arrays that share memory are views, which do not own it, or the very same array. So it is enough to check ``owndata``
-    (false for constants too) and identity.
-    """
-    used_ids = {id(array) for array in _iter_arrays(inputs)}
-    buffer_ids = {id(buffer) for buffer in buffers}
-    return [_make_unshared(result, used_ids, buffer_ids) for result in results]
-
-
-def _iter_arrays(values: Sequence[Any]) -> Iterator[Any]:
+def list_ids(values: Iterable[Any]) -> set[int]:
+    """The identities of all arrays, those in lists included."""
+    ids: set[int] = set()
     for value in values:
         if isinstance(value, list):
-            yield from _iter_arrays(value)
+            ids |= list_ids(value)
         else:
-            yield value
+            ids.add(id(value))
+    return ids
 
 
-def _make_unshared(value: Any, used_ids: set[int], buffer_ids: set[int]) -> Any:
-    if isinstance(value, list):
-        return [_make_unshared(item, used_ids, buffer_ids) for item in value]
-    if isinstance(value, dict):
-        return dict(value)
-    if not isinstance(value, np.ndarray):
+def _is_view(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the array may share its memory; true of constants too."""
+    return not array.flags.owndata
+
+
+def copy_shared(results: Iterable[Any], used_ids: set[int], is_view: Callable[[Any], bool]) -> list[Any]:
+    """Copy each result that may share memory with an input, a constant or an earlier result; ``used_ids`` grows.
+
+    Arrays that share memory are views, or the very same array.
+    """
+
+    def unshare(value: Any) -> Any:
+        if isinstance(value, list):
+            return [unshare(item) for item in value]
+        if value is None or isinstance(value, dict):
+            return None if value is None else dict(value)
+        if id(value) in used_ids or is_view(value):
+            value = value.copy()
+        used_ids.add(id(value))
         return value
-    if id(value) in used_ids or not (value.flags.owndata or id(value) in buffer_ids):
-        value = value.copy()
-    used_ids.add(id(value))
-    return value
+
+    return [unshare(result) for result in results]
+
+
+class DeviceExecutable(Executable):
+    """Runs a Function's kernels on the current stream of a device."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, function: Function, compiler: Callable[[Function], Tape], accelerator: Accelerator) -> None:
+        self.function = function
+        self._compiler = compiler
+        self._accelerator = accelerator
+        self._tape: Tape | None = None
+
+    def prepare(self) -> None:
+        """Select kernels and upload the constants to the device."""
+        stream = self._accelerator.new_stream()
+        with self._accelerator.activate(stream):
+            self._tape = self._compiler(self.function)
+        self._accelerator.wait([stream])
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if self._tape is None:
+            raise RunFailed(NOT_READY.format(self.function.name))
+        used_ids = list_ids(inputs).union(map(id, self._tape.template))
+        return copy_shared(self._tape.play(inputs), used_ids, lambda array: array.base is not None)
+
+    def why_not_capturable(self) -> str | None:
+        if self._tape is None:
+            return "it is not prepared"
+        for node in self.function.nodes:
+            if node.bodies:
+                return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
+            if any(not is_static(self.function.get_type(name)) for name in list_used_outputs(node, self.function)):
+                return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
+        # A copy between host and device waits for the stream.
+        return next((step.node for step in self._tape.steps if isinstance(step.node, str)), None)
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        on_device = self._accelerator.xp.ndarray
+        weights = sum(array.nbytes for array in (self._tape.template if self._tape else ()) if isinstance(array, on_device))
+        why = "inner values, each until its last reader has been put on the stream"
+        return (
+            MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
+            MemoryUse("workspace on the device", peak_of_values(self.function), why, per_call=True),
+        )
+
+    def close(self) -> None:
+        self._tape = None
 
 
 class ToyExecutable(Executable):
@@ -566,7 +628,5 @@ class ToyExecutable(Executable):
 
     def _get_executable(self) -> Executable:
         if self._ready is None:
-            raise RunFailed(
-                f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
-            )
+            raise RunFailed(NOT_READY.format(self.function.name))
         return self._ready

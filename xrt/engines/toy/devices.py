@@ -1,0 +1,94 @@
+"""The parts of a Function that run on a device, and the values that determine sizes, which stay on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xrt.graph import Constant, DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type
+
+FEW = 64
+"""Maximum number of elements of a constant that is treated as a shape value."""
+SHAPES = frozenset({"Shape", "Size"})
+"""Operators that read only the shape of their input, not its data."""
+STEPS = frozenset(
+    [
+        *("Abs", "Add", "And", "Cast", "Ceil", "Concat", "Div", "Equal"),
+        *("Floor", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
+        *("Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceMax", "ReduceMin"),
+        *("ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Sqrt", "Squeeze", "Sub"),
+        *("Unsqueeze", "Where"),
+    ]
+)
+"""Operators that compute small results from small operands."""
+
+
+def find_shape_values(function: Function) -> frozenset[str]:
+    """Find the shape values: results of Shape and Size, small Constant nodes, and values computed from these. Linear."""
+    shape_values: set[str] = set()
+    for node in function.nodes:
+        if not node.domain and _computes_sizes(node, function, shape_values):
+            shape_values.update(node.defines)
+    return frozenset(shape_values)
+
+
+def _computes_sizes(node: Node, function: Function, shape_values: set[str]) -> bool:
+    if node.op_type in SHAPES:
+        return True
+    if node.op_type == "Constant":
+        return all(_is_few(attribute.value) for attribute in node.attributes)
+    reads = [name for name in node.inputs if name]
+    if node.op_type not in STEPS or not any(name in shape_values for name in reads):
+        return False
+    return all(name in shape_values or _is_small(function.constants.get(name)) for name in reads)
+
+
+def _is_few(value: object) -> bool:
+    """Whether a Constant node's attribute holds at most `FEW` numbers."""
+    if isinstance(value, Constant):
+        return _is_small(value)
+    numbers = value if isinstance(value, tuple) else (value,)
+    return len(numbers) <= FEW and all(isinstance(number, int | float) for number in numbers)
+
+
+def _is_small(constant: Constant | None) -> bool:
+    return constant is not None and constant.array.size <= FEW and constant.array.dtype.kind in "biuf"
+
+
+SUPPORTED = frozenset(
+    [
+        *(DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64),
+        *(DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.COMPLEX64, DType.COMPLEX128),
+    ]
+)
+"""Element types that CuPy supports."""
+
+
+def plan_device_steps(function: Function, device: str) -> Function:
+    """Assign every node to `device`, except nodes inside bodies; an empty `device` leaves the Function unchanged."""
+    if not device or all(node.device == device for node in function.nodes):
+        return function
+    return function.replace(nodes=tuple(replace(node, device=device) for node in function.nodes))
+
+
+def why_not_on_device(node: Node, function: Function) -> str | None:
+    """Explain why the node cannot run on its device with any kernel; None if it may, or if it is a CPU node."""
+    if node.device.partition(":")[0] in ("", "cpu"):
+        return None
+    for name in (*node.uses, *node.defines):
+        if _holds_map(function.get_type(name)):
+            return f"value {name!r} is {function.get_type(name)}, and maps lie on the host"
+        dtype = _find_dtype(function.get_type(name))
+        if dtype is not None and dtype not in SUPPORTED:
+            return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
+    return None
+
+
+def _find_dtype(type_: Type | None) -> DType | None:
+    if isinstance(type_, SequenceType):
+        return _find_dtype(type_.element)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _holds_map(type_: Type | None) -> bool:
+    inside = type_.element if isinstance(type_, SequenceType | OptionalType) else type_
+    return isinstance(inside, MapType)
