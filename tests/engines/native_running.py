@@ -11,7 +11,7 @@ import numpy as np
 from xrt.engines import native
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
 from xrt.engines.toy import KernelContext
-from xrt.engines.toy.kernels import ops
+from xrt.engines.toy.kernels import namespace, ops
 from xrt.engines.toy.tape import StepKernel, make_tape
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
@@ -50,7 +50,7 @@ def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     def kernel_of(node: Node) -> StepKernel:
         found = ops.find(node, function)
         assert not isinstance(found, str), found
-        return StepKernel(found.code(node, KernelContext(node, function, np, _no_bodies)))
+        return StepKernel(found.code(node, KernelContext(node, function, namespace(np), _no_bodies)))
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing

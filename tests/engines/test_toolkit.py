@@ -16,7 +16,7 @@ import pytest
 from tests.engines.written import one, tensor
 from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
 from xrt.engines.toolkit.libraries import remove_noise, shorten
-from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.toolkit.support import (
     EVERY,
     LibrarySupport,

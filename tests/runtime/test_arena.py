@@ -15,7 +15,7 @@ import xrt
 from tests.laws.test_laws import bounded
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
-from xrt.engines.toolkit.memory_planner import LiveRange
+from xrt.engines.toolkit.memory import LiveRange
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.graph.constants import ALIGNMENT

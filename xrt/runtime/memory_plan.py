@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
+from xrt.engines.toolkit.memory import LiveRange, assign_offsets
 from xrt.graph import DType, TensorType, Type
 from xrt.graph.constants import make_aligned_block
 

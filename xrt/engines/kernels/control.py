@@ -12,13 +12,12 @@ from xrt.engines.kernels.arrays import split_axis
 from xrt.engines.kernels.table import Array, Run, eager as ops
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import NodeContext
-    from xrt.engines.toolkit.node_info import CompiledBody
+    from xrt.engines.kernels.table import CompiledBody, KernelContext
     from xrt.graph import Node
 
 
 @ops("If", host=(0,))
-def if_(node: Node, env: NodeContext) -> Run:
+def if_(node: Node, env: KernelContext) -> Run:
     then, otherwise = env.body("then_branch"), env.body("else_branch")
 
     def run(condition: Array, *captured: Any) -> tuple[Any, ...]:
@@ -28,7 +27,7 @@ def if_(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Loop", host=(0, 1))
-def loop(node: Node, env: NodeContext) -> Run:
+def loop(node: Node, env: KernelContext) -> Run:
     """Run the body while its condition holds, at most M times; outputs are the carried values, then the stacked scan outputs."""
     xp, body = env.xp, env.body("body")
     carried_count = max(0, len(node.inputs) - 2)
@@ -81,7 +80,7 @@ def _move_to_front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
 
 
 @ops("Scan", since=9)
-def scan(node: Node, env: NodeContext) -> Run:
+def scan(node: Node, env: KernelContext) -> Run:
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - m
     k = len(body.function.outputs) - n_states
@@ -101,7 +100,7 @@ def scan(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Scan", until=8, host=(0,))
-def scan_batched(node: Node, env: NodeContext) -> Run:
+def scan_batched(node: Node, env: KernelContext) -> Run:
     """Version 8 has a leading batch axis; sequences have given lengths and are zero-padded."""
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - 1 - m
@@ -127,22 +126,22 @@ def scan_batched(node: Node, env: NodeContext) -> Run:
 
 
 @ops("SequenceConstruct")
-def sequence_construct(node: Node, env: NodeContext) -> Run:
+def sequence_construct(node: Node, env: KernelContext) -> Run:
     return lambda *values: list(values)
 
 
 @ops("SequenceEmpty")
-def sequence_empty(node: Node, env: NodeContext) -> Run:
+def sequence_empty(node: Node, env: KernelContext) -> Run:
     return list
 
 
 @ops("SequenceAt", host=(1,))
-def sequence_at(node: Node, env: NodeContext) -> Run:
+def sequence_at(node: Node, env: KernelContext) -> Run:
     return lambda sequence, position: sequence[_normalize_position(position, len(sequence))]
 
 
 @ops("SequenceErase", host=(1,))
-def sequence_erase(node: Node, env: NodeContext) -> Run:
+def sequence_erase(node: Node, env: KernelContext) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
         place = _normalize_position(position, len(sequence))
         return [*sequence[:place], *sequence[place + 1 :]]
@@ -151,7 +150,7 @@ def sequence_erase(node: Node, env: NodeContext) -> Run:
 
 
 @ops("SequenceInsert", host=(2,))
-def sequence_insert(node: Node, env: NodeContext) -> Run:
+def sequence_insert(node: Node, env: KernelContext) -> Run:
     def run(sequence: list[Any], value: Any, position: Array | None = None) -> list[Any]:
         place = len(sequence) if position is None else _normalize_position(position, len(sequence), insert=True)
         return [*sequence[:place], value, *sequence[place:]]
@@ -169,19 +168,19 @@ def _normalize_position(position: Array | None, length: int, *, insert: bool = F
 
 
 @ops("SequenceLength")
-def sequence_length(node: Node, env: NodeContext) -> Run:
+def sequence_length(node: Node, env: KernelContext) -> Run:
     return lambda sequence: env.xp.sizes(len(sequence))
 
 
 @ops("ConcatFromSequence")
-def concat_from_sequence(node: Node, env: NodeContext) -> Run:
+def concat_from_sequence(node: Node, env: KernelContext) -> Run:
     join = env.xp.stack if node.attr("new_axis", 0) else env.xp.concatenate
     axis = node.attr("axis")
     return lambda sequence: join(sequence, axis=axis)
 
 
 @ops("SplitToSequence", host=(1,))
-def split_to_sequence(node: Node, env: NodeContext) -> Run:
+def split_to_sequence(node: Node, env: KernelContext) -> Run:
     """Split into chunks of one size (the last may be smaller), chunks of given sizes, or single elements."""
     xp, axis, keep = env.xp, node.attr("axis", 0), node.attr("keepdims", 1)
 
@@ -199,7 +198,7 @@ def split_to_sequence(node: Node, env: NodeContext) -> Run:
 
 
 @ops("SequenceMap")
-def sequence_map(node: Node, env: NodeContext) -> Run:
+def sequence_map(node: Node, env: KernelContext) -> Run:
     """Run the body on each element of the sequences; tensor inputs are passed to every call."""
     body, n_inputs = env.body("body"), len(node.inputs)
 
@@ -214,15 +213,15 @@ def sequence_map(node: Node, env: NodeContext) -> Run:
 
 
 @ops("Optional")
-def optional(node: Node, env: NodeContext) -> Run:
+def optional(node: Node, env: KernelContext) -> Run:
     return lambda value=None: value
 
 
 @ops("OptionalHasElement")
-def optional_has_element(node: Node, env: NodeContext) -> Run:
+def optional_has_element(node: Node, env: KernelContext) -> Run:
     return lambda value=None: env.xp.asarray(value is not None)
 
 
 @ops("OptionalGetElement")
-def optional_get_element(node: Node, env: NodeContext) -> Run:
+def optional_get_element(node: Node, env: KernelContext) -> Run:
     return lambda x: x

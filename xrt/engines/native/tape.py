@@ -16,7 +16,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.engines.native.marshalling import align, tensor_c
-from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
+from xrt.engines.toolkit.memory import LiveRange, assign_offsets
 from xrt.engines.toolkit.support import is_compatible
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
@@ -61,13 +61,13 @@ class NativeTape:
         if not handle:
             raise CompileFailed(f"there is no memory for a native tape of {len(self.steps)} steps")
         weakref.finalize(self, core.xrt_tape_delete, handle).atexit = False  # a daemon thread may still run it at exit
-        self._handle, self._core, self._run = handle, core, core.xrt_tape_run
+        self._handle, self._core = handle, core
+        self._run: Callable[..., int] = core.xrt_tape_run
 
     @property
     def frames(self) -> int:
         """Number of memory frames: the maximum of concurrent runs so far."""
-        frames: int = self._core.xrt_tape_frames(self._handle)
-        return frames
+        return int(self._core.xrt_tape_frames(self._handle))
 
     def run(self, arrays: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
         """Run the tape; return the outputs, in fresh arrays or in the buffers of ``out``.

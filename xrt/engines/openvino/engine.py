@@ -88,7 +88,7 @@ class OpenVino(GraphCompiler):
         return None
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        from xrt.engines.toolkit.scatters import list_scattered_inputs
+        from xrt.engines.toolkit.memory import list_scattered_inputs
 
         return list_scattered_inputs(node)
 

@@ -136,7 +136,7 @@ class Ort(GraphCompiler):
         return self.optimization != "none" and is_fused(node, function) and self.why_not(node, function) is None
 
     def list_mutable_inputs(self, node: Node, function: Function) -> tuple[int, ...]:
-        from xrt.engines.toolkit.scatters import list_scattered_inputs
+        from xrt.engines.toolkit.memory import list_scattered_inputs
 
         return list_scattered_inputs(node)
 

@@ -73,7 +73,7 @@ class OrtExecutable(Executable):
         """
         self._uses = uses
         if inplace is None:
-            from xrt.engines.toolkit.scatters import find_inplace_outputs
+            from xrt.engines.toolkit.memory import find_inplace_outputs
 
             inplace = find_inplace_outputs(function) if session else {}
         self.inplace = inplace

@@ -159,7 +159,7 @@ def optimize_model(function: Function, export: ExportedModel, options: SessionOp
     ``options`` are modified: nothing runs here, so one thread suffices, and more would spin for 30 ms when they start. Errors of
     the library pass through.
     """
-    from xrt.engines.toolkit.scatters import find_inplace_outputs
+    from xrt.engines.toolkit.memory import find_inplace_outputs
 
     level = options.graph_optimization_level
     if options.use_per_session_threads:

@@ -11,8 +11,7 @@ from xrt.engines.ort.executable import why_not_carried
 from xrt.engines.ort.export import export_model
 from xrt.engines.ort.session import LIBRARY, known_operators, newest_opset, why_not_opened
 from xrt.engines.ort.tables import find_known_issue
-from xrt.engines.toolkit.node_info import close_over
-from xrt.engines.toolkit.support import LibrarySupport, NodeQuery
+from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, close_over
 from xrt.formats.onnx import why_not_downgradable
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType
 

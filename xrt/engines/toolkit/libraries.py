@@ -88,57 +88,42 @@ def _count_allocated() -> int:
     return int(counts.uordblks + counts.hblkhd)
 
 
-class _OpeningGroup:
-    """Sessions that open at the same time: only their total growth can be measured."""
-
-    def __init__(self) -> None:
-        self.before = _count_allocated()
-        self.open_count = 0
-        self.weight = 0
-        self.growth: int | None = None
-        """None until the last one is open, or if the C library does not report allocations."""
-
-    def end(self) -> None:
-        self.growth = max(0, _count_allocated() - self.before) if _read_counts else None
-
-
 class AllocationTracker:
     """Measures how much memory the process allocates while a session is opened inside the ``with`` block.
 
-    If sessions open at the same time, the growth is divided in proportion to ``weight``.
+    Only the total growth of sessions that open at the same time can be measured. It is divided in proportion to ``weight``.
     """
 
     _lock = renew_after_fork(threading.Lock())
-    _current: ClassVar[_OpeningGroup | None] = None
+    _opening: ClassVar[int] = 0
+    """The number of sessions that are opening now."""
+    _before: ClassVar[int] = 0
+    _opened: ClassVar[list[AllocationTracker]] = []
+    """The sessions that were opened since `_before` was read."""
 
     def __init__(self, weight: int) -> None:
         self.weight = max(1, weight)
-        self._group: _OpeningGroup | None = None
-
-    @property
-    def nbytes(self) -> int | None:
-        """The size in bytes; None if not reported, if a concurrent session is still opening, or if all failed."""
-        group = self._group
-        if group is None or group.growth is None or not group.weight:
-            return None
-        return group.growth * self.weight // group.weight
+        self.nbytes: int | None = None
+        """The size in bytes; None if not reported, if a concurrent session is still opening, or if it failed to open."""
 
     def __enter__(self) -> Self:
-        with AllocationTracker._lock:
-            # Join sessions that are opening already: their growth cannot be separated.
-            self._group = AllocationTracker._current = AllocationTracker._current or _OpeningGroup()
-            self._group.open_count += 1
+        tracker = AllocationTracker
+        with tracker._lock:
+            if not tracker._opening:
+                tracker._before, tracker._opened = _count_allocated(), []
+            tracker._opening += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with AllocationTracker._lock:
-            group = self._group
-            if group is None:
-                return
-            group.open_count -= 1
+        tracker = AllocationTracker
+        with tracker._lock:
+            tracker._opening -= 1
             # A session that failed to open has no share of the growth.
             if error is None:
-                group.weight += self.weight
-            if not group.open_count:
-                group.end()
-                AllocationTracker._current = None
+                tracker._opened.append(self)
+            if not tracker._opening and _read_counts:
+                growth = max(0, _count_allocated() - tracker._before)
+                total = sum(session.weight for session in tracker._opened)
+                for session in tracker._opened:
+                    session.nbytes = growth * session.weight // total
+                tracker._opened = []

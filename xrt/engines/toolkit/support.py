@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self, TypeAlias
 
-from xrt.engines.toolkit.node_info import close_over
 from xrt.graph import Attribute, Constant, Dim, Function, Node, Shape, TensorType, Type, Value, since_version
 from xrt.operators import Trait, find_value, list_operators
 from xrt.passes import infer_shapes
@@ -74,6 +73,11 @@ def why_not_defined(node: Node, function: Function) -> str | None:
     if since_version(node, function) is not None:
         return None
     return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
+
+
+def close_over(body: Function, outer: Function) -> Function:
+    """Append the captures of a body to its inputs, with their types in the outer Function."""
+    return body.replace(inputs=(*body.inputs, *(Value(name, outer.get_type(name)) for name in body.captures)))
 
 
 def why_not_bodies(

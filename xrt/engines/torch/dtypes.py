@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from xrt.engines.toolkit.libraries import shorten
-from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.graph import DType
 
 DIRECT = {

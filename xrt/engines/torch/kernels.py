@@ -15,10 +15,9 @@ from torch.nn import functional
 from xrt.engines.kernels import eager, elementwise, ops as shared, recurrent, reduction
 from xrt.engines.kernels.arrays import broadcast_parameters, get_integer_limits, round_once, widen
 from xrt.engines.kernels.quantization import SATURABLE
-from xrt.engines.kernels.table import Run
-from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
+from xrt.engines.kernels.table import KernelContext, Run
 from xrt.engines.torch.dtypes import DIRECT, MASKS, decode_table, from_numpy, get_torch_dtype, to_numpy
-from xrt.engines.torch.namespace import TORCH, Tensor, TorchNamespace, is_whole
+from xrt.engines.torch.namespace import TORCH, Tensor, is_whole
 from xrt.graph import DType, Function, Node, TensorType
 from xrt.operators.windows import Placement, Window, compute_padding_trims, make_window
 from xrt.passes import find_constant
@@ -28,18 +27,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchKernelContext(NodeInfo):
+class TorchKernelContext(KernelContext):
     """A node and its surroundings, for the factory of its kernel."""
 
-    compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
-    """Compiles a closed Function; `body` does so for a node's bodies."""
     packed_weights: list[Tensor] = field(default_factory=list)
     """Reordered copies of constants; kernels append to it, and the executable reports their memory."""
-
-    @property
-    def xp(self) -> TorchNamespace:
-        """The namespace of array functions."""
-        return TORCH
 
     def attribute_dtype(self, name: str) -> DType | None:
         """The element type in an attribute; None if absent."""
@@ -50,10 +42,6 @@ class TorchKernelContext(NodeInfo):
         """The torch.dtype that represents the element type in an attribute; None if absent."""
         dtype = self.attribute_dtype(name)
         return None if dtype is None else get_torch_dtype(dtype)
-
-    def body(self, attribute: str) -> CompiledBody:
-        """Compile the body in an attribute."""
-        return CompiledBody.compile(self, attribute, self.compile)
 
 
 def find_constant_input(node: Node, function: Function, index: int) -> Constant | None:

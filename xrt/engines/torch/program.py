@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.kernels.table import Run
-from xrt.engines.toolkit.node_info import list_last_uses
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_constant_input, ops
+from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
@@ -90,8 +90,8 @@ def make_program(function: Function, packed: list[torch.Tensor] | None = None) -
         return program
 
     steps = []
-    for node, dead in zip(function.nodes, list_last_uses(function), strict=True):
-        run = _make_kernel(TorchKernelContext(node, function, make_inner, copies))
+    for node, dead in zip(function.nodes, _list_last_uses(function), strict=True):
+        run = _make_kernel(TorchKernelContext(node, function, TORCH, make_inner, copies))
         if node.op_type == "Constant":
             shared.update(find_addresses([run()]))
         steps.append(_make_step(run, node, slots, dead))
@@ -106,6 +106,19 @@ def find_addresses(values: Sequence[Any]) -> Iterator[int]:
             yield from find_addresses(value)
         elif isinstance(value, torch.Tensor):
             yield value.untyped_storage().data_ptr()
+
+
+def _list_last_uses(function: Function) -> list[list[str]]:
+    """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
+    # Outputs and constants never die.
+    permanent = {value.name for value in function.outputs} | set(function.constants)
+    seen = set(permanent)
+    dying: list[list[str]] = []
+    for node in reversed(function.nodes):
+        names = dict.fromkeys((*node.uses, *node.defines))
+        dying.append([name for name in names if name not in seen])
+        seen.update(names)
+    return dying[::-1]
 
 
 def _make_step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from xrt.engines.toolkit.node_info import close_over
-from xrt.engines.toolkit.support import LibrarySupport, why_not_defined
+from xrt.engines.toolkit.support import LibrarySupport, close_over, why_not_defined
 from xrt.engines.torch.dtypes import COMPLEX, DIRECT, MASKS, summarize_error
 from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
+from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
@@ -70,12 +70,12 @@ _NO_TENSORS = frozenset({DType.STRING, *COMPLEX})
 def _why_not_kernel(node: Node, function: Function) -> str | None:
     try:
         if node.domain == DOMAIN:
-            make_opaque_kernel(TorchKernelContext(node, function, make_program))
+            make_opaque_kernel(TorchKernelContext(node, function, TORCH, make_program))
             return None
         kernel = ops.find(node, function)
         if not isinstance(kernel, str):
             if not node.bodies:
-                kernel.code(node, TorchKernelContext(node, function, make_program))
+                kernel.code(node, TorchKernelContext(node, function, TORCH, make_program))
             return None
     except (CompileRefused, ModelError) as refused:
         return str(refused)

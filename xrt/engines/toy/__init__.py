@@ -5,9 +5,8 @@ Function does not change its results by a single bit.
 """
 
 from xrt.engines.contract.registry import EngineDeclaration
-from xrt.engines.kernels.table import Run
+from xrt.engines.kernels.table import KernelContext, Run
 from xrt.engines.toy.engine import Toy
-from xrt.engines.toy.kernels import KernelContext
 
 DECLARATION = EngineDeclaration(
     "toy",

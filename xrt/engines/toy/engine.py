@@ -14,11 +14,11 @@ from xrt import __version__
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
 from xrt.engines.contract.op_table import Kernel
 from xrt.engines.contract.options import check_options, option
+from xrt.engines.kernels.table import KernelContext
 from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
-from xrt.engines.toolkit.node_info import close_over
-from xrt.engines.toolkit.support import why_not_bodies
+from xrt.engines.toolkit.support import close_over, why_not_bodies
 from xrt.engines.toy.devices import plan_device_steps, why_not_on_device
-from xrt.engines.toy.kernels import KernelContext, ops
+from xrt.engines.toy.kernels import namespace, ops
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, order_updates, select_kernel, with_segments
 from xrt.engines.toy.reference import isolate_node
 from xrt.engines.toy.tape import VIEWS, DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
@@ -170,7 +170,8 @@ class _Compiler:
         if isinstance(kernel, str):
             return StepKernel(self._make_native_kernel(node, function, kernel))
         on_device = self._accelerator is not None and bool(node.device)
-        env = KernelContext(node, function, self._accelerator.xp if self._accelerator and on_device else np, self._compile_body)
+        module = self._accelerator.xp if self._accelerator and on_device else np
+        env = KernelContext(node, function, namespace(module), self._compile_body)
         if isinstance(kernel, Kernel):
             return StepKernel(kernel.code(node, env), () if self._accelerator else kernel.mutable, host=kernel.host)
         return StepKernel(kernel(node, env))

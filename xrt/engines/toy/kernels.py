@@ -1,4 +1,4 @@
-"""The kernels of the toy engine: their table, the context passed to each factory, and matrix products on the threads of a run.
+"""The kernels of the toy engine: their table, their array namespace, and matrix products on the threads of a run.
 
 NumPy's BLAS is limited to one thread, because its threads keep spinning after a product (OpenBLAS: 0.1 s) and take cores from
 the code that runs next. So the native library splits a large product into parts for its threads, which sleep when idle. Without
@@ -8,9 +8,7 @@ the native library a product runs on the calling thread, so that its bits do not
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -21,8 +19,6 @@ from xrt.engines import native
 from xrt.engines.kernels import eager, numpy_only, ops as shared
 from xrt.engines.kernels.namespace import ArrayNamespace
 from xrt.engines.toolkit.blas import BlasThreads, find_blas
-from xrt.engines.toolkit.node_info import CompiledBody, NodeInfo
-from xrt.graph import Function
 
 ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""
@@ -36,25 +32,6 @@ def _make_numpy_namespace() -> ArrayNamespace:
 def namespace(module: Any) -> ArrayNamespace:
     """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
     return _make_numpy_namespace() if module is np else ArrayNamespace(module)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelContext(NodeInfo):
-    """A node and its context, as passed to the factory of its kernel."""
-
-    module: Any
-    """NumPy, or CuPy for a kernel on the device."""
-    compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
-    """Compiles a closed Function; `body` uses it for a node's bodies."""
-
-    @property
-    def xp(self) -> ArrayNamespace:
-        """The namespace of array functions that kernels use."""
-        return namespace(self.module)
-
-    def body(self, attribute: str) -> CompiledBody:
-        """The compiled body in an attribute."""
-        return CompiledBody.compile(self, attribute, self.compile)
 
 
 # ---------------------------------------------------------------------- matrix products

@@ -18,7 +18,7 @@ from xrt.engines.contract.options import RunOptions
 from xrt.engines.kernels.table import Factory
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, NativeTape, PreparedKernel
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
-from xrt.engines.toolkit.scatters import find_inplace_outputs
+from xrt.engines.toolkit.memory import find_inplace_outputs
 from xrt.engines.toy import reference
 from xrt.engines.toy.tape import StepKernel
 from xrt.errors import CompileRefused, ModelError

@@ -16,8 +16,7 @@ from xrt.formats.onnx import to_model
 from xrt.graph import Constant, FrozenDict, Function, Node, find_schema
 
 if TYPE_CHECKING:
-    from xrt.engines.kernels.table import Run
-    from xrt.engines.toy.kernels import KernelContext
+    from xrt.engines.kernels.table import NodeContext, Run
 
 
 _LOADERS = {
@@ -64,7 +63,7 @@ def explain_absence(domain: str, op_type: str, version: int) -> str | None:
     return None
 
 
-def make_reference_kernel(node: Node, env: KernelContext) -> Run:
+def make_reference_kernel(node: Node, env: NodeContext) -> Run:
     """Make a kernel that runs the node as a one-node model in `onnx.reference.ReferenceEvaluator`.
 
     Each thread has a separate evaluator, because some operators keep state in their objects.

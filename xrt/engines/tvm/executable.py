@@ -15,7 +15,7 @@ from tvm.runtime import Tensor
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.libraries import shorten
-from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
 from xrt.graph import TensorType

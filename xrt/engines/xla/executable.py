@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
 from xrt.engines.xla.client import configure_tracing, summarize_error
 from xrt.engines.xla.program import XlaProgram, export_program, load_program, shares_memory

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toolkit.node_info import NodeInfo
+from xrt.engines.kernels.table import NodeContext
 from xrt.engines.xla import control  # noqa: F401  # fills the table
 from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
 from xrt.errors import CompileRefused
@@ -18,11 +18,12 @@ from xrt.passes import find_decomposition
 
 
 @dataclass(frozen=True, slots=True)
-class LoweringContext(NodeInfo):
-    """A node and its context during tracing."""
+class LoweringContext(NodeContext):
+    """A node and its context during tracing.
 
-    xp: Any
-    """The namespace of array functions: JAX's, or NumPy's if all operands are known and the operator is in `BY_NUMPY`."""
+    The namespace of array functions is JAX's, or NumPy's if all operands are known and the operator is in `BY_NUMPY`.
+    """
+
     scope: Mapping[str, Operand]
     """Values that the node's bodies may read, by name."""
     lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
