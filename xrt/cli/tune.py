@@ -512,7 +512,7 @@ def _parse_candidates(texts: tuple[str, ...]) -> list[BenchCandidate]:
         return [BenchCandidate((status.name,)) for status in probe_all() if status.state == "ready"]
     candidates = list(dict.fromkeys(BenchCandidate.parse(text) for text in texts))
     for name in dict.fromkeys(name for candidate in candidates for name in candidate.names if name != AUTO):
-        registry.check_registered(name)
+        registry.find_entry_module(name)
     return candidates
 
 

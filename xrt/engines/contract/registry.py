@@ -210,11 +210,6 @@ def _scan(path: tuple[str, ...]) -> Entries:
     return {name: tuple(entries) for name, entries in registered.items()}
 
 
-def check_registered(name: str) -> None:
-    """Raise UnknownEngine or EngineError unless exactly one distribution registers the name. Imports nothing."""
-    _find_entry(name)
-
-
 def _list_claims(name: str) -> tuple[EntryPoint, ...]:
     entries = _list_entries()
     if name not in entries:

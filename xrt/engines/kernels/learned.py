@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -260,98 +259,75 @@ LEAST = 1e-7
 """Pairwise probabilities are clipped to at least this distance from 0 and 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelFunction:
-    """The similarity of two rows of features."""
+def _make_similarity(node: Node) -> Callable[[Array, Array], Array]:
+    """The kernel function of the node: the similarities [rows, vectors] of features and support vectors."""
+    kind = node.attr("kernel_type", "LINEAR")
+    gamma, coef0, degree = (*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
+    if kind == "RBF":
+        return lambda x, vectors: np.exp(-gamma * ((x[:, None] - vectors) ** 2).sum(axis=2))
+    if kind == "POLY":
+        return lambda x, vectors: (gamma * (x @ vectors.T) + coef0) ** int(degree)
+    if kind == "SIGMOID":
+        return lambda x, vectors: np.tanh(gamma * (x @ vectors.T) + coef0)
+    return lambda x, vectors: x @ vectors.T
 
-    kind: str
-    gamma: float = 0
-    coef0: float = 0
-    degree: float = 0
 
-    @classmethod
-    def of(cls, node: Node) -> KernelFunction:
-        return cls(node.attr("kernel_type", "LINEAR"), *(*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3])
-
-    def __call__(self, x: Array, vectors: Array) -> Array:
-        """The similarities [rows, vectors]."""
-        if self.kind == "RBF":
-            return np.exp(-self.gamma * ((x[:, None] - vectors) ** 2).sum(axis=2))
-        product = x @ vectors.T
-        if self.kind == "POLY":
-            return (self.gamma * product + self.coef0) ** int(self.degree)
-        return np.tanh(self.gamma * product + self.coef0) if self.kind == "SIGMOID" else product
+def _read_vectors(node: Node, count: int) -> Array:
+    """The support vectors [count, features]."""
+    return np.array(node.attr("support_vectors", ()), np.float64).reshape(count, -1)
 
 
 @ops("SVMRegressor", domain=ML)
 def svm_regressor(node: Node, env: NodeContext) -> Run:
     """One number per row, or with ``one_class`` 1 inside and -1 outside."""
     count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
-    vectors = np.array(node.attr("support_vectors", ()), np.float64)
-    kernel, rho = KernelFunction.of(node), float(node.attr("rho", (0.0,))[0])
+    similarity, vectors = _make_similarity(node), _read_vectors(node, count or 1)
+    rho = float(node.attr("rho", (0.0,))[0])
 
     def run(x: Array) -> Array:
         features = _as_rows(x)
-        sums = kernel(features, vectors.reshape(count, -1)) @ coefficients if count else features @ coefficients
+        sums = similarity(features, vectors) @ coefficients if count else features @ coefficients
         scores = (sums + rho)[:, None]
         return np.where(scores > 0, 1.0, -1.0).astype(np.float32) if node.attr("one_class", 0) else _transform(scores, node)
 
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A classifier with one decision per pair of classes, or, without support vectors, one score per class."""
+def _decide_pairs(similarity: Array, coefficients: Array, counts: Sequence[int], rho: Array) -> Array:
+    """The decision of each pair of classes, positive for the first one.
 
-    kernel: KernelFunction
-    vectors: Array
-    coefficients: Array
-    """[classes - 1, vectors], in libsvm's layout; without vectors [classes, features]."""
-    counts: tuple[int, ...]
-    """Number of vectors of each class."""
-    rho: Array
+    ``counts`` are the vectors of each class, and the coefficients [classes - 1, vectors] have libsvm's layout.
+    """
+    parts = [slice(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True)]
+    decisions = [
+        similarity[:, parts[i]] @ coefficients[j - 1, parts[i]] + similarity[:, parts[j]] @ coefficients[i, parts[j]] + offset
+        for (i, j), offset in zip(combinations(range(len(parts)), 2), rho, strict=False)
+    ]
+    return np.stack(decisions, axis=1)
 
-    @classmethod
-    def of(cls, node: Node, classes: int) -> Machine:
-        counts = tuple(node.attr("vectors_per_class", ()))
-        coefficients = np.array(node.attr("coefficients"), np.float64)
-        vectors = np.array(node.attr("support_vectors", ()), np.float64).reshape(sum(counts) or 1, -1)
-        kernel = KernelFunction.of(node) if counts else KernelFunction("LINEAR")
-        shape = (-1, sum(counts)) if counts else (classes, -1)
-        return cls(kernel, vectors, coefficients.reshape(shape), counts, np.array(node.attr("rho"), np.float64))
 
-    def decisions(self, x: Array) -> Array:
-        """The decision of each pair of classes, positive for the first one; without vectors the scores of the classes."""
-        if not self.counts:
-            return x @ self.coefficients.T + self.rho[0]
-        similarity = self.kernel(x, self.vectors)
-        parts = [slice(end - count, end) for end, count in zip(np.cumsum(self.counts), self.counts, strict=True)]
-        decisions = [
-            similarity[:, parts[i]] @ self.coefficients[j - 1, parts[i]]
-            + similarity[:, parts[j]] @ self.coefficients[i, parts[j]]
-            + rho
-            for (i, j), rho in zip(combinations(range(len(parts)), 2), self.rho, strict=False)
-        ]
-        return np.stack(decisions, axis=1)
-
-    def votes(self, decisions: Array) -> Array:
-        """The number of pairs that each class wins."""
-        votes = np.zeros((len(decisions), len(self.counts)))
-        for pair, (i, j) in enumerate(combinations(range(len(self.counts)), 2)):
-            votes[:, i] += decisions[:, pair] > 0
-            votes[:, j] += decisions[:, pair] <= 0
-        return votes
+def _count_votes(decisions: Array, classes: int) -> Array:
+    """The number of pairs that each class wins."""
+    votes = np.zeros((len(decisions), classes))
+    for pair, (i, j) in enumerate(combinations(range(classes), 2)):
+        votes[:, i] += decisions[:, pair] > 0
+        votes[:, j] += decisions[:, pair] <= 0
+    return votes
 
 
 @ops("SVMClassifier", domain=ML)
 def svm_classifier(node: Node, env: NodeContext) -> Run:
-    """The labels and the scores: probabilities if the node has their parameters, else decisions."""
-    labels = _read_labels(node)
+    """The labels and the scores: probabilities if the node has their parameters, else decisions.
+
+    The node has one decision per pair of classes, or, without support vectors, one linear score per class.
+    """
+    labels, counts, similarity = _read_labels(node), node.attr("vectors_per_class", ()), _make_similarity(node)
     classes = max(len(labels), 1)
-    machine = Machine.of(node, classes)
-    a, b = (np.array(node.attr(name, ()), np.float64) for name in ("prob_a", "prob_b"))
-    has_probabilities, has_one_decision = bool(machine.counts) and len(a) > 0, len(machine.rho) == 1
-    second_by_half = bool((machine.coefficients >= 0).all()) and not has_probabilities
+    vectors = _read_vectors(node, sum(counts) or 1)
+    coefficients = np.array(node.attr("coefficients"), np.float64).reshape((-1, sum(counts)) if counts else (classes, -1))
+    rho, a, b = (np.array(node.attr(name, ()), np.float64) for name in ("rho", "prob_a", "prob_b"))
+    has_probabilities, has_one_decision = bool(counts) and len(a) > 0, len(rho) == 1
+    second_by_half = bool((coefficients >= 0).all()) and not has_probabilities
 
     def choose(weights: Array) -> Any:
         best = int(weights.argmax())
@@ -362,8 +338,12 @@ def svm_classifier(node: Node, env: NodeContext) -> Run:
         return labels[best] if labels else best
 
     def run(x: Array) -> tuple[Array, Array]:
-        decisions = machine.decisions(_as_rows(x))
-        weights = machine.votes(decisions) if machine.counts else decisions
+        features = _as_rows(x)
+        if counts:
+            decisions = _decide_pairs(similarity(features, vectors), coefficients, counts, rho)
+            weights = _count_votes(decisions, len(counts))
+        else:
+            decisions = weights = features @ coefficients.T + rho[0]
         scores = np.stack([_couple(row, a, b, classes) for row in decisions]) if has_probabilities else decisions
         if scores.shape[1] == 1 and len(labels) == 2 and has_one_decision and node.attr("post_transform") != "PROBIT":
             scores = np.hstack([-scores, scores])
@@ -412,50 +392,29 @@ _COMPARED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Trees:
     """The nodes of all trees, by index; branches refer to indices."""
 
-    roots: tuple[int, ...]
-    modes: Array
-    features: Array
-    values: Array
-    true: Array
-    false: Array
-    missing: Array
-    """Whether NaN follows the true branch."""
-    weights: Array
-    """[nodes, columns]: the contribution of a leaf."""
-    has_weight: Array
-    """[nodes, columns]: whether it contributes."""
-
-    @classmethod
-    def of(cls, node: Node, prefix: str, columns: int) -> Trees:
-        """Read the attributes of versions 1 and 3; ``prefix`` is that of the contributions of leaves."""
+    def __init__(self, node: Node, prefix: str, columns: int) -> None:
+        """Read the attributes of versions 1 and 3; ``prefix`` is that of the contributions of leaves to the columns."""
         keys = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
         at = {key: i for i, key in enumerate(keys)}
-        true, false = (
+        self.true, self.false = (
             np.array([at.get((tree, target), 0) for (tree, _), target in zip(keys, node.attr(name), strict=True)])
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         )
-        weights, has_weight = np.zeros((len(keys), columns)), np.zeros((len(keys), columns), bool)
+        # Reversed, so that the first node of each tree wins: its root.
+        self.roots = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}.values()
+        self.modes = np.array(node.attr("nodes_modes"), dtype=object)
+        self.features = np.array(node.attr("nodes_featureids"))
+        self.values = _read_floats(node, "nodes_values")
+        # Whether NaN follows the true branch.
+        self.missing = np.array(node.attr("nodes_missing_value_tracks_true") or [0] * len(keys), bool)
+        self.weights, self.has_weight = np.zeros((len(keys), columns)), np.zeros((len(keys), columns), bool)
         ids = (node.attr(f"{prefix}_{name}") for name in ("treeids", "nodeids", "ids"))
         for tree, number, column, value in zip(*ids, _read_floats(node, f"{prefix}_weights"), strict=True):
-            weights[at[tree, number], column] += value
-            has_weight[at[tree, number], column] = True
-        # Reversed, so that the first node of each tree wins: its root.
-        roots = {tree: i for i, (tree, _) in reversed(list(enumerate(keys)))}
-        return cls(
-            tuple(roots.values()),
-            np.array(node.attr("nodes_modes"), dtype=object),
-            np.array(node.attr("nodes_featureids")),
-            _read_floats(node, "nodes_values"),
-            true,
-            false,
-            np.array(node.attr("nodes_missing_value_tracks_true") or [0] * len(keys), bool),
-            weights,
-            has_weight,
-        )
+            self.weights[at[tree, number], column] += value
+            self.has_weight[at[tree, number], column] = True
 
     def sum_leaves(self, x: Array, combine: str = "SUM") -> Array:
         """Combine the leaves that the rows reach [rows, columns]; MIN and MAX ignore leaves without a contribution."""
@@ -496,7 +455,7 @@ def _read_features(node: Node, x: Array) -> Array:
 
 @ops("TreeEnsembleRegressor", domain=ML)
 def tree_ensemble_regressor(node: Node, env: NodeContext) -> Run:
-    trees = Trees.of(node, "target", node.attr("n_targets", 1))
+    trees = Trees(node, "target", node.attr("n_targets", 1))
     base, combine = _read_floats(node, "base_values"), node.attr("aggregate_function", "SUM")
     return lambda x: _transform(trees.sum_leaves(_read_features(node, x), combine) + (base if base.size else 0.0), node)
 
@@ -505,7 +464,7 @@ def tree_ensemble_regressor(node: Node, env: NodeContext) -> Run:
 def tree_ensemble_classifier(node: Node, env: NodeContext) -> Run:
     """The label of the highest score, and the scores. If all leaves contribute to one class, it is the second of two."""
     labels, ids = _read_labels(node), set(node.attr("class_ids"))
-    trees, base = Trees.of(node, "class", max(len(labels), max(ids) + 1)), _read_floats(node, "base_values")
+    trees, base = Trees(node, "class", max(len(labels), max(ids) + 1)), _read_floats(node, "base_values")
     is_binary = len(ids) == 1 and len(labels) <= 2
     # Positive weights are probabilities; others are a margin.
     is_probability = bool((trees.weights >= 0).all()) and node.attr("post_transform", "NONE") in ("NONE", "PROBIT")
