@@ -21,14 +21,6 @@ from xrt.testing import node_cases
 from xrt.testing.running import make_module
 from xrt.testing.simulated import simulate_devices
 
-# ---------------------------------------------------------------------- written against the array module
-
-"""What kernels take from NumPy itself: words for types, and numbers."""
-"""By file, the functions of NumPy that compute with numbers of the host."""
-
-
-"""Modules whose kernels are all the CPU's."""
-
 
 def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
     """What the source does not show, arrays of the device do: NumPy's functions refuse them."""

@@ -148,9 +148,8 @@ def random_like(node: Node, env: NodeContext) -> Run:
 
 @ops("Bernoulli", devices=("cpu",))
 def bernoulli(node: Node, env: NodeContext) -> Run:
-    generator, to = _generator(node), node.attr("dtype")
+    xp, generator, to = env.xp, _generator(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
-    xp = env.xp
     return lambda x: xp.astype(xp.asarray(generator().random(x.shape)) < x, dtype or x.dtype)
 
 

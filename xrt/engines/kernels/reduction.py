@@ -166,35 +166,25 @@ def _update_running(xp: Any, old: Array, new: Array, momentum: float) -> Array:
 
 
 @ops("BatchNormalization", since=14, train=True)
+@ops("BatchNormalization", until=13)
 def batch_normalization(node: Node, env: NodeContext) -> Run:
-    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    """Training is an attribute from version 14 on, more than one output from 7 to 13, and ``is_test=0`` up to 6."""
+    xp, version, epsilon, momentum = env.xp, env.version, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    if version >= 14:
+        training = bool(node.attr("training_mode", 0))
+    else:
+        training = any(node.outputs[1:]) if version > 6 else not node.attr("is_test", 0)
 
     def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
         return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
 
-    def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+    def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, ...]:
         now, spread = _compute_statistics(xp, x, mean)
         y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
-        return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum)
-
-    return train if node.attr("training_mode", 0) else infer
-
-
-@ops("BatchNormalization", until=13)
-def batch_normalization_by_outputs(node: Node, env: NodeContext) -> Run:
-    """Up to version 6, ``is_test=0`` means training; from 7 to 13, more than one output does."""
-    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
-    training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
-
-    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
-        if not training:
-            return _normalize_batch(xp, x, scale, bias, mean, var, epsilon)
-        now, spread = _compute_statistics(xp, x, mean)
-        y = _normalize_batch(xp, x, scale, bias, now, spread, epsilon)
-        saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype))
+        saved = (xp.astype(now, mean.dtype), xp.astype(spread, var.dtype)) if version < 14 else ()
         return y, _update_running(xp, mean, now, momentum), _update_running(xp, var, spread, momentum), *saved
 
-    return run
+    return train if training else infer
 
 
 # ---------------------------------------------------------------------- over the elements of one sample

@@ -395,10 +395,8 @@ def _pool_region(xp: Any, image: Array, box: Array, node: Node, shift: float) ->
 @eager("RoiAlign", host=(1, 2))
 def roi_align(node: Node, env: NodeContext) -> Run:
     """Version 10 has no half-pixel shift and no attribute for it."""
-    default = "half_pixel" if env.version >= 16 else "output_half_pixel"
+    xp, default = env.xp, "half_pixel" if env.version >= 16 else "output_half_pixel"
     shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
-
-    xp = env.xp
 
     def run(x: Array, boxes: Array, images: Array) -> Array:
         pools = [_pool_region(xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]

@@ -111,8 +111,7 @@ def find_addresses(values: Sequence[Any]) -> Iterator[int]:
 def _list_last_uses(function: Function) -> list[list[str]]:
     """Per node, the values that are dead after it: read for the last time or never read. Linear time."""
     # Outputs and constants never die.
-    permanent = {value.name for value in function.outputs} | set(function.constants)
-    seen = set(permanent)
+    seen = {value.name for value in function.outputs} | set(function.constants)
     dying: list[list[str]] = []
     for node in reversed(function.nodes):
         names = dict.fromkeys((*node.uses, *node.defines))

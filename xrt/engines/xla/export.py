@@ -19,10 +19,7 @@ from xrt.passes import find_decomposition
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext(NodeContext):
-    """A node and its context during tracing.
-
-    The namespace of array functions is JAX's, or NumPy's if all operands are known and the operator is in `BY_NUMPY`.
-    """
+    """A node and its context during tracing; the namespace is JAX's, or NumPy's for known operands of `BY_NUMPY`."""
 
     scope: Mapping[str, Operand]
     """Values that the node's bodies may read, by name."""
