@@ -83,7 +83,6 @@ def find_declaration(name: str) -> EngineDeclaration:
 
 @lru_cache(maxsize=256)
 def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
-
     return read_declaration(module, name)
 
 

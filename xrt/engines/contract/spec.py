@@ -130,45 +130,26 @@ def read_value(raw: str, hint: Any) -> Any:
         return _read_tuple(raw, inner)
     if is_mapping(hint):
         return _read_mapping(raw, inner[1])
-    reader = _READERS.get(hint)
-    if reader is None:
+    if hint not in _SCALARS:
         raise OptionError(f"type {_name(hint)} has no spelling in a spec; make the engine in Python instead")
-    return reader(raw)
-
-
-def _read_bool(raw: str) -> bool:
-    if raw.lower() not in ("true", "false"):
-        raise OptionError(f"expected true or false; got {raw!r}")
-    return raw.lower() == "true"
-
-
-def _read_none(raw: str) -> None:
-    if raw.lower() != "none":
-        raise OptionError(f"expected none; got {raw!r}")
-
-
-def _read_int(raw: str) -> int:
+    convert, noun = _SCALARS[hint]
     try:
-        return int(raw, 0)
-    except ValueError:
-        raise OptionError(f"expected a whole number; got {raw!r}") from None
+        return convert(raw)
+    except OptionError:  # a ValueError too: what is wrong with a quoted text
+        raise
+    except (ValueError, KeyError):
+        raise OptionError(f"expected {noun}; got {raw!r}") from None
 
 
-def _read_float(raw: str) -> float:
-    try:
-        return float(raw)
-    except ValueError:
-        raise OptionError(f"expected a number; got {raw!r}") from None
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {
-    type(None): _read_none,
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
-    str: unquote,
-    Path: lambda raw: Path(unquote(raw)),
+_SCALARS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    type(None): (lambda raw: {"none": None}[raw.lower()], "none"),
+    bool: (lambda raw: {"true": True, "false": False}[raw.lower()], "true or false"),
+    int: (lambda raw: int(raw, 0), "a whole number"),
+    float: (float, "a number"),
+    str: (unquote, "a text"),
+    Path: (lambda raw: Path(unquote(raw)), "a path"),
 }
+"""For each type without parts, the function that parses it, and its name in errors."""
 
 
 def _read_union(raw: str, hint: Any) -> Any:
@@ -405,12 +386,12 @@ def list_options(cls: type) -> tuple[OptionEntry, ...]:
     Types and docstrings are read from the source of the class and its bases; without source the meanings are empty.
     """
     entries = {name: entry for base in reversed(cls.__mro__) for name, entry in _read_fields(base)}
-    return tuple(OptionEntry(field.name, *_describe(field, entries)) for field in dataclasses.fields(cls) if field.init)
-
-
-def _describe(field: dataclasses.Field[Any], entries: Mapping[str, tuple[str, str]]) -> tuple[str, str, str]:
-    kind, meaning = entries.get(field.name, (str(field.type), ""))
-    return kind, _spell_default(field), meaning
+    options = []
+    for field in dataclasses.fields(cls):
+        if field.init:
+            kind, meaning = entries.get(field.name, (str(field.type), ""))
+            options.append(OptionEntry(field.name, kind, _spell_default(field), meaning))
+    return tuple(options)
 
 
 def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -424,22 +405,19 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
     body = getattr(tree.body[0], "body", [])
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            yield statement.target.id, (ast.unparse(statement.annotation), _get_docstring(following))
-
-
-def _get_docstring(statement: ast.stmt | None) -> str:
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    text = value.value if isinstance(value, ast.Constant) else None
-    return " ".join(text.split()) if isinstance(text, str) else ""
+            match following:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    meaning = " ".join(text.split())
+                case _:
+                    meaning = ""
+            yield statement.target.id, (ast.unparse(statement.annotation), meaning)
 
 
 def _spell_default(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        return _format_value(field.default_factory())
-    return "required" if field.default is dataclasses.MISSING else _format_value(field.default)
-
-
-def _format_value(value: Any) -> str:
+    has_factory = field.default_factory is not dataclasses.MISSING
+    if field.default is dataclasses.MISSING and not has_factory:
+        return "required"
+    value = field.default_factory() if has_factory else field.default  # type: ignore[misc]  # mypy does not follow has_factory
     if value == FrozenDict():
         return "{}"
     return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)

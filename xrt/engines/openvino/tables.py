@@ -13,9 +13,9 @@ from xrt.engines.toolkit.known_issues import (
     AXIS_IS_INPUT,
     KnownIssue,
     Test,
-    Transform,
     always,
     attribute_is,
+    estimate_transform_error,
     find_dtype,
     find_input,
     find_shape,
@@ -298,7 +298,7 @@ def _may_be_empty_at_run_time(node: Node, function: Function) -> bool:
 
 def _is_inexact_transform(node: Node, function: Function) -> bool:
     """Whether float32 angles make the error of the transform exceed the tolerance."""
-    return Transform(node, function).error() > TOLERANCE
+    return estimate_transform_error(node, function) > TOLERANCE
 
 
 def _divides_constant_integers(node: Node, function: Function) -> bool:

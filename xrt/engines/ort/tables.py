@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from xrt.engines.ort.session import LIBRARY
 from xrt.engines.toolkit.known_issues import (
     KnownIssue,
-    Transform,
     always,
+    estimate_transform_error,
     find_dtype,
     find_input,
     find_shape,
@@ -117,7 +117,7 @@ def _is_whole(extent: Dim, scale: float) -> bool:
 
 def is_inexact_transform(node: Node, function: Function) -> bool:
     """Whether a float32 transform exceeds the tolerance."""
-    return find_dtype(node, 0, function) is DType.FLOAT32 and Transform(node, function).error() > TOLERANCE
+    return find_dtype(node, 0, function) is DType.FLOAT32 and estimate_transform_error(node, function) > TOLERANCE
 
 
 def _pads_to_same(node: Node) -> bool:

@@ -100,41 +100,31 @@ AXIS_IS_INPUT = 20
 """The first opset in which DFT reads its axis from an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transform:
-    """A DFT or STFT, and its accuracy in float32."""
+def estimate_transform_error(node: Node, function: Function) -> float:
+    """Estimate the error of a DFT or STFT in float32 relative to its largest element; infinite if the length is unknown.
 
-    node: Node
-    function: Function
+    Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
+    Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
+    """
+    return max(map(_estimate_error, _list_lengths(node, function)), default=math.inf)
 
-    def error(self) -> float:
-        """Estimate the error of the result relative to its largest element; infinite if the length is unknown.
 
-        Lengths that are powers of two use radix-2 FFT. Others are sums over float32 angles, which lose accuracy with the length.
-        Measured on ort and openvino: at most 1e-6 for powers of two up to 4,096; 2e-7 times the length for others (60 to 5,000).
-        """
-        return max(map(_estimate_error, self._list_lengths()), default=math.inf)
-
-    def _list_lengths(self) -> Shape:
-        """Possible transform lengths; empty if unknown."""
-        is_short_time = self.node.op_type == "STFT"
-        place = 3 if is_short_time else 1
-        length = find_input(self.node, place, self.function)
-        if length is not None:
-            return (int(length.array),)
-        if is_short_time:  # without a length the window determines it, else the signal bounds it
-            return (self._get_shape(2) or self._get_shape(0)[1:2])[:1]
-        shape = self._get_shape(0)
-        if has_input(self.node, place) or not shape:
-            return ()
-        if not has_input(self.node, 2):
-            return (shape[self.node.attr("axis", 1) if self.function.opsets.get("", 0) < AXIS_IS_INPUT else -2],)
-        axis = find_input(self.node, 2, self.function)
-        return shape[:-1] if axis is None else (shape[int(axis.array)],)
-
-    def _get_shape(self, place: int) -> Shape:
-        """The shape of an input; empty if absent or unknown."""
-        return find_shape(self.node, place, self.function) or ()
+def _list_lengths(node: Node, function: Function) -> Shape:
+    """Possible lengths of a transform; empty if unknown."""
+    is_short_time = node.op_type == "STFT"
+    place = 3 if is_short_time else 1
+    length = find_input(node, place, function)
+    if length is not None:
+        return (int(length.array),)
+    shape = find_shape(node, 0, function) or ()
+    if is_short_time:  # without a length the window determines it, else the signal bounds it
+        return (find_shape(node, 2, function) or shape[1:2])[:1]
+    if has_input(node, place) or not shape:
+        return ()
+    if not has_input(node, 2):
+        return (shape[node.attr("axis", 1) if function.opsets.get("", 0) < AXIS_IS_INPUT else -2],)
+    axis = find_input(node, 2, function)
+    return shape[:-1] if axis is None else (shape[int(axis.array)],)
 
 
 def _estimate_error(length: Dim) -> float:
