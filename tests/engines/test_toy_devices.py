@@ -15,7 +15,7 @@ from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
 from xrt.engines.toy.devices import find_shape_values
 from xrt.errors import PlanError
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
 from xrt.testing.running import make_module
@@ -36,6 +36,17 @@ def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
     with world("late") as found:
         element = found.up(numbers(3))
         assert found.module(function)([element]) is not element
+
+
+def test_an_output_that_is_left_out_is_no_input_of_a_later_node() -> None:
+    kind, half = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, (2,))
+    nodes = (
+        Node("Split", ("x",), ("", "b"), read_attributes({"num_outputs": 2})),
+        Node("Clip", ("b", "", "most"), ("y",)),
+    )
+    function = Function((Value("x", kind),), (Value("y", half),), nodes, {"most": Constant(np.float32(1))}, {"": 18})
+    with world("late") as found:
+        same(found, found.module(function)(np.float32([7, 8, 0, 3])), np.float32([0, 1]))
 
 
 @pytest.mark.full
