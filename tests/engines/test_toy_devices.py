@@ -40,10 +40,7 @@ def test_an_element_of_a_sequence_is_returned_as_a_copy() -> None:
 
 def test_an_output_that_is_left_out_is_no_input_of_a_later_node() -> None:
     kind, half = TensorType(DType.FLOAT32, (4,)), TensorType(DType.FLOAT32, (2,))
-    nodes = (
-        Node("Split", ("x",), ("", "b"), read_attributes({"num_outputs": 2})),
-        Node("Clip", ("b", "", "most"), ("y",)),
-    )
+    nodes = (Node("Split", ("x",), ("", "b"), read_attributes({"num_outputs": 2})), Node("Clip", ("b", "", "most"), ("y",)))
     function = Function((Value("x", kind),), (Value("y", half),), nodes, {"most": Constant(np.float32(1))}, {"": 18})
     with world("late") as found:
         same(found, found.module(function)(np.float32([7, 8, 0, 3])), np.float32([0, 1]))
