@@ -21,7 +21,7 @@ from xrt.engines import GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.graph.node import rename_function
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.passes import infer_shapes
 from xrt.testing import ConformanceCase, Outcome, ResultWord, node_cases, run_case
 from xrt.testing.conformance import run_single

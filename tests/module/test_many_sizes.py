@@ -22,8 +22,7 @@ from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.errors import SignatureWarning
 from xrt.graph import Function, Node
 from xrt.module.dispatch import FastPath
-from xrt.module.programs import MAX_READY
-from xrt.module.specialization import Specialization
+from xrt.module.programs import MAX_READY, Specialization
 
 HANDLES = Path("/proc/self/fd")
 PATIENCE = 60.0

@@ -14,7 +14,7 @@ from xrt import XRTModule
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, shape_inference
 from xrt.passes.contents import PROPAGATED, Contents, propagate
 from xrt.testing.strategies import functions, make_random_inputs

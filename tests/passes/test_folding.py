@@ -15,7 +15,7 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.onnx import load, to_model
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.verify import verify
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.passes import constant_folding, fold_constants, infer_shapes, inline_constant_control_flow
 from xrt.testing.corpus import CORPUS
 from xrt.testing.corpus.entry import body, f32, graph, node, sequence

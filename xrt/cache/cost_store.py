@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
 
 
-def _parse_statuses(rows: Any) -> dict[str, EngineStatus]:
-    return {row["name"]: _parse_status(row) for row in rows}
-
-
 def _parse_status(row: Any) -> EngineStatus:
     texts = [row[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
     devices = row["devices"]
@@ -38,18 +35,14 @@ def _parse_status(row: Any) -> EngineStatus:
 
 
 COSTS: Schema[CostTable] = text_schema(
-    "costs",
-    "costs",
-    lambda table: dumps(table.to_document()),
-    lambda data: CostTable.from_document(loads(data)),
-    is_json=False,
+    "costs", "costs", lambda table: dumps(table.to_document()), lambda data: CostTable.from_document(loads(data))
 )
-DECISIONS: Schema[PlacementFile] = text_schema("decisions", "decision", dumps, loads, is_json=False)
-STATUSES = text_schema(
+DECISIONS: Schema[PlacementFile] = text_schema("decisions", "decision", dumps, loads)
+STATUSES: Schema[dict[str, EngineStatus]] = text_schema(
     "engines",
     "statuses of engines",
-    lambda statuses: [dataclasses.asdict(status) for status in statuses.values()],
-    _parse_statuses,
+    lambda statuses: json.dumps([dataclasses.asdict(status) for status in statuses.values()]),
+    lambda data: {row["name"]: _parse_status(row) for row in json.loads(data)},
 )
 """The states of all engines, valid for the installed packages."""
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -145,23 +145,26 @@ class _Entry:
     generation: int = field(default_factory=get_generation)
 
     @property
-    def idle_threads(self) -> int:
-        """Threads that the executable owns; 0 until made or if that failed."""
-        return self.future.result().idle_threads if self.is_made else 0
+    def executable(self) -> Executable | None:
+        """None until made or if that failed."""
+        return self.future.result() if self.future.done() and self.future.exception() is None else None
 
     @property
-    def is_made(self) -> bool:
-        return self.future.done() and self.future.exception() is None
+    def idle_threads(self) -> int:
+        """Threads that the executable owns."""
+        return 0 if (executable := self.executable) is None else executable.idle_threads
 
     @property
     def close(self) -> Callable[[], None] | None:
         """Closes the executable; None if there is none or it belongs to the parent process of a fork."""
-        return self.future.result().close if self.is_made and self.generation == get_generation() else None
+        executable = self.executable
+        return executable.close if executable is not None and self.generation == get_generation() else None
 
     @property
     def is_orphaned(self) -> bool:
         """Whether it is unusable after a fork: its maker or its threads exist only in the parent."""
-        return self.generation != get_generation() and not (self.is_made and self.future.result().survives_fork)
+        executable = self.executable
+        return self.generation != get_generation() and not (executable is not None and executable.survives_fork)
 
 
 class Lease:
@@ -222,20 +225,14 @@ class CompileCache:
         """
         entry, is_maker = self._claim(signature.memory_key, force)
         if is_maker:
-            self._make(signature.memory_key, entry, self._wrap_with_disk(signature, make, force, recipe))
+            if self.disk is not None and recipe is not None:
+                make = partial(self.disk.get_or_compile, signature, recipe, make, force=force)
+            self._make(signature.memory_key, entry, make)
         try:
             return Lease(self, entry)
         except BaseException:
             self._release(entry)
             raise
-
-    def _wrap_with_disk(
-        self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: CompileRequest | None
-    ) -> Callable[[], Executable]:
-        disk = self.disk
-        if disk is None or recipe is None:
-            return make
-        return lambda: disk.get_or_compile(signature, recipe, make, force=force)
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
         """The entry of a key with one more holder, and whether the caller must make it."""

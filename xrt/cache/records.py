@@ -16,7 +16,6 @@ work that the record would have saved and one warning per directory, never a cal
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import stat
@@ -27,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
 
 from xrt.errors import CacheError, CacheWarning, XRTError, warn
 from xrt.forking import renew_after_fork
@@ -195,29 +194,20 @@ class Schema(Generic[T]):
             raise CacheError(f"{self.kind} {path.name} cannot be used: {reason}") from error
 
 
-def text_schema(
-    folder: str,
-    kind: str,
-    dump: Callable[[T], Any],
-    parse: Callable[[Any], T],
-    is_stale: Callable[[T], bool] = lambda value: False,
-    *,
-    is_json: bool = True,
-) -> Schema[T]:
-    """A schema of text files. ``dump`` and ``parse`` convert to and from JSON values, or from bytes without ``is_json``."""
+def text_schema(folder: str, kind: str, dump: Callable[[T], str], parse: Callable[[bytes], T]) -> Schema[T]:
+    """A schema of text files; ``dump`` and ``parse`` convert a record to text and back."""
 
     def write(file: BinaryIO, value: T) -> None:
-        text = dump(value)
-        file.write((json.dumps(text) if is_json else text).encode("utf-8", "surrogatepass"))
+        file.write(dump(value).encode("utf-8", "surrogatepass"))
 
     def read(path: Path) -> T:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
             raise ValueError(f"it has more than {MAX_TEXT_BYTES} bytes")
-        return parse(json.loads(data) if is_json else data)
+        return parse(data)
 
-    return Schema(folder, kind, write, read, is_stale=is_stale)
+    return Schema(folder, kind, write, read)
 
 
 class Records(Generic[T]):
@@ -274,31 +264,16 @@ class Records(Generic[T]):
         """All files, least recently used first. Raises OSError."""
         return self.store.items(self.schema.folder)
 
-    def find_damaged(self) -> dict[Item, str]:
-        """Check all records; return the reason for each that cannot be used."""
-        reasons = {}
-        for item in self.items():
-            try:
-                self.store.check(item.path)
-                self.schema.read(item.path)
-            except FileNotFoundError:
-                continue  # evicted meanwhile
-            except (CacheError, OSError) as error:
-                reasons[item] = str(error)
-        return reasons
-
     def sweep(self) -> int:
         """Remove damaged and stale records; return their number."""
-        stale = [item for item in self.items() if self._is_stale(item.path)]
-        for item in stale:
+        count = 0
+        for item in self.items():
+            with suppress(OSError, CacheError, *_MALFORMED):
+                if not self.schema.is_stale(self.schema.read(item.path)):
+                    continue
             item.path.unlink(missing_ok=True)
-        return len(stale)
-
-    def _is_stale(self, path: Path) -> bool:
-        try:
-            return self.schema.is_stale(self.schema.read(path))
-        except (OSError, CacheError, *_MALFORMED):
-            return True
+            count += 1
+        return count
 
 
 # ---------------------------------------------------------------------- the directory
@@ -364,12 +339,11 @@ class Store:
     def is_trusted(self) -> bool:
         """Whether the directory may be used; warn the first time if not."""
         reason = self.why_not_trusted()
-        if reason is not None and self._is_first_trouble():
-            warn(
+        if reason is not None:
+            self._warn_once(
                 f"the compile cache in {str(self.directory)!r} is not used: {reason}. It must be a directory that only "
                 f"you can write to (chown, chmod 700), since its files are run as native code; or name another one in "
-                f"XRT_CACHE_DIR. The run goes on and compiles what it needs; this is said once",
-                CacheWarning,
+                f"XRT_CACHE_DIR. The run goes on and compiles what it needs; this is said once"
             )
         return reason is None
 
@@ -379,17 +353,16 @@ class Store:
             self.troubles += 1
         reason = " ".join(reason.split())[:LONGEST]
         _log.info("the disk cache in %s: %s", self.directory, reason)
-        if self._is_first_trouble():
-            warn(
-                f"the compile cache in {str(self.directory)!r} could not serve: {reason}. The run goes on and compiles what "
-                f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without",
-                CacheWarning,
-            )
+        self._warn_once(
+            f"the compile cache in {str(self.directory)!r} could not serve: {reason}. The run goes on and compiles what "
+            f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without"
+        )
 
-    def _is_first_trouble(self) -> bool:
-        """True on the first call, so that each directory causes one warning."""
-        first, self._warned = not self._warned, True
-        return first
+    def _warn_once(self, text: str) -> None:
+        """Warn, unless this directory has caused a warning."""
+        if not self._warned:
+            self._warned = True
+            warn(text, CacheWarning)
 
     def check(self, path: Path) -> None:
         """Raise CacheError if the file, or a folder on its path, may have been written by another user.
@@ -476,7 +449,16 @@ class Store:
 
     def find_damaged(self) -> dict[Item, str]:
         """Check the compiled regions; return the reason for each that cannot be used."""
-        return self.entries.find_damaged()
+        reasons = {}
+        for item in self.entries.items():
+            try:
+                self.check(item.path)
+                self.entries.schema.read(item.path)
+            except FileNotFoundError:
+                continue  # evicted meanwhile
+            except (CacheError, OSError) as error:
+                reasons[item] = str(error)
+        return reasons
 
     def shrink(self, limit: int) -> list[Item]:
         """Remove the least recently used records until the rest fits `limit` bytes; return those removed."""

@@ -22,7 +22,7 @@ from xrt.formats.calibration_table import CalibrationTable
 from xrt.graph import Function
 from xrt.html.views import size as format_bytes
 from xrt.module import XRTModule
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.passes.quantize import QuantizationOptions, quantize, quantize_weights, why_not_quantized
 from xrt.passes.quantize.form import prepare_for_quantization
 from xrt.passes.quantize.packed import why_not_stored

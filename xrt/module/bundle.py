@@ -45,11 +45,11 @@ from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory, wr
 from xrt.formats.program_record import OWN, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.graph import Function
 from xrt.module.engines import check_isolated
-from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
+from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, TracedModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import Check, Isolation, parse_options
+from xrt.module.programs import SavedSpecialization, Specialization
 from xrt.module.sizes import dump_shapes, read_shapes
-from xrt.module.specialization import SavedSpecialization, Specialization
 from xrt.module.stored_plans import BuildContext, list_large_constants, restore, store_program
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions, to_host
@@ -216,14 +216,14 @@ def _make_module(
     return module
 
 
-def _make_source(file: BundleFile) -> StaticModel | BundledTraces:
+def _make_source(file: BundleFile) -> ModelSource:
     record, model = file.record, file.record.facts["model"]
     if model:
-        return BundledModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
+        return DeferredModel(record.inputs, record.outputs, lambda: StaticModel(file.model(model)))
     traces: dict[tuple[Any, ...], Callable[[], Function]] = {
         _list_types(program): partial(file.model, program.function) for program in record.programs if not program.fetch
     }
-    return BundledTraces(tuple(value.name for value in record.inputs), traces)
+    return TracedModel([value.name for value in record.inputs], traces)
 
 
 def _list_types(program: StoredProgram) -> tuple[Any, ...]:
@@ -233,38 +233,35 @@ def _list_types(program: StoredProgram) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- programs
 
 
-class _BundleOrigin:
-    """The `ProgramOrigin` of programs in a bundle."""
+def _complete(program: StoredProgram, file: BundleFile, context: BuildContext) -> Specialization:
+    """Create the specialization of a program with its saved Plan; raises BundleError."""
+    from xrt.partition.plan import from_message
 
-    def __init__(self, file: BundleFile) -> None:
-        self._file = file
-
-    def read_weight(self, weight: StoredWeight) -> Any:
-        return np.frombuffer(self._file.read_weight(weight.digest), np.uint8)
-
-    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        from xrt.partition.plan import from_message
-
-        plan = from_message(self._file.read_plan(program.plan))
-        saved = SavedSpecialization(plan, partial(self._file.model, program.function))
-        return Specialization(plan.function, *context, original=plan.function, saved=saved)
+    plan = from_message(file.read_plan(program.plan))
+    saved = SavedSpecialization(plan, partial(file.model, program.function))
+    return Specialization(plan.function, *context, original=plan.function, saved=saved)
 
 
 def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     """Add the saved programs to the module, except those on a missing engine."""
     recompiled: dict[str, str] = {}
-    engines, name = module.programs.engines, os.fspath(tier.file.path)
-    origin, context = _BundleOrigin(tier.file), BuildContext(engines, module.programs.settings, module.programs.cache)
-    for program in tier.file.record.programs:
+    engines, file, name = module.programs.engines, tier.file, os.fspath(tier.file.path)
+    context = BuildContext(engines, module.programs.settings, module.programs.cache)
+
+    def read_weight(weight: StoredWeight) -> Any:
+        return np.frombuffer(file.read_weight(weight.digest), np.uint8)
+
+    for program in file.record.programs:
+        complete = partial(_complete, program, file, context)
         # Programs that need their nodes have a plan only.
-        build = None if program.launches else origin.complete(program, context)
+        build = None if program.launches else complete()
         launches = program.launches if build is None else build.plan.launches
         if not all(launch.engine in module.engines for launch in launches):
             continue
         if (key := module.sizes.restore_key(_list_types(program), engines)) is None:
             continue
         if build is None:
-            plan, build = restore(program, origin, context)
+            plan, build = restore(program, context, read_weight, complete)
         else:
             plan = build.plan
         regions = list_regions(plan, engines.by_spec, engines.context)

@@ -1,11 +1,11 @@
-"""Prepared calls: a check of type, dtype and shape per input, then the launch. Bound calls omit the check."""
+"""Calls of a module: the values of one call; prepared calls, which check types and shapes; bound calls, which check nothing."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from types import TracebackType
@@ -14,16 +14,82 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import numpy as np
 
 from xrt import passes
-from xrt.errors import InputError, RunFailed
+from xrt.engines import RunOptions
+from xrt.errors import DeviceError, InputError, RunFailed
 from xrt.forking import renew_after_fork
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.module.specialization import Call
-from xrt.runtime import Program, to_run_failed
+from xrt.runtime import OutputInspector, Program, list_inplace_updates, to_run_failed
+from xrt.runtime.devices import use_array_device
 from xrt.runtime.inputs import check_buffers, check_updated
+from xrt.runtime.program import DEFAULT
 
 if TYPE_CHECKING:
-    from xrt.module.programs import SpecializationCache
-    from xrt.module.specialization import Specialization
+    from xrt.module.programs import Specialization, SpecializationCache
+    from xrt.partition import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The values of one call."""
+
+    inputs: Sequence[Any]
+    options: RunOptions = DEFAULT
+    inspection: OutputInspector | None = None
+    before: tuple[tuple[Any, Any], ...] = ()
+    """(input, copy of its values before the call) for inputs that the model updates; only if the call is checked."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
+        """Create the call with the caller's options; raises DeviceError for a stream on the CPU, InputError for a bad buffer."""
+        options = options or DEFAULT
+        if options.stream is not None and device == "cpu":
+            raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
+        if out is not None and options.out is not None:
+            raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
+        buffers = out if out is not None else options.out
+        if buffers is not None:
+            options = replace(options, out=check_buffers(buffers, function.outputs, function.inputs, inputs, device))
+        return cls(inputs, options)
+
+    def keep_inputs(self, function: Function) -> Call:
+        """Copy the inputs that the call updates, so that it can always be repeated."""
+        return replace(self, before=tuple((self.inputs[n], copy) for n, copy in self._copy_updated(function).items()))
+
+    def on_copies(self, function: Function) -> Call:
+        """The call on copies of the inputs that it updates, without the caller's buffers."""
+        copies = self._copy_updated(function)
+        inputs = tuple(copies.get(n, value) for n, value in enumerate(self.inputs))
+        return replace(self, inputs=inputs, options=replace(self.options, out=None))
+
+    def _copy_updated(self, function: Function) -> dict[int, Any]:
+        updated, copies = {name for name, _ in function.aliases}, {}
+        for number, (declared, value) in enumerate(zip(function.inputs, self.inputs, strict=True)):
+            if declared.name in updated:
+                with use_array_device(value):
+                    copies[number] = value.copy()
+        return copies
+
+    def on(self, program: Program) -> list[Any]:
+        """Run the call on a program."""
+        return program.run(self.inputs, self.options, self.inspection)
+
+    def restore(self, plan: Plan, error: RunFailed) -> None:
+        """Restore the inputs to their state before the region failed; raises RunFailed if that state is unknown."""
+        if self.before:
+            for value, copy in self.before:
+                with use_array_device(value):
+                    value[...] = copy
+        elif touched := list_inplace_updates(plan, error.region) if error.updated is None else error.updated:
+            names = ", ".join(map(repr, touched))
+            raise RunFailed(
+                f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
+                f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
+                error.region,
+                tuple(touched),
+            ) from error
+
+
+# ---------------------------------------------------------------------- prepared calls
 
 NO_MATCH: Final = object()
 """Returned by a prepared call for inputs of another signature."""

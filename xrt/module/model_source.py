@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.errors import InputError, ModelError
 from xrt.graph import Function, TensorType, Type, Value
@@ -23,36 +23,11 @@ TORCH_SUFFIXES = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
 """Suffixes of PyTorch model files."""
 
 
-class ModelSource(Protocol):
-    """A model before it is compiled. ``values`` are the inputs of a call, None if unknown."""
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        """The declared inputs; a type is None if it is known only at call time."""
-
-    @property
-    def outputs(self) -> tuple[Value, ...]:
-        """The declared outputs; empty if known only at call time."""
-
-    def key(self, values: Sequence[Any], dynamic: bool) -> object:
-        """The properties of the inputs that the Function depends on, as a key; ``dynamic`` keeps symbolic extents symbolic."""
-
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        """The Function for inputs like these; ``dynamic`` as in `key`."""
-
-    def get_declared_function(self) -> Function:
-        """The Function as declared, without inputs; raises InputError if it depends on inputs."""
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the Function is traced separately for each combination of input types."""
-
-
 def make_source(model: Any) -> ModelSource:
     """Create the source of any model that a module accepts; raises ModelError for other objects."""
     if is_graph(model):
-        return TracedModel(model)
-    if isinstance(model, StaticModel | BundledTraces):
+        return TracedGraph(model)
+    if isinstance(model, StaticModel | TracedModel):
         return model
     if isinstance(model, Function):
         return StaticModel(model)
@@ -74,7 +49,7 @@ def make_source(model: Any) -> ModelSource:
 
 def get_model(source: ModelSource) -> Any:
     """The Function or graph of a source."""
-    return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
+    return source.graph if isinstance(source, TracedGraph) else source.get_declared_function()
 
 
 def is_graph(model: object, *, as_class: bool = False) -> bool:
@@ -175,11 +150,13 @@ class StaticModel:
         self._is_static = all(isinstance(value.type, TensorType) and value.type.is_static for value in inputs)
 
     def key(self, values: Sequence[Any], dynamic: bool) -> object:
+        """The properties of a call's inputs that the Function depends on; ``dynamic`` keeps symbolic extents symbolic."""
         if dynamic or self._is_static:
             return None
         return tuple(getattr(value, "shape", None) for value in values)
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
+        """The Function for inputs like these; ``dynamic`` as in `key`."""
         from xrt import passes
 
         function = self.get_declared_function()
@@ -189,39 +166,12 @@ class StaticModel:
         return passes.specialize(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 
     def get_declared_function(self) -> Function:
+        """The Function as declared, without inputs."""
         return self._function
 
     @property
     def locations(self) -> tuple[str, ...]:
         return self._locations
-
-
-class TracedModel:
-    """An `xrt.Graph`: its `build` runs once per signature."""
-
-    is_traced = True
-    outputs: tuple[Value, ...] = ()
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.inputs = tuple(Value(name) for name in graph.input_names)
-
-    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
-        return tuple(inputs.infer_type(value) for value in values)
-
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        function = self.graph.trace(*self.key(values, dynamic))
-        if len(function.inputs) > len(values):
-            state_names = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
-            raise InputError(
-                f"the graph {function.name!r} keeps state ({state_names}); call a session: s = m.new_session(), then s(...)"
-            )
-        return _check_function(function)
-
-    def get_declared_function(self) -> Function:
-        if self.inputs:
-            raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
-        return self.function([], dynamic=False)
 
 
 class DeferredModel(StaticModel):
@@ -239,8 +189,62 @@ class DeferredModel(StaticModel):
         return self._load().locations
 
 
-class BundledModel(DeferredModel):
-    """A model in a bundle."""
+class TracedModel:
+    """A model with one Function per combination of input types: the traces of an `xrt.Graph` in a bundle."""
+
+    is_traced = True
+    outputs: tuple[Value, ...] = ()
+
+    def __init__(self, names: Sequence[str], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
+        """``traces`` maps tuples of input types to functions that load the trace."""
+        self.inputs = tuple(Value(name) for name in names)
+        self._traces = traces
+
+    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
+        """The types of a call's inputs."""
+        return tuple(inputs.infer_type(value) for value in values)
+
+    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
+        """The Function for inputs like these; raises InputError for other types than the saved ones."""
+        if (key := self.key(values, dynamic)) not in self._traces:
+            saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
+            requested = ", ".join(map(str, key))
+            raise InputError(
+                f"the bundle holds traces of a graph for inputs {saved}, and none for ({requested}); save it with such an example"
+            )
+        return self._traces[key]()
+
+    def get_declared_function(self) -> Function:
+        """The only Function; raises InputError if it depends on the inputs."""
+        if len(self._traces) == 1:
+            return next(iter(self._traces.values()))()
+        raise InputError(f"the bundle holds {len(self._traces)} traces of a graph; call the module with inputs first")
+
+
+class TracedGraph(TracedModel):
+    """An `xrt.Graph`: its `build` runs once per signature."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph.input_names, {})
+        self.graph = graph
+
+    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
+        function = self.graph.trace(*self.key(values, dynamic))
+        if len(function.inputs) > len(values):
+            state_names = ", ".join(repr(value.name) for value in function.inputs[len(values) :])
+            raise InputError(
+                f"the graph {function.name!r} keeps state ({state_names}); call a session: s = m.new_session(), then s(...)"
+            )
+        return _check_function(function)
+
+    def get_declared_function(self) -> Function:
+        if self.inputs:
+            raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
+        return self.function([], dynamic=False)
+
+
+ModelSource: TypeAlias = StaticModel | TracedModel
+"""A model before it is compiled."""
 
 
 def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
@@ -253,32 +257,3 @@ def load_unchanged(path: Path, check: Callable[[], None]) -> StaticModel:
         raise
     check()
     return source
-
-
-class BundledTraces:
-    """The traces of an `xrt.Graph` in a bundle; other input types than the saved ones raise InputError."""
-
-    is_traced = True
-    outputs: tuple[Value, ...] = ()
-
-    def __init__(self, names: tuple[str, ...], traces: Mapping[tuple[Type | None, ...], Callable[[], Function]]) -> None:
-        """``traces`` maps tuples of input types to functions that load the trace."""
-        self.inputs = tuple(Value(name) for name in names)
-        self._traces = traces
-
-    def key(self, values: Sequence[Any], dynamic: bool) -> tuple[Type | None, ...]:
-        return tuple(inputs.infer_type(value) for value in values)
-
-    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        if (key := self.key(values, dynamic)) not in self._traces:
-            saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces)
-            requested = ", ".join(map(str, key))
-            raise InputError(
-                f"the bundle holds traces of a graph for inputs {saved}, and none for ({requested}); save it with such an example"
-            )
-        return self._traces[key]()
-
-    def get_declared_function(self) -> Function:
-        if len(self._traces) == 1:
-            return next(iter(self._traces.values()))()
-        raise InputError(f"the bundle holds {len(self._traces)} traces of a graph; call the module with inputs first")

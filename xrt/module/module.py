@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import XRTError
-from xrt.module.dispatch import NO_MATCH, Dispatcher, unpack_outputs
-from xrt.module.engines import make_engine_list
-from xrt.module.model_source import BundledModel, BundledTraces, check_declared, find_front_end, get_model, is_graph
+from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, unpack_outputs
+from xrt.module.model_source import check_declared, find_front_end, get_model, is_graph
 from xrt.module.options import add_keywords, apply_constraints, parse_options
-from xrt.module.programs import Programs, open_model
-from xrt.module.specialization import Call, Specialization, list_value_names
+from xrt.module.programs import Programs, Specialization, list_value_names
 from xrt.module.state import Session, StatefulFunctions
 from xrt.module.verification import OutputChecks
 from xrt.runtime import inputs
@@ -114,14 +112,10 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
     ) -> None:
         engine, settings = apply_constraints(engine, parse_options(options))
         store = open_cache(cache)
-        engines, stored, self.source = open_model(model, engine, device, settings, store)
         path = Path(model).absolute() if isinstance(model, str | os.PathLike) else None
         self.construction = Construction(engine, device, cache, options, path)
-        list_all = partial(make_engine_list, engine, device, replace(settings, lock=None), store)
-        self.programs = Programs(
-            self.source, engines, settings, store, stored, list_all_engines=list_all, is_default=engine is None
-        )
-        self.sizes = self.programs.sizes
+        self.programs = Programs(model, engine, device, settings, store)
+        self.source, self.sizes = self.programs.source, self.programs.sizes
         self.dispatcher = Dispatcher(self.programs.specializations)
         self.checks = OutputChecks(settings.check, self.threads)
         self.stateful_functions = StatefulFunctions()
@@ -430,7 +424,9 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         return describe_construction(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied: Self = copy_module(self, memo)
+        """Create another module with the same arguments and a copy of its graph; a Function is immutable."""
+        model = _find_model(self)
+        copied: Self = self.construction.repeat(type(self), copy.deepcopy(model, memo) if is_graph(model) else model)
         return copied
 
     def __copy__(self) -> Self:
@@ -497,15 +493,9 @@ def describe_construction(module: XRTModule) -> tuple[Any, ...]:
     return arguments.repeat, (type(module), arguments.path or model)
 
 
-def copy_module(module: XRTModule, memo: dict[int, Any]) -> Any:
-    """Create another module with the same arguments and a copy of its graph; a Function is immutable."""
-    model = _find_model(module)
-    return module.construction.repeat(type(module), copy.deepcopy(model, memo) if is_graph(model) else model)
-
-
 def _find_model(module: XRTModule) -> Any:
     """The Function or graph that a module runs; raises TypeError for a module from a bundle."""
-    if isinstance(module.source, BundledModel | BundledTraces):
+    if module.bundle is not None:
         raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
     return get_model(module.source)
 

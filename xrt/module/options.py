@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from xrt.formats.calibration_table import CalibrationTable
     from xrt.graph import NodePattern
     from xrt.module.lockfile import LockedPlacement
-    from xrt.module.model_source import ModelSource
     from xrt.module.sizes import Shapes
     from xrt.precision import ErrorBudget
-    from xrt.precision.lowering import LoweringWithinBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,16 +319,6 @@ def apply_constraints(engine: Any, settings: ModuleOptions) -> tuple[Any, Module
     from xrt.module.precision import keep_nodes_exact  # slow to import, and rarely needed
 
     return keep_nodes_exact(engine, settings)
-
-
-def make_module_lowering(settings: ModuleOptions, source: ModelSource) -> LoweringWithinBudget | None:
-    """Create the search for plans within the error budget; None without a budget."""
-    if settings.max_error is None:
-        return None
-
-    from xrt.module.precision import make_lowering  # slow to import, and rarely needed
-
-    return make_lowering(settings, source)
 
 
 def override_budget(settings: ModuleOptions, max_error: Any, calibrate: Any, validate: Any) -> ModuleOptions:

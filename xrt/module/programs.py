@@ -1,81 +1,411 @@
-"""The programs of a module: look up by the sizes of a call, plan, compile, and evict."""
+"""The programs of a module: plan, compile and evict them by signature; repeat a call whose region fails on another plan."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
 from xrt.cache.memory import LEAST_BYTES, THREADS, close_in_background, count_bytes
 from xrt.errors import (
+    CompileRefused,
     DeviceError,
     EngineUnavailable,
     FallbackWarning,
     InputError,
     OptionError,
+    PlanError,
+    RunFailed,
     SignatureWarning,
     UnknownEngine,
     XRTError,
+    did_you_mean,
     warn,
 )
 from xrt.forking import renew_after_fork
 from xrt.graph import FrozenDict
+from xrt.graph.deferred_function import StaleFunction
+from xrt.module.dispatch import Call
 from xrt.module.engines import make_engine_list
 from xrt.module.model_source import ShapePlaceholder, make_source
-from xrt.module.options import make_module_lowering
 from xrt.module.sizes import SizePolicy
-from xrt.module.specialization import Specialization, add_outputs, optimize
-from xrt.module.stored_plans import find_stored_plans
 from xrt.placement.sizes import read_sizes
+from xrt.progress import show_progress
+from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, list_regions
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.graph import Function
     from xrt.module.dispatch import FastPath
+    from xrt.module.explain import Memory
     from xrt.module.model_source import ModelSource
     from xrt.module.options import ModuleOptions
     from xrt.module.stored_plans import StoredPlans
-    from xrt.partition import Plan
+    from xrt.partition import Pin, Plan, SupportMatrix
+    from xrt.placement import TuningResult
     from xrt.placement.auto import AutoPlacement, Placer
     from xrt.placement.engine_list import EngineList
-    from xrt.runtime import Program, Refusal
+    from xrt.precision.lowering import LoweringWithinBudget
+
+_log = logging.getLogger(__name__)
+
+
+def list_value_names(fetch: Any) -> tuple[str, ...]:
+    """The names that a call fetches, each once; raises InputError for a string."""
+    if isinstance(fetch, str):
+        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
+    return tuple(dict.fromkeys(() if fetch is None else fetch))
+
+
+def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
+    """Add values to the outputs of a function; raises InputError for a name that it does not define."""
+    if not fetch:
+        return function
+    names = set(function.value_names())
+    for name in fetch:
+        if name not in names:
+            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, names)}")
+    outputs = {value.name for value in function.outputs}
+    return function.replace(outputs=function.outputs + tuple(function.value(name) for name in fetch if name not in outputs))
+
+
+def optimize(function: Function, *, fold: bool, engines: EngineList | None = None) -> Function:
+    """Run the module's pipeline on a function with inferred types.
+
+    ``fold`` enables constant folding, which uses the engines' threads and skips quantized constants that engines read as such.
+    """
+    from xrt import passes
+    from xrt.engines.toolkit.reference_evaluator import evaluate
+
+    if not fold:
+        return passes.optimize(function)
+    if engines is None:
+        return passes.optimize(function, evaluate)
+    return passes.optimize(function, partial(evaluate, threads=engines.context.threads), engines.fuse_dequantization)
+
+
+def _matches(pin: Pin, function: Function) -> bool:
+    return any(pin.match({pin.subject(node) for node in function.nodes}))
+
+
+# ---------------------------------------------------------------------- faults
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that has failed in one region of a program."""
+
+    call: Call
+    program: Program
+    error: RunFailed
+
+    @property
+    def refusal(self) -> Refusal:
+        """The nodes to exclude from the engine: those of all regions that share the failed executable."""
+        launches, executables = self.program.plan.launches, self.program.executables
+        number = [launch.name for launch in launches].index(self.error.region)
+        equal = [launch for launch, executable in zip(launches, executables, strict=True) if executable is executables[number]]
+        return Refusal(launches[number], tuple(node for launch in equal for node in launch.nodes), self.error)
+
+    def make_repeatable(self, function: Function) -> tuple[FailedCall, RunFailed | None]:
+        """Restore the inputs. If impossible, return the failure with a call on copies of the inputs, and the error to raise."""
+        try:
+            self.call.restore(self.program.plan, self.error)
+        except RunFailed as error:
+            return replace(self, call=self.call.on_copies(function)), error
+        return self, None
+
+
+def warn_refusals(refused: Iterable[Refusal]) -> None:
+    """Issue a warning with one line per refusal."""
+    for refusal in refused:
+        more = f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else ""
+        warn(f"{refusal.reason}; node {refusal.nodes[0]!r}{more} placed on another engine", FallbackWarning)
+
+
+# ---------------------------------------------------------------------- signatures
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSpecialization:
+    """The saved part of a specialization, from a bundle or the cache."""
+
+    plan: Plan
+    whole: Callable[[], Function]
+    """Returns the planned Function; the specialization's may be folded, with the same inputs and outputs."""
+    complete: Callable[[], Specialization] | None = None
+    """Creates the full specialization from the model. If set, the regions of ``plan`` may lack nodes, and it is not shown."""
+
+
+class Specialization:
+    """A Function with its Plan; `program` compiles on first use, once even if several threads call it."""
+
+    def __init__(
+        self,
+        function: Function,
+        engines: EngineList,
+        settings: ModuleOptions,
+        cache: CompileCache,
+        *,
+        original: Function,
+        saved: SavedSpecialization | None = None,
+        place: Callable[[Function], TuningResult] | None = None,
+    ) -> None:
+        self.function = function
+        self.key: Any = None
+        """The key in its module's cache: sizes and fetched values."""
+        self.sizes: Mapping[str, int] = {}
+        """Sizes of the model's symbolic dims, for placement by measurement."""
+        self.remarks: Mapping[str, str] = {}
+        """Remarks about compiled forms from a bundle, by region."""
+        self.engines = engines
+        self.compiled: Program | None = None
+        self.refused: tuple[Refusal, ...] = ()
+        self.checked = False
+        """Whether a call was checked and its outputs were correct."""
+        self.usage: tuple[Program, dict[int, tuple[int, int]]] | None = None
+        """The counted program, and the (bytes, threads) that each executable uses between calls, by ``id``."""
+        self.tuned = place(function) if place else None
+        if self.tuned is not None and self.tuned.lowered:
+            self.engines = replace(engines, lowered=self.tuned.lowered)
+        self._saved, self._original, self._settings, self._cache = saved, original, settings, cache
+        pins = settings.clustering.pins
+        # A pin that matched no node to begin with stays, and is an error.
+        self.idle_pins = tuple(pin for pin in pins if not _matches(pin, function) and _matches(pin, original))
+        """Pins without effect: their nodes were folded or dropped."""
+        self._clustering = settings.clustering
+        if self.idle_pins:
+            self._clustering = replace(settings.clustering, pins=tuple(pin for pin in pins if pin not in self.idle_pins))
+        self._lock = renew_after_fork(Lock())
+        self._plan = saved.plan if saved else self._partition(())
+
+    @cached_property
+    def _support(self) -> SupportMatrix:
+        """The engines' support answers for the Function, cached over all plans."""
+        from xrt.partition import SupportMatrix
+        from xrt.placement.result import unwrap
+
+        homes, engines = self.engines.homes, self.engines.engines
+        return SupportMatrix.of(self.full_function(), unwrap(engines), [homes.of(engine.spec) for engine in engines])
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program, compiled or not."""
+        complete = self._complete()
+        return self._plan if complete is None else complete.plan
+
+    def _complete(self) -> Specialization | None:
+        """The full specialization, created from the model; None if this one is complete."""
+        saved = self._saved
+        return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
+
+    def full_function(self) -> Function:
+        """The planned Function; `function` has the same inputs and outputs, and may be folded."""
+        return self._saved.whole() if self._saved else self.function
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the plan comes from a bundle or the cache, with its regions compiled."""
+        return self._saved is not None
+
+    def regions(self) -> list[RegionToCompile]:
+        """The regions to compile, in plan order."""
+        return list_regions(self.plan, self.engines.by_spec, self.engines.context)
+
+    def memory(self) -> Memory:
+        """Memory of the plan; includes that of the engines once compiled."""
+        from xrt.module.explain import measure_memory
+
+        complete = self._complete()
+        return measure_memory(self.plan, self._original if complete is None else complete._original, self.compiled)
+
+    # ------------------------------------------------------------------ compile
+
+    def program(self) -> Program:
+        """Compile, or return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+        if self.compiled is not None:
+            return self.compiled
+        with self._lock:
+            if self.compiled is not None:
+                return self.compiled
+            count, is_stale = len(self.refused), False
+            try:
+                program, _ = self._find_working_plan()
+            except StaleFunction as error:  # a cached plan that does not match the model
+                _log.info("the plan of %s is made again: %s", self.function.name, error)
+                is_stale = True
+            if is_stale:  # outside the handler: errors raised in it have the StaleFunction as context, and count as stale too
+                if (complete := self._complete()) is not None:  # else another module met it while this one waited
+                    self.function, self._original, self._plan = complete.function, complete._original, complete._plan
+                    self._saved = None
+                program, _ = self._find_working_plan()
+        warn_refusals(self.refused[count:])
+        return program
+
+    def _find_working_plan(self, failed: FailedCall | None = None) -> tuple[Program, list[Any]]:
+        """Find the first plan that works, and use it from now on; return its Program and the results of the call that failed.
+
+        Regions that an engine refuses at compile, or fails to run in that call, are excluded from the next plan. A call that
+        fails on every plan raises its first error: the inputs may be the cause. A call whose inputs cannot be restored raises an
+        error in any case; copies of its inputs then decide whether the next plan works for later calls.
+        """
+        plan, refused, first, lost = self._plan, self.refused, failed, None
+        new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
+        while True:
+            if new:
+                refused += new
+                try:
+                    plan = self._replan(refused, new)
+                except PlanError:
+                    if first is None:
+                        raise
+                    if lost is not None:
+                        first.error.updated = lost.updated
+                    first.error.has_bad_index = failed is not None and _has_index_error(failed.error)
+                    raise first.error  # noqa: B904  # the missing engine is not its cause
+            outcome, results = self._compile(plan), []
+            if not isinstance(outcome, Program):
+                new = outcome
+                continue
+            if failed is not None and first is not None:
+                if lost is None:
+                    failed, lost = failed.make_repeatable(self.function)
+                try:
+                    results = failed.call.on(outcome)
+                except RunFailed as again:
+                    first.error.add_note(f"placed elsewhere, it failed too: {again}")
+                    first.error.updated = (*(first.error.updated or ()), *(again.updated or ()))
+                    failed = FailedCall(failed.call, outcome, again)
+                    new = (failed.refusal,)
+                    continue
+            self._adopt(outcome, refused)
+            if lost is not None:
+                raise lost
+            return outcome, results
+
+    def _adopt(self, program: Program, refused: tuple[Refusal, ...]) -> None:
+        if refused != self.refused:
+            self.remarks, self.checked = {}, False  # their regions may have changed
+        self.compiled, self._plan, self.refused = program, program.plan, refused
+        if (folder := self._settings.dump_subgraph_dir) is not None:
+            from xrt.formats import dump  # rarely needed
+
+            stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
+            dump.write(stages | {x.name: x.function for x in self.plan.launches}, folder)
+
+    def _compile(self, plan: Plan) -> Program | tuple[Refusal, ...]:
+        settings, engines = self._settings, self.engines
+        with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as show:
+            report = settings.progress if callable(settings.progress) else lambda done, n: show(f"{done} of {n} regions")
+            options: dict[str, Any] = {"streams": engines.streams, "graph": settings.cuda_graph, "narrow": True}
+            return compile_plan(plan, engines.by_spec, engines.context, self._cache, progress=report, **options)
+
+    def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
+        """Plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
+        if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
+            raise failed[0]
+        try:
+            return self._partition(refused)
+        except Exception as error:
+            raise error from new[0].error
+
+    def _partition(self, refused: tuple[Refusal, ...]) -> Plan:
+        """Plan without refused regions: the best measured plan, else by priority."""
+        from xrt.partition import partition
+
+        exclusions, engines = [], self.engines
+        for refusal in refused:
+            how = "failed at run" if isinstance(refusal.error, RunFailed) else "refused at compile"
+            exclusions += [(node, refusal.launch.engine, f"{how}: {refusal.reason}") for node in refusal.nodes]
+        if self.tuned is not None:
+            from xrt.placement.auto import find_next_best_plan
+
+            plan = find_next_best_plan(self.tuned, exclusions) if refused else self.tuned.plan
+            if plan is not None:
+                return plan
+        plan = partition(
+            self.full_function(),
+            engines.engines,
+            self._clustering,
+            strict=self._settings.strict,
+            implicit=engines.implicit,
+            device=engines.context.device,
+            devices=engines.devices,
+            refused=exclusions,
+            capability=self._support,
+        )
+        name, count = self.function.name, len(self.function.nodes)
+        regions = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info("plan of %s: %d nodes in %d regions: %s", name, count, len(plan.launches), regions)
+        return plan
+
+    # ------------------------------------------------------------------ faults of a run
+
+    def run(self, call: Call, program: Program | None = None) -> list[Any]:
+        """Run a call; a region that fails is placed elsewhere, with a warning, and the call is repeated.
+
+        Raises RunFailed if no engine is left for the region, its inputs cannot be restored, or the module is strict.
+        """
+        program = program or self.program()
+        try:
+            return call.on(program)
+        except RunFailed as error:
+            return self.rescue(program, error, call)
+
+    def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
+        """Repeat a call after a region of the program failed, on a plan without the region."""
+        if self._settings.strict or not error.region:
+            raise error
+        with self._lock:
+            is_current, count = self.compiled is program, len(self.refused)
+            if is_current:
+                _, results = self._find_working_plan(FailedCall(call, program, error))
+        if not is_current:  # another thread has placed the region elsewhere meanwhile
+            call.restore(program.plan, error)
+            return self.run(call)
+        warn_refusals(self.refused[count:])
+        return results
+
+
+def _has_index_error(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, IndexError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+# ---------------------------------------------------------------------- all signatures of a module
 
 MOST_COMPILES = 3
 """Number of calls that compiled, including the first, at which a warning recommends how to avoid recompiles."""
 
 
 class Programs:
-    """The specializations of one module, each with its plan and program.
+    """The specializations of one module, each with its plan and program."""
 
-    ``list_all_engines`` lists all engines that the caller named, for a lock that restricts ``engines``. With ``is_default``
-    the caller named none, and the default engine is chosen at the first trace of an `xrt.Graph`.
-    """
-
-    def __init__(
-        self,
-        source: ModelSource,
-        engines: EngineList,
-        settings: ModuleOptions,
-        cache: CompileCache,
-        stored: StoredPlans | None,
-        *,
-        list_all_engines: Callable[[], EngineList],
-        is_default: bool,
-    ) -> None:
-        self.source, self.engines, self.settings, self.cache, self.stored = source, engines, settings, cache, stored
-        self.sizes = SizePolicy(settings.shapes, source, engines, stored, fold=settings.fold_constants)
-        self.lowering = make_module_lowering(settings, self.sizes.served)
+    def __init__(self, model: Any, engine: Any, device: str, settings: ModuleOptions, cache: CompileCache) -> None:
+        """Open the model on the listed engines, or on its default engine (None)."""
+        self.engines, self.stored, self.source = open_model(model, engine, device, settings, cache)
+        self.settings, self.cache = settings, cache
+        self.sizes = SizePolicy(settings.shapes, self.source, self.engines, self.stored, fold=settings.fold_constants)
+        self.lowering: LoweringWithinBudget | None = None
         """Finds plans within the module's error budget; None without one."""
+        if settings.max_error is not None:
+            from xrt.module.precision import make_lowering  # slow to import, and rarely needed
+
+            self.lowering = make_lowering(settings, self.sizes.served)
         self.specializations = SpecializationCache(cache.max_bytes)
         self.planning = renew_after_fork(RLock())
         """Held during planning; calls of other signatures do not wait."""
         self.is_closed = False
-        self._list_all_engines = list_all_engines
-        self._is_undecided = is_default and source.is_traced
+        # A lock restricts `engines` to those of its plan; where it does not apply, all listed engines are needed.
+        self._list_all_engines = partial(make_engine_list, engine, device, replace(settings, lock=None), cache)
+        # The default engine of an `xrt.Graph` is chosen at its first trace.
+        self._is_undecided = engine is None and self.source.is_traced
         self._has_warned = False
         self._compiles = 0  # calls that compiled a program for their sizes only
 
@@ -268,15 +598,6 @@ MAX_READY = 1024
 """Maximum number of prepared calls; beyond it the least recently used is dropped. They are small and share programs."""
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    build: Specialization
-    program: Program | None = None
-    """The program whose executables were counted."""
-    usage: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(bytes, threads) that its executables use between calls, by ``id``."""
-
-
 class SpecializationCache:
     """An LRU cache of specializations, by the properties of the inputs that they depend on. Lookups take constant time.
 
@@ -288,7 +609,7 @@ class SpecializationCache:
         self._max_bytes = max_bytes
         self.max_threads = THREADS
         """Limit on the threads that all executables keep between calls."""
-        self._entries: OrderedDict[object, _Entry] = OrderedDict()
+        self._entries: OrderedDict[object, Specialization] = OrderedDict()
         self._prepared: OrderedDict[object, FastPath] = OrderedDict()
         self._lock = renew_after_fork(RLock())
         self._has_evicted = self._has_warned = False
@@ -299,55 +620,47 @@ class SpecializationCache:
     def to_dict(self) -> dict[Any, Specialization]:
         """All specializations by their keys."""
         with self._lock:
-            return {key: entry.build for key, entry in self._entries.items()}
+            return dict(self._entries)
 
     def get(self, key: object) -> Specialization | None:
         """Look up a specialization and mark it as most recently used; None if there is none."""
         with self._lock:
-            if (entry := self._entries.get(key)) is None:
-                return None
-            self._entries.move_to_end(key)
-            return entry.build
+            if (build := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+            return build
 
     def put(self, key: object, build: Specialization) -> None:
         """Store a specialization, replacing one with the same key."""
         with self._lock:
             if key in self._entries:
                 self._drop(key)
-            self._entries[key] = _Entry(build)
-            build.key = key
+            self._entries[key] = build
+            build.key, build.usage = key, None
         self._shrink(build)
 
     def remove(self, build: Specialization) -> None:
         """Drop a specialization if it is stored."""
         with self._lock:
-            if self._find_entry(build) is not None:
+            if self._entries.get(build.key) is build:
                 self._drop(build.key)
-
-    def _find_entry(self, build: Specialization) -> _Entry | None:
-        """The entry of a specialization; None if it was dropped, or replaced."""
-        entry = self._entries.get(build.key)
-        return entry if entry is not None and entry.build is build else None
 
     def count(self, build: Specialization, program: Program) -> bool:
         """Count a program's memory and threads and evict the least recently used others; False if it was counted before."""
         with self._lock:
-            if (entry := self._find_entry(build)) is None:
+            if self._entries.get(build.key) is not build:
                 return True
-            if entry.program is program:
+            if build.usage is not None and build.usage[0] is program:
                 return False
-            entry.program = program
-            entry.usage = {
-                id(executable): (count_bytes(executable), executable.idle_threads) for executable in program.executables
-            }
+            build.usage = program, {id(x): (count_bytes(x), x.idle_threads) for x in program.executables}
         self._shrink(build)
         return True
 
     def _sum_usage(self) -> tuple[int, int]:
         """Bytes and threads that all executables use between calls."""
         usage: dict[int, tuple[int, int]] = {}
-        for entry in self._entries.values():
-            usage |= entry.usage
+        for build in self._entries.values():
+            if build.usage is not None:
+                usage |= build.usage[1]
         return sum(nbytes for nbytes, _ in usage.values()), sum(threads for _, threads in usage.values())
 
     @property
@@ -360,7 +673,7 @@ class SpecializationCache:
         """Evict down to the limits; the first eviction issues a SignatureWarning."""
         with self._lock:
             while self._is_full:
-                key = next((key for key, entry in self._entries.items() if entry.build is not newest), None)
+                key = next((key for key, build in self._entries.items() if build is not newest), None)
                 if key is None:
                     break
                 self._drop(key)
@@ -376,12 +689,12 @@ class SpecializationCache:
         return too_many_threads or max(nbytes, len(self._entries) * LEAST_BYTES) > self._max_bytes
 
     def _drop(self, key: object) -> None:
-        entry = self._entries.pop(key)
-        for types in [types for types, call in self._prepared.items() if call.build is entry.build]:
+        build = self._entries.pop(key)
+        for types in [types for types, call in self._prepared.items() if call.build is build]:
             del self._prepared[types]
-        if entry.build.compiled is not None:
-            entry.build.compiled.close_in_background()
-        close_in_background([entry].clear)  # freeing a large graph takes a while, too
+        if build.compiled is not None:
+            build.compiled.close_in_background()
+        close_in_background([build].clear)  # freeing a large graph takes a while, too
 
     def clear(self) -> None:
         """Drop all; the last user of each closes it."""
@@ -394,7 +707,7 @@ class SpecializationCache:
     def prepare(self, types: object, call: FastPath) -> bool:
         """Store a prepared call for inputs of these types and shapes; return False if its specialization was evicted."""
         with self._lock:
-            if call.build is None or self._find_entry(call.build) is None:
+            if call.build is None or self._entries.get(call.build.key) is not call.build:
                 return False
             self._prepared[types] = call
             self._prepared.move_to_end(types)
@@ -431,6 +744,8 @@ def open_model(
 
     An `xrt.Graph` has no types before its first call: it starts on the first installed engine, and the first trace decides.
     """
+    from xrt.module.stored_plans import find_stored_plans  # it makes specializations
+
     opened: dict[str, tuple[StoredPlans | None, ModelSource]] = {}
 
     def open_on(engines: EngineList) -> tuple[StoredPlans | None, ModelSource]:

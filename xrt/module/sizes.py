@@ -342,7 +342,7 @@ class SizePolicy:
 
         Raises OptionError if a dim of ``buckets`` cannot be padded, and for a module that cannot be padded.
         """
-        from xrt.module.specialization import optimize
+        from xrt.module.programs import optimize
         from xrt.passes.padding import pad_dims
 
         source = self.source

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from xrt.forking import get_generation, renew_after_fork
 from xrt.graph import Function, State, TensorType, Value, declare_states, list_states
 from xrt.graph.constants import make_aligned_array
 from xrt.graph.state import Capacity, find_capacity
-from xrt.module.model_source import StaticModel, TracedModel, make_source
+from xrt.module.model_source import StaticModel, TracedGraph, make_source
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def stateful(
     function = make_source(model).get_declared_function()
     states = tuple(State(*pair) for pair in pairs.items()) if pairs is not None else tuple(_pair_by_name(function))
     if capacity is not None:
-        from xrt.module.specialization import optimize
+        from xrt.module.programs import optimize
         from xrt.passes.padding.caches import make_static_caches
 
         declared = make_static_caches(optimize(function, fold=True), states, None if capacity == "double" else capacity)
@@ -214,7 +215,7 @@ class StatefulFunctions:
         if (declared := self._by_types.get(None) or self.find_declared(module)) is not None:
             return declared
         source, construction = module.source, module.construction
-        if not isinstance(source, TracedModel):
+        if not isinstance(source, TracedGraph):
             raise InputError("a bundle of traces of a graph makes no sessions; save a module of graph.trace(...)")
         module.programs.check_open()
         bound = zip(source.inputs, inputs.bind(source.inputs, args, kwargs), strict=True)
@@ -222,9 +223,7 @@ class StatefulFunctions:
         with self._lock:
             if types not in self._by_types:
                 function = StaticModel(source.graph.trace(*types)).get_declared_function()
-                traced = type(module)(
-                    function, construction.engine, construction.device, cache=module.programs.cache, **construction.options
-                )
+                traced = replace(construction, cache=module.programs.cache).repeat(type(module), function)
                 self._by_types[types] = StatefulFunction(traced, function)
             return self._by_types[types]
 

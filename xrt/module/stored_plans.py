@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.types import TensorType
 from xrt.module.model_source import DeferredModel, ModelSource, ShapePlaceholder, StaticModel, load_unchanged
-from xrt.module.specialization import SavedSpecialization, Specialization, optimize
+from xrt.module.programs import SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
 
 if TYPE_CHECKING:
@@ -113,19 +113,18 @@ class BuildContext(NamedTuple):
     cache: CompileCache
 
 
-class ProgramOrigin(Protocol):
-    """The file behind a stored program. Must not reference the module, to avoid a cycle."""
+def restore(
+    program: StoredProgram,
+    context: BuildContext,
+    read_weight: Callable[[StoredWeight], Any],
+    complete: Callable[[], Specialization],
+) -> tuple[Plan, Specialization]:
+    """Create the plan and the specialization of a stored program, without reading the nodes.
 
-    def read_weight(self, weight: StoredWeight) -> Any:
-        """The bytes of a large constant. Raises StaleFunction or BundleError."""
-
-    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        """Create the full specialization, with nodes and reasons. Raises ModelError or BundleError."""
-
-
-def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext) -> tuple[Plan, Specialization]:
-    """Create the plan and the specialization of a stored program, without reading the nodes."""
-    complete = cache(partial(origin.complete, program, context))
+    ``read_weight`` returns the bytes of a large constant, ``complete`` the full specialization, with nodes and reasons. They must
+    not reference the module, to avoid a cycle.
+    """
+    complete = cache(complete)
 
     def defer(number: int, launch: StoredLaunch) -> Node:
         """The launch node of a region, which reads its nodes and weights on first use."""
@@ -135,7 +134,7 @@ def restore(program: StoredProgram, origin: ProgramOrigin, context: BuildContext
             name=launch.function,
             fingerprint=launch.fingerprint,
             computed=launch.computed,
-            weights={bytes.fromhex(weight.digest): partial(origin.read_weight, weight) for weight in launch.weights},
+            weights={bytes.fromhex(weight.digest): partial(read_weight, weight) for weight in launch.weights},
             read=lambda: complete().plan.launches[number].function,
         )
         return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
@@ -257,7 +256,7 @@ class StoredPlans:
         if not {launch.engine for launch in program.launches} <= {*self._context.engines.specs}:
             return None
         try:
-            return restore(program, self, self._context)[1]
+            return restore(program, self._context, self._read_weight, partial(self._complete, program))[1]
         except (XRTError, ValueError, IndexError) as error:
             self._store.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
             return None
@@ -266,8 +265,8 @@ class StoredPlans:
     def _model(self) -> ModelSource | None:
         return self.padded or self.source
 
-    def read_weight(self, weight: StoredWeight) -> Any:
-        """See `ProgramOrigin`."""
+    def _read_weight(self, weight: StoredWeight) -> Any:
+        """The bytes of a large constant; raises StaleFunction."""
         assert self._files is not None  # only programs of an open record call this
         assert self._record is not None
         if weight.file != OWN:
@@ -277,9 +276,9 @@ class StoredPlans:
         except BundleError as error:
             raise StaleFunction(str(error)) from error
 
-    def complete(self, program: StoredProgram, context: BuildContext) -> Specialization:
-        """See `ProgramOrigin`."""
-        model = self._model
+    def _complete(self, program: StoredProgram) -> Specialization:
+        """Create the full specialization from the model's file; raises ModelError."""
+        model, context = self._model, self._context
         assert model is not None  # as above
         if program.key is None:
             original = model.get_declared_function()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,10 +23,10 @@ from xrt.comparison import compare_all
 from xrt.errors import BundleError, OptionError, PlacementWarning, XRTError, warn
 from xrt.measure.timing import Instance, LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
-from xrt.module.options import make_module_lowering, override_budget
+from xrt.module.options import override_budget
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.placement.result import describe_plan
-from xrt.placement.sizes import list_open_axes, resize_values
+from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
 from xrt.placement.throughput import find_batch_dim
 from xrt.progress import show_progress
 
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from xrt.formats.bundle import BundleFile
     from xrt.formats.placement_file import ServingConfiguration, Split
     from xrt.module.module import XRTModule
-    from xrt.module.specialization import Specialization
+    from xrt.module.programs import Specialization
     from xrt.placement import ProgressCallback, TuningResult
     from xrt.placement.throughput import Tell, ThroughputResult
     from xrt.precision.lowering import LoweringWithinBudget
 
 Objective: TypeAlias = Literal["latency", "throughput"]
-TERMS = ("p99", "batches", "instances", "batch_dim", "seed")
+THROUGHPUT_KEYWORDS = ("p99", "batches", "instances", "batch_dim", "seed")
 """Keywords of `XRTModule.tune` that are only for throughput."""
 SEARCH_SHARE = 0.5
 """Fraction of the budget for plan searches."""
@@ -69,7 +70,9 @@ def tune(
     programs = module.programs
     lower = programs.lowering
     if any(option is not None for option in lowered):
-        lower = make_module_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
+        from xrt.module.precision import make_lowering  # slow to import, and rarely needed
+
+        lower = make_lowering(override_budget(programs.settings, *lowered), programs.sizes.served)
     if objective == "throughput":
         shows = programs.settings.shows_progress if progress is None else progress
         return tune_throughput(module, args, kwargs, budget=budget, progress=shows, lower=lower, **throughput)
@@ -260,8 +263,8 @@ class RequestPool:
         """The inputs of a call; and for each request, its row by input index."""
         if self.dim:
             axes = list(list_open_axes(self.inputs))
-            sizes = {name: values[place].shape[axis] for place, axis, name in axes}
-            resized = resize_values(self.inputs, self._values, {**sizes, self.dim: POOL_SIZE})
+            sizes = {**read_sizes(self.inputs, self._values), self.dim: POOL_SIZE}
+            resized = resize_values(self.inputs, self._values, sizes)
             batch_places = {place for place, _, name in axes if name == self.dim}
             self._rows = [{place: resized[place][row : row + 1].copy() for place in batch_places} for row in range(POOL_SIZE)]
 
@@ -271,11 +274,6 @@ class RequestPool:
         for place in rows[0] if rows else ():
             values[place] = np.concatenate([rows[number % len(rows)][place] for number in range(first, first + count)])
         return values
-
-    def read_sizes(self) -> dict[str, int]:
-        """The sizes of symbolic dims in a call of one request."""
-        values = self.join(0, 1)
-        return {name: values[place].shape[axis] for place, axis, name in list_open_axes(self.inputs)}
 
     def split(self, results: Any, count: int) -> list[Any]:
         """Split the results of a call of ``count`` requests by request."""
@@ -326,9 +324,8 @@ class ModuleBench:
         """Whether a batch size that was not tuned would need another program."""
         values = module.check_inputs(self._pool.join(0, 1), {}, pads=False)[: len(module.inputs)]
         reason = module.sizes.find_reason(values, module.programs)
-        padding = module.sizes.find_padding(module.programs) if reason else None
-        if padding is not None:
-            return padding.choose({**self._pool.read_sizes(), self.dim: 3})[self.dim] == 3
+        if reason and (padding := module.sizes.find_padding(module.programs)) is not None:
+            return padding.choose({**read_sizes(module.inputs, values), self.dim: 3})[self.dim] == 3
         return bool(module.programs.engines.is_auto or reason)
 
     # ------------------------------------------------------------------ instances
@@ -343,8 +340,9 @@ class ModuleBench:
         options = {name: value for name, value in construction.options.items() if name not in left_out}
         options |= {"threads": threads, "lock": None, "progress": False}
         while len(modules) <= number:
-            model, cache = get_model(self._module.source), CompileCache(disk=self._module.programs.cache.disk)
-            modules.append(XRTModule(model, construction.engine, construction.device, cache=cache, **options))
+            cache = CompileCache(disk=self._module.programs.cache.disk)
+            construction = replace(construction, cache=cache, options=options)
+            modules.append(construction.repeat(XRTModule, get_model(self._module.source)))
         return modules[number]
 
     def _prepare(self, split: Split, sizes: Sequence[int]) -> list[Instance]:

@@ -18,9 +18,10 @@ from xrt.partition import Launch
 from xrt.runtime import OutputInspector, find_type_mismatch, to_host
 
 if TYPE_CHECKING:
+    from xrt.module.dispatch import Call
     from xrt.module.module import XRTModule
     from xrt.module.options import Check
-    from xrt.module.specialization import Call, Specialization
+    from xrt.module.programs import Specialization
     from xrt.placement.engine_list import EngineList
     from xrt.verify import FailingSubgraph, Verification
     from xrt.verify.regions import Progress

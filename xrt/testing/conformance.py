@@ -25,7 +25,7 @@ from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.testing.cases import ConformanceCase, are_inputs_unchanged, group_cases, is_random
 from xrt.testing.open_dims import Opening, compile_for_all_sizes, list_other_sizes, open_dims
 from xrt.testing.running import (

@@ -34,7 +34,7 @@ from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import CompileFailed, CompileRefused, XRTError
 from xrt.graph import FrozenDict, TensorType
 from xrt.module import XRTModule
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.runtime import Program, available_cores, compile_plan

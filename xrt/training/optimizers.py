@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from xrt.passes import infer_shapes
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor
+
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+Update: TypeAlias = "tuple[Tensor, Tensors]"
+"""The next value of a parameter, and of each slot."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +68,7 @@ class Optimizer:
         """The slots needed for these options."""
         return self.slots
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         """Compute the next value of the parameter and of each slot."""
         raise NotImplementedError(f"{type(self).__name__} has no update()")
 
@@ -86,9 +88,7 @@ class SGD(Optimizer):
     def list_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         gradient = self.decay(parameter, gradient)
         # Plain SGD needs no state.
         if not self.momentum:
@@ -107,15 +107,11 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
     slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         ratio, factor, moments = self.find_ratio(at, self.decay(parameter, gradient), slots)
         return parameter - at.rate_for(parameter) * factor * ratio, moments
 
-    def find_ratio(
-        self, at: StepContext, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def find_ratio(self, at: StepContext, gradient: Tensor, slots: Tensors) -> tuple[Tensor, Tensor, Tensors]:
         """First moment divided by the root of the second, the scalar that corrects the first moment's bias, and both moments.
 
         Only one division and one root per element: these dominate the time of an update.
@@ -133,9 +129,7 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         ratio, factor, moments = self.find_ratio(at, gradient, slots)
         rate = at.rate_for(parameter)
         return parameter * (1 - rate * self.weight_decay) - rate * factor * ratio, moments
@@ -147,9 +141,7 @@ class LAMB(Adam):
 
     epsilon: float = 1e-6
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         ratio, factor, moments = self.find_ratio(at, gradient, slots)
         direction = self.decay(parameter, factor * ratio)
         norms = [emit("Sqrt", emit("ReduceSumSquare", x, keepdims=0)) for x in (parameter, direction)]
@@ -168,9 +160,7 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-10
     slots: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
 
-    def update(
-        self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, at: StepContext, parameter: Tensor, gradient: Tensor, slots: Tensors) -> Update:
         gradient = self.decay(parameter, gradient)
         total = slots["sum_of_squares"] + gradient * gradient
         rate = at.rate_for(parameter)

@@ -11,7 +11,7 @@ from xrt import passes
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, hash_values
-from xrt.module.specialization import optimize
+from xrt.module.programs import optimize
 from xrt.passes.quantize import list_calibrated_values
 from xrt.passes.quantize.form import prepare_for_quantization
 

@@ -36,7 +36,7 @@ from xrt.module.engines import make_engine_list
 from xrt.module.module import XRTModule, shorten_tracebacks
 from xrt.module.options import parse_options
 from xrt.module.programs import warn_of_signatures
-from xrt.module.tuning import TERMS, Objective
+from xrt.module.tuning import THROUGHPUT_KEYWORDS, Objective
 from xrt.placement.result import format_count
 from xrt.verify.regions import ignore_progress
 
@@ -533,7 +533,7 @@ class TorchModule:
         self, *args: Any, objective: Objective = "latency", budget: float | None = None, progress: Any = None, **kwargs: Any
     ) -> Any:
         """Search the best placement for these inputs; see `XRTModule.tune`, also for throughput keywords."""
-        limits = {name: kwargs.pop(name) for name in TERMS if name in kwargs} if objective != "latency" else {}
+        limits = {name: kwargs.pop(name) for name in THROUGHPUT_KEYWORDS if name in kwargs} if objective != "latency" else {}
         compiled, feed = self._prepare(args, kwargs)
         return compiled.module.tune(*feed, objective=objective, budget=budget, progress=progress, **limits)
 
