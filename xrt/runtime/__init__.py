@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.runtime.call_frame import (
-        OutputInspector as OutputInspector,
-        find_type_mismatch as find_type_mismatch,
-        list_inplace_updates as list_inplace_updates,
-        to_run_failed as to_run_failed,
-    )
     from xrt.runtime.compile import (
         Refusal as Refusal,
         RegionToCompile as RegionToCompile,
@@ -36,7 +30,13 @@ if TYPE_CHECKING:
         on_device as on_device,
     )
     from xrt.runtime.profile import LaunchTime as LaunchTime, Profile as Profile
-    from xrt.runtime.program import Program as Program
+    from xrt.runtime.program import (
+        OutputInspector as OutputInspector,
+        Program as Program,
+        find_type_mismatch as find_type_mismatch,
+        list_inplace_updates as list_inplace_updates,
+        to_run_failed as to_run_failed,
+    )
     from xrt.runtime.threads import (
         available_cores as available_cores,
         default_budget as default_budget,

@@ -24,13 +24,20 @@ from xrt.engines import RunOptions
 from xrt.errors import DeviceError, RunFailed, XRTError
 from xrt.forking import renew_after_fork
 from xrt.graph import TensorType, Type
-from xrt.runtime.call_frame import OutputInspector, copy_inputs, find_type_mismatch, make_count_error, to_run_failed
 from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
 from xrt.runtime.host_adapter import copy_to_host, upload
 from xrt.runtime.inputs import check_updated, copy_values
 from xrt.runtime.memory_plan import Arena, MemoryPlan
-from xrt.runtime.program import DEFAULT, Program
+from xrt.runtime.program import (
+    DEFAULT,
+    OutputInspector,
+    Program,
+    copy_inputs,
+    find_type_mismatch,
+    make_count_error,
+    to_run_failed,
+)
 
 if TYPE_CHECKING:
     from xrt.cache import Lease

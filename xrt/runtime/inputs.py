@@ -11,8 +11,7 @@ import numpy as np
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 from xrt.graph.device_names import normalize_device
-from xrt.runtime.devices.dlpack import find_array_device, from_dlpack, on_host
-from xrt.runtime.devices.registry import device
+from xrt.runtime.devices.registry import device, find_array_device, from_dlpack, on_host
 
 Dims = dict[str, tuple[int, str]]
 """Size of each symbolic dimension, and the input where it was first seen."""

@@ -36,8 +36,8 @@ from xrt.testing.running import (
     run_outputs,
 )
 from xrt.verify import CheckVerdict, Verdict, judge_outputs
-from xrt.verify.bisection import bisect_difference
 from xrt.verify.execution import expose_all_values, run_alone
+from xrt.verify.regions import bisect_difference
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from xrt.verify.bisection import FailingSubgraph as FailingSubgraph, bisect as bisect, bisect_plan as bisect_plan
     from xrt.verify.comparison import CheckVerdict as CheckVerdict, Verdict as Verdict, judge_outputs as judge_outputs
     from xrt.verify.execution import Run as Run
     from xrt.verify.regions import (
+        FailingSubgraph as FailingSubgraph,
         RegionCheck as RegionCheck,
         ValueCheck as ValueCheck,
         Verification as Verification,
+        bisect as bisect,
+        bisect_plan as bisect_plan,
         verify as verify,
     )
 
