@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from onnx import parser
 
 import xrt
-from tests.module.small_models import ENGINES, Affine, Picky, X, chain, relu
+from tests.module.small_models import ENGINES, Affine, X, chain, relu
 from xrt import XRTModule
 from xrt.cache import CompileCache
 from xrt.comparison import compare, tolerance_for
@@ -22,7 +21,6 @@ from xrt.engines.contract.spec import list_options
 from xrt.errors import InputError, ModelError, OptionError, PlanError, UnknownEngine, XRTError
 from xrt.formats import onnx, text
 from xrt.formats.onnx import load
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.models import light_models, load_light, sample_inputs
 from xrt.module.keywords import ModuleKeywords
 from xrt.module.options import OWNERS
@@ -83,21 +81,6 @@ def test_two_modules_of_one_model_share_the_compile() -> None:
     assert (cache.statistics.hits, cache.statistics.misses) == (1, 1)
 
 
-def test_many_threads_call_at_once() -> None:
-    cache = CompileCache()
-    m = xrt.XRTModule(chain("Relu", "Neg", "Abs"), engine=[Picky(), "toy"], cache=cache)
-    inputs = [np.full((2, 3), i, "float32") for i in range(16)]
-    results: dict[int, Any] = {}
-    threads = [threading.Thread(target=lambda i=i: results.update({i: [m(inputs[i]) for _ in range(20)]})) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(np.array_equal(y, inputs[i]) for i, found in results.items() for y in found)
-    assert len(results) == 16
-    assert cache.statistics.misses == 2
-
-
 # ---------------------------------------------------------------------- outputs
 
 
@@ -112,24 +95,6 @@ def test_inner_values_are_fetched_by_name() -> None:
         m(X, fetch=["h7"])
     with pytest.raises(InputError, match=r"^fetch must be a list of value names; got the string 'h0'; pass fetch=\['h0'\]$"):
         m(X, fetch="h0")
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_no_output_shares_memory_with_anything(engine: Any) -> None:
-    """Inputs, constants and repeated values that are outputs are copies."""
-    type_ = TensorType(DType.FLOAT32, (2, 3))
-    function = Function(
-        (Value("x", type_),),
-        tuple(Value(n, type_) for n in ("x", "y", "y", "w", "z")),
-        (Node("Relu", ("x",), ("y",)), Node("Reshape", ("y", "shape"), ("z",))),
-        {"w": Constant(X), "shape": Constant(np.array([2, 3]))},
-        {"": 14},
-    )
-    m, x = xrt.XRTModule(function, engine=engine), X.copy()
-    results = [*m(x), *m(x)]
-    for i, a in enumerate(results):
-        assert not np.shares_memory(a, x) and not np.shares_memory(a, function.constants["w"].array)
-        assert not any(np.shares_memory(a, b) for b in results[:i])
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
