@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -372,14 +371,6 @@ def test_where_too_many_are_to_blame_what_is_known_to_compile_stays() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
-def test_patterns_are_of_the_node_and_its_neighbours() -> None:
-    from xrt.passes import infer_shapes
-
-    patterns = describe_patterns(infer_shapes(chain("Abs", "Exp", "Cos", "Exp", "Cos", "Exp", "Sin")))
-    equal = [(a, b) for a, b in combinations(range(7), 2) if patterns[a] == patterns[b]]
-    assert equal == [(2, 4)]
-
-
 @pytest.mark.parametrize(("size", "second", "alike"), [((), 1, True), ((), 2, False), ((100,), 2, True)])
 def test_small_constants_are_part_of_a_pattern(size: tuple[int, ...], second: float, alike: bool) -> None:
     names = ["x", *"abcd", "y"]

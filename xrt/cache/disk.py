@@ -105,9 +105,6 @@ class DiskTier:
         if entry.failure is not None:
             self._count("failures")
             raise entry.failure.error(recipe.function)
-        return self._load(entry, recipe)
-
-    def _load(self, entry: CacheEntry, recipe: CompileRequest) -> Executable | None:
         if entry.data is None:
             return None
         try:
@@ -225,10 +222,10 @@ def _read_limit(environment: Mapping[str, str]) -> int:
     text = environment.get(LIMIT, "").strip()
     if not text:
         return DEFAULT_LIMIT
-    limit = parse_size(text)
-    if limit is None:
-        warn(f"{LIMIT} must be a size such as 500MB or 20GB; got {text!r}, so it is {DEFAULT_LIMIT // 10**9}GB", CacheWarning)
-    return DEFAULT_LIMIT if limit is None else limit
+    if (limit := parse_size(text)) is not None:
+        return limit
+    warn(f"{LIMIT} must be a size such as 500MB or 20GB; got {text!r}, so it is {DEFAULT_LIMIT // 10**9}GB", CacheWarning)
+    return DEFAULT_LIMIT
 
 
 def parse_size(text: str) -> int | None:

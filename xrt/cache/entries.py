@@ -15,7 +15,7 @@ from xrt.errors import CacheError, CompileFailed, CompileRefused
 from xrt.formats.container import Container, ContainerWriter
 
 if TYPE_CHECKING:
-    from xrt.cache.records import Item, Store
+    from xrt.cache.records import Store
     from xrt.formats.container import Buffer
     from xrt.graph import Function
 
@@ -68,15 +68,12 @@ def _read(path: Path) -> CacheEntry:
             raise CacheError("its entry has no signature or no failure")
     if signature.key != path.stem:
         raise CacheError("it is the entry of another signature")
-    if failure is None:
-        return CacheEntry(signature, container.section(_EXECUTABLE))
-    return CacheEntry(signature, None, _parse_failure(failure))
-
-
-def _parse_failure(failure: object) -> StoredFailure:
     match failure:
+        case None:
+            return CacheEntry(signature, container.section(_EXECUTABLE))
         case {"kind": str(kind), "reason": str(reason), "nodes": list(nodes)} if kind in ("CompileRefused", "CompileFailed"):
-            return StoredFailure(kind, reason, tuple(place for place in nodes if type(place) is int and place >= 0))
+            places = tuple(place for place in nodes if type(place) is int and place >= 0)
+            return CacheEntry(signature, None, StoredFailure(kind, reason, places))
     raise ValueError(f"{failure!r:.200} is no failure")
 
 
@@ -113,19 +110,19 @@ class CacheListing:
 
 def list_entries(store: Store) -> list[CacheListing]:
     """All entries, most recently used first. Reads every file; raises OSError."""
-    return [_make_listing(item) for item in reversed(store.entries.items())]
-
-
-def _make_listing(item: Item) -> CacheListing:
-    try:
-        entry = ENTRIES.read(item.path)
-    except (CacheError, OSError) as error:
-        return CacheListing(item.key, item.size, item.used, "", "", "", "", str(error))
-    ingredients = dict(entry.signature.ingredients)
-    engine = ingredients.get("engine", "").rpartition(".")[2]
-    failure = entry.failure.reason if entry.failure else ""
-    version, types = ingredients.get("version", ""), ingredients.get("entry", "")
-    return CacheListing(item.key, item.size, item.used, engine, version, types, failure)
+    listings = []
+    for item in reversed(store.entries.items()):
+        try:
+            entry = ENTRIES.read(item.path)
+        except (CacheError, OSError) as error:
+            listings.append(CacheListing(item.key, item.size, item.used, "", "", "", "", str(error)))
+            continue
+        ingredients = dict(entry.signature.ingredients)
+        engine = ingredients.get("engine", "").rpartition(".")[2]
+        failure = entry.failure.reason if entry.failure else ""
+        version, types = ingredients.get("version", ""), ingredients.get("entry", "")
+        listings.append(CacheListing(item.key, item.size, item.used, engine, version, types, failure))
+    return listings
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,6 +357,16 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
     everything = used | _collect_constants([original])
     types = [value.type for launch in plan.launches for value in launch.function.outputs]
     sizes = [type_.nbytes if isinstance(type_, TensorType) else None for type_ in types]
+    regions, first = [], dict[int, str]()
+    for number, launch in enumerate(plan.launches):
+        uses, same_as = None, ""
+        if program is not None:
+            executable = program.executables[number]
+            uses = executable.memory()
+            if (name := first.setdefault(id(executable), launch.name)) != launch.name:
+                same_as = name
+        nbytes = _count_bytes(_collect_constants([launch.function]))
+        regions.append(RegionMemory(launch.name, launch.engine, nbytes, None if uses is None else tuple(uses), same_as))
     return Memory(
         weights=_count_bytes(used),
         mapped=sum(constant.nbytes for constant in everything.values() if is_mapped(constant.array)),
@@ -364,19 +374,8 @@ def measure_memory(plan: Plan, original: Function, program: Program | None) -> M
         crossing=sum(filter(None, sizes)),
         unknown=sizes.count(None),
         arena=program.arena_bytes if program else None,
-        regions=tuple(_measure_regions(plan.launches, program)),
+        regions=tuple(regions),
     )
-
-
-def _measure_regions(launches: Sequence[Launch], program: Program | None) -> Iterator[RegionMemory]:
-    first: dict[int, str] = {}
-    for index, launch in enumerate(launches):
-        weights, uses, name = _count_bytes(_collect_constants([launch.function])), None, launch.name
-        if program is not None:
-            executable = program.executables[index]
-            uses, name = executable.memory(), first.setdefault(id(executable), launch.name)
-        same_as = name if name != launch.name else ""
-        yield RegionMemory(launch.name, launch.engine, weights, None if uses is None else tuple(uses), same_as)
 
 
 def _collect_constants(functions: Iterable[Function]) -> dict[object, Constant]:

@@ -25,7 +25,7 @@ from xrt.measure.timing import Instance, LoadResult, run_closed_loop
 from xrt.module.model_source import get_model
 from xrt.module.options import override_budget
 from xrt.operators.sample_inputs import sample_inputs
-from xrt.placement.result import describe_plan
+from xrt.placement.result import Progress, describe_plan
 from xrt.placement.sizes import list_open_axes, read_sizes, resize_values
 from xrt.placement.throughput import find_batch_dim
 from xrt.progress import show_progress
@@ -187,7 +187,13 @@ def tune_throughput(
         closing(ModuleBench(module, pool, splits, sizes, SEARCH_SHARE * seconds, lower)) as bench,
         show_progress(f"tuning for throughput (budget {seconds:g} s)", enabled=progress is True) as show,
     ):
-        report = tell or (_make_tell(progress, seconds) if callable(progress) else show)
+        began = time.perf_counter()
+
+        def report(text: str) -> object:
+            if tell is None and callable(progress):
+                return progress(Progress(text, "", None, time.perf_counter() - began, seconds))
+            return (tell or show)(text)
+
         tuned = ThroughputSweep(bench, ThroughputRequest(splits, sizes, bound, seconds), tell=report, notes=notes).run()
         record, chosen = tuned.to_record(), tuned.configuration
         if record is None or chosen is None:
@@ -198,16 +204,9 @@ def tune_throughput(
         for target in dict.fromkeys((module, bench.find_module(record.threads))):
             store_serving(target, record, lower)
         if use is not None:
-            use(*bench.find_example(chosen.threads, chosen.batch))
+            instance = bench.find_module(chosen.threads)
+            use(instance, instance.check_inputs(pool.join(0, chosen.batch), {}))
     return tuned
-
-
-def _make_tell(progress: ProgressCallback, budget: float) -> Tell:
-    """The callback for the state of the search that calls the caller's function of a `Progress`."""
-    from xrt.placement.result import Progress
-
-    began = time.perf_counter()
-    return lambda text: progress(Progress(text, "", None, time.perf_counter() - began, budget))
 
 
 def _make_exact_module(module: XRTModule) -> XRTModule:
@@ -415,12 +414,6 @@ class ModuleBench:
             private += memory.held - memory.weights - memory.unused
             weights = max(weights, memory.weights + memory.unused)
         return weights + self._count_modules(split, sizes) * private
-
-    def find_example(self, threads: int, size: int) -> tuple[XRTModule, list[Any]]:
-        """The first module with this thread budget, and checked inputs of ``size`` requests."""
-        module = self.find_module(threads)
-        self._specialize(module, threads, size)
-        return module, module.check_inputs(self._pool.join(0, size), {})
 
     def transfer_plans(self, threads: int) -> None:
         """Transfer the plans to the tuned module, if it has this thread budget."""

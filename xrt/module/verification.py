@@ -37,6 +37,8 @@ class OutputChecks:
 
     def __init__(self, check: Check, threads: int) -> None:
         self.check, self.threads = check, threads
+        self.sees_every_call = check not in (None, "first")
+        """Whether any call may be checked, so that no call can be prepared."""
         self.count = 0
         """Number of calls that passed the check."""
         self.unchecked: dict[str, str] = {}
@@ -44,11 +46,6 @@ class OutputChecks:
         self.is_too_slow = False
         """Whether the reference took longer than `PATIENCE`; it is not run again, as other sizes would take as long."""
         self._numbers = itertools.count(1)
-
-    @property
-    def sees_every_call(self) -> bool:
-        """Whether any call may be checked, so that no call can be prepared."""
-        return self.check not in (None, "first")
 
     def instrument(self, call: Call, build: Specialization) -> Call:
         """Add the checks to a call: types always, results if a check is due."""

@@ -24,7 +24,7 @@ from xrt.runtime.program import Program
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
-    from xrt.graph import Function, Node
+    from xrt.graph import Function
     from xrt.partition import Launch, Plan
     from xrt.runtime.devices.registry import Streams
 
@@ -351,22 +351,14 @@ def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]]
             return others(remaining)
 
 
-def describe_patterns(function: Function) -> list[object]:
-    """A key per node for it and its neighbors, equal for corresponding nodes of equal blocks."""
+def describe_patterns(function: Function) -> list[str]:
+    """A key per node for its operator, types and small constants: equal for corresponding nodes of equal blocks."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
-    def make_key(place: int, node: Node) -> str:
+    keys = []
+    for place, node in enumerate(function.nodes):
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
         small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
-        return " ".join((extract_subgraph(function, (place,)).shape_key, *small))
-
-    keys = {node.name: make_key(place, node) for place, node in enumerate(function.nodes)}
-
-    def describe(node: Node) -> object:
-        producers = (function.producer(name) for name in node.uses)
-        users = (use.node for name in node.outputs if name for use in function.users(name))
-        after = sorted(keys.get(neighbor.name, "") for neighbor in users)
-        return keys[node.name], tuple(keys[producer.name] if producer is not None else "" for producer in producers), tuple(after)
-
-    return [describe(node) for node in function.nodes]
+        keys.append(" ".join((extract_subgraph(function, (place,)).shape_key, *small)))
+    return keys

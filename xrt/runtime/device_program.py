@@ -27,7 +27,7 @@ from xrt.graph import TensorType, Type
 from xrt.runtime.devices.interface import TransferCounter, TransferStats, find_root_cause, make_out_of_memory_error
 from xrt.runtime.devices.registry import device
 from xrt.runtime.host_adapter import copy_to_host, upload
-from xrt.runtime.inputs import check_updated, copy_values
+from xrt.runtime.inputs import check_updated
 from xrt.runtime.memory_plan import Arena, MemoryPlan
 from xrt.runtime.program import (
     DEFAULT,
@@ -455,7 +455,7 @@ class MultiDeviceProgram(Program):
             call.wait_for(self._slots.outputs)
         results = [call.values[place] for place in self.outputs]
         with self._activate(self.plan.device, call):
-            self._unshare_placed(results, inputs)
+            self._unshare(results, inputs)
             computed = tuple(results)
             for source, target in self._slots.aliases:
                 results[source] = self._update_input(call, inputs[target], results[source], self._slots.names[target])
@@ -464,18 +464,6 @@ class MultiDeviceProgram(Program):
                     buffer[...] = computed[index]
                     results[index] = buffer
         return results
-
-    def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
-        """Copy each output that may share memory with other values; a base marks a view."""
-        used_ids = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
-        updates = dict(self._slots.aliases)
-        for index in sorted(self._suspects):
-            result = results[index]
-            if index in updates and result is inputs[updates[index]]:
-                continue
-            if id(result) in used_ids or getattr(result, "base", None) is not None:
-                results[index] = copy_values(result)
-            used_ids.add(id(results[index]))
 
     def _update_input(self, call: DeviceCall, target: Any, result: Any, name: str) -> Any:
         """Copy an output to the input that it updates, on the host or the plan's device; return the input."""

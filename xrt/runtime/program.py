@@ -426,13 +426,14 @@ class Program:
         """Copy each output that may share memory with an input, a constant or another output."""
         updates = dict(self._slots.aliases)
         used_ids = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
-        for index in range(len(results)):
-            result = results[index]
+        for index, result in enumerate(results):
             updated = index in updates and result is inputs[updates[index]]
-            owns_data = isinstance(result, np.ndarray) and result.flags.owndata
+            # An array of a device that is a view has a base.
+            is_array, on_host = hasattr(result, "dtype"), isinstance(result, np.ndarray)
+            owns_data = result.flags.owndata if on_host else is_array and getattr(result, "base", None) is None
             if index in self._suspects and not updated and (id(result) in used_ids or not owns_data):
-                result = results[index] = copy_values(result)
-            used_ids.add(id(result))
+                results[index] = copy_values(result)
+            used_ids.add(id(results[index]))
 
     # ------------------------------------------------------------------ bound calls
 
