@@ -119,6 +119,7 @@ class FastPath:
     program: Program | None = None
 
 
+Wrap: TypeAlias = Callable[[FastPath], tuple[Sequence[Any], FastPath]]
 NOTHING: Final = FastPath()
 """Matches no inputs."""
 
@@ -249,21 +250,17 @@ class Dispatcher:
             self._install(NOTHING)
         return path.call(args)
 
-    def prepare(
-        self,
-        build: Specialization,
-        values: Sequence[Any],
-        wrap: Callable[[FastPath, Sequence[Any]], tuple[Sequence[Any], FastPath]],
-    ) -> None:
+    def prepare(self, build: Specialization, values: Sequence[Any], wrap: Wrap | None) -> None:
         """Prepare the call for later inputs of these types and shapes. Inputs that are lists or dicts are never prepared.
 
-        ``wrap`` maps (inputs, fast path) to the inputs as the caller passes them and the fast path for these.
+        ``wrap`` returns the inputs as the caller passes them, and the fast path for these, if they are converted further.
         """
         if any(not hasattr(value, "dtype") for value in values):
             return
         program = build.program()
         path = make_fast_path(build, program, values, partial(_retry_on_failure, weakref.ref(self), build, program))
-        values, path = wrap(path, values)
+        if wrap is not None:
+            values, path = wrap(path)
         with self._lock:
             if not self._is_closed and self._specializations.prepare(make_signature_key(values), path):
                 self._install(path)

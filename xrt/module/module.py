@@ -14,11 +14,12 @@ from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from xrt.cache import CompileCache, Signature, open_cache
-from xrt.errors import XRTError
-from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, unpack_outputs
+from xrt.errors import InputError, XRTError
+from xrt.module.dispatch import NO_MATCH, Call, Dispatcher, bind_io, check_bindable, unpack_outputs
 from xrt.module.model_source import check_declared, find_front_end, get_model, is_graph
 from xrt.module.options import add_keywords, apply_constraints, parse_options
-from xrt.module.programs import Programs, Specialization, list_value_names
+from xrt.module.programs import Programs, Specialization
+from xrt.module.sizes import PaddedValues
 from xrt.module.state import Session, StatefulFunctions
 from xrt.module.verification import OutputChecks
 from xrt.runtime import inputs
@@ -71,6 +72,13 @@ def shorten_tracebacks(cls: C) -> C:
         elif isinstance(member, property) and member.fget is not None:
             setattr(cls, name, property(shorten(member.fget), member.fset, member.fdel, member.__doc__))
     return cls
+
+
+def _list_names(fetch: Any) -> tuple[str, ...]:
+    """The names that a call fetches, each once; raises InputError for a string."""
+    if isinstance(fetch, str):
+        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
+    return tuple(dict.fromkeys(() if fetch is None else fetch))
 
 
 @add_keywords
@@ -226,8 +234,6 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         buffer per output (None: allocate one), on the module's device. Every call writes to the same buffers and returns them.
         Compiles immediately. Raises InputError like a call, and for arrays that cannot be bound.
         """
-        from xrt.module.dispatch import bind_io, check_bindable
-
         values = self.check_inputs(args, kwargs, pads=False)
         arguments = inputs.bind(self.source.inputs, args, kwargs)
         check_bindable(self.source.inputs, arguments, values[: len(arguments)])
@@ -248,7 +254,7 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
         else:
             pads = fetch is None and out is None and getattr(options, "out", None) is None
             values = self.check_inputs(args, kwargs, pads=pads)
-            build, program = self.specialize(values, list_value_names(fetch)), None
+            build, program = self.specialize(values, _list_names(fetch)), None
             call = self.checks.instrument(Call.of(values, options, out, build.function, device), build)
         if program is None:
             program = self.programs.compile_for_call(build, call.inputs)
@@ -257,13 +263,15 @@ class XRTModule(metaclass=ABCMeta):  # noqa: B024  # `TorchModule` is registered
             self.programs.placer.mark_checked(build.function)
         if build.compiled is not program:  # a region has failed, and its plan was abandoned
             self.dispatcher.forget()
-        results = self.sizes.cut(results, call.inputs)
+        padded = call.inputs if isinstance(call.inputs, PaddedValues) else None
+        if padded is not None:
+            results = list(padded.padding.cut(results))
         if is_plain and not self.checks.sees_every_call:
-            self.dispatcher.prepare(build, call.inputs, self.sizes.make_path)
+            self.dispatcher.prepare(build, call.inputs, None if padded is None else padded.make_path)
         if fetch is None:
             return unpack_outputs(build.function)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
-        return {name: by_name[name] for name in list_value_names(fetch)}
+        return {name: by_name[name] for name in _list_names(fetch)}
 
     def check_inputs(self, args: Sequence[Any], kwargs: Any, *, pads: bool = True) -> list[Any]:
         """Bind, normalize, check and pad the inputs of a call; ``pads=False`` leaves their sizes unchanged."""

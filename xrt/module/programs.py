@@ -55,13 +55,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def list_value_names(fetch: Any) -> tuple[str, ...]:
-    """The names that a call fetches, each once; raises InputError for a string."""
-    if isinstance(fetch, str):
-        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
-    return tuple(dict.fromkeys(() if fetch is None else fetch))
-
-
 def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
     """Add values to the outputs of a function; raises InputError for a name that it does not define."""
     if not fetch:

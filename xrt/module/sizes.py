@@ -86,23 +86,63 @@ def round_up(size: int) -> int:
     return 0 if size == 0 else half if (half := power // 4 * 3) >= size else power
 
 
-class PaddedValues(list[Any]):
-    """The padded inputs of a call, with the inputs and sizes before padding."""
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding of calls with one set of sizes."""
 
-    def __init__(self, values: Sequence[Any], unpadded: Sequence[Any], sizes: Sizes, padded: Sizes) -> None:
-        super().__init__(values)
-        self.unpadded, self.sizes, self.padded = unpadded, sizes, padded
+    model: PaddedModel
+    sizes: Sizes
+    padded: Sizes
+
+    def pad(self, values: Sequence[Any]) -> list[Any]:
+        """Pad inputs with zeros, or with empty texts, and add the sizes that the padded model reads."""
+        arrays, axes = list(values), self.model.open_axes
+        shapes = {place: list(values[place].shape) for place, _, _ in axes}
+        for place, axis, name in axes:
+            shapes[place][axis] = self.padded[name]
+        for place, shape in shapes.items():
+            value = values[place]
+            if value.shape != tuple(shape):
+                arrays[place] = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
+                arrays[place][tuple(map(slice, value.shape))] = value
+        return [*arrays, *(np.array(self.sizes[name], np.int64) for name in self.model.padded.fed)]
+
+    def cut(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Cut the padding off the results of a call."""
+        return results if self.sizes == self.padded else self.model.padded.cut(results, self.sizes, self.padded)
+
+
+class PaddedValues(list[Any]):
+    """The padded inputs of a call, with the inputs before padding."""
+
+    def __init__(self, unpadded: Sequence[Any], padding: Padding) -> None:
+        super().__init__(padding.pad(unpadded))
+        self.unpadded, self.padding = unpadded, padding
+
+    def make_path(self, path: FastPath) -> tuple[Sequence[Any], FastPath]:
+        """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
+        padding = self.padding
+        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in self.unpadded))
+
+        def call(args: tuple[Any, ...]) -> Any:
+            result = path.call(tuple(padding.pad(args))) if fits(args) else NO_MATCH
+            if result is NO_MATCH:
+                return result
+            return tuple(padding.cut(result)) if isinstance(result, tuple) else padding.cut([result])[0]
+
+        call_by_name = make_named_call([value.name for value in padding.model.inputs], call)
+        return self.unpadded, FastPath(call, call_by_name, build=path.build, program=path.program)
 
 
 class PaddedModel:
     """The padded form of a model, and the sizes that each call is padded to."""
 
     def __init__(self, source: ModelSource, padded: PaddedFunction, buckets: Mapping[str, tuple[int, ...] | None]) -> None:
-        self._inputs, self._padded = source.inputs, padded
+        self.inputs, self.padded = source.inputs, padded
         self.buckets = FrozenDict({dim: buckets.get(dim) for dim in padded.dims})
         self.source = StaticModel(padded.function)
         """The model that is compiled; its additional inputs are sizes before padding."""
-        self._open = tuple(list_open_axes(source.inputs))
+        self.open_axes = tuple(list_open_axes(source.inputs))
         self._choose = lru_cache(MOST_REMEMBERED)(self._find_sizes)
 
     def choose(self, sizes: Sizes) -> Sizes:
@@ -110,13 +150,13 @@ class PaddedModel:
         return self._choose(tuple(sizes.items()))
 
     def _find_sizes(self, items: tuple[tuple[str, int], ...]) -> Sizes:
-        sizes, padded, allows = dict(items), dict(items), self._padded.allows
+        sizes, padded, allows = dict(items), dict(items), self.padded.allows
         if not allows(sizes, sizes):
             return FrozenDict(sizes)
-        for name in self._padded.dims:
+        for name in self.padded.dims:
             size, buckets = sizes[name], self.buckets[name]
             padded[name] = next((bucket for bucket in buckets if bucket >= size > 0), size) if buckets else round_up(size)
-        for name in self._padded.dims:
+        for name in self.padded.dims:
             # A size that is too large for the model's tables, with the others, is cut down to the largest that is allowed.
             low = padded[name] if allows(sizes, padded) else sizes[name]
             while low < (high := padded[name]):
@@ -124,50 +164,16 @@ class PaddedModel:
                 low, padded[name] = (middle, high) if allows(sizes, {**padded, name: middle}) else (low, middle - 1)
         return FrozenDict(padded if allows(sizes, padded) else sizes)
 
-    # ------------------------------------------------------------------ values
-
     def pad(self, values: Sequence[Any], *, exact: bool = False) -> PaddedValues:
         """Pad the inputs of a call; ``exact`` only adds the sizes that the padded model reads."""
-        sizes = read_sizes(self._inputs, values)
-        return self._pad_to(values, sizes, sizes if exact else self.choose(sizes))
-
-    def _pad_to(self, values: Sequence[Any], sizes: Sizes, padded: Sizes) -> PaddedValues:
-        """Pad with zeros, or with empty texts."""
-        arrays = list(values)
-        shapes = {place: list(values[place].shape) for place, _, _ in self._open}
-        for place, axis, name in self._open:
-            shapes[place][axis] = padded[name]
-        for place, shape in shapes.items():
-            value = values[place]
-            if value.shape != tuple(shape):
-                arrays[place] = np.full(shape, "", object) if value.dtype.hasobject else np.zeros(shape, value.dtype)
-                arrays[place][tuple(map(slice, value.shape))] = value
-        sizes_read = [np.array(sizes[name], np.int64) for name in self._padded.fed]
-        return PaddedValues([*arrays, *sizes_read], values, sizes, padded)
-
-    def cut(self, results: Sequence[Any], values: PaddedValues) -> Sequence[Any]:
-        """Cut the padding off the results of a call with these inputs."""
-        return results if values.sizes == values.padded else self._padded.cut(results, values.sizes, values.padded)
-
-    def make_path(self, path: FastPath, values: PaddedValues) -> tuple[Sequence[Any], FastPath]:
-        """Wrap a prepared call for padded inputs; return the inputs before padding, and the prepared call for these."""
-        sizes = PaddedValues((), (), values.sizes, values.padded)  # holds no arrays
-        fits = make_signature_check(tuple((type(value), value.dtype, value.shape) for value in values.unpadded))
-
-        def call(args: tuple[Any, ...]) -> Any:
-            result = path.call(tuple(self._pad_to(args, sizes.sizes, sizes.padded))) if fits(args) else NO_MATCH
-            if result is NO_MATCH:
-                return result
-            return tuple(self.cut(result, sizes)) if isinstance(result, tuple) else self.cut([result], sizes)[0]
-
-        call_by_name = make_named_call([value.name for value in self._inputs], call)
-        return values.unpadded, FastPath(call, call_by_name, build=path.build, program=path.program)
+        sizes = read_sizes(self.inputs, values)
+        return PaddedValues(values, Padding(self, sizes, sizes if exact else self.choose(sizes)))
 
     def describe(self) -> Iterator[str]:
         """Describe the padded dims for `explain`."""
         for dim, buckets in self.buckets.items():
             sizes = "powers of two, or half way between" if buckets is None else ", ".join(map(str, buckets))
-            masked = ", and masked where an operator would read what is behind" if dim in self._padded.fed else ""
+            masked = ", and masked where an operator would read what is behind" if dim in self.padded.fed else ""
             yield f"buckets: sizes of {dim!r} are rounded up to {sizes}{masked}"
 
 
@@ -371,18 +377,6 @@ class SizePolicy:
         if self._stored is not None:
             self._stored.padded = padding.source
         return padding
-
-    def cut(self, results: list[Any], values: Sequence[Any]) -> list[Any]:
-        """Cut the padding off the results of a call with these inputs."""
-        if self.padding is None or not isinstance(values, PaddedValues):
-            return results
-        return list(self.padding.cut(results, values))
-
-    def make_path(self, path: FastPath, values: Sequence[Any]) -> tuple[Sequence[Any], FastPath]:
-        """Convert a prepared call for padded inputs to (inputs before padding, prepared call for these)."""
-        if self.padding is None or not isinstance(values, PaddedValues):
-            return values, path
-        return self.padding.make_path(path, values)
 
     # ------------------------------------------------------------------ programs of a bundle
 

@@ -206,7 +206,7 @@ class _Compilation:
     """Outcomes by region number."""
     is_abandoned: bool = False
     """Whether an error or interrupt has ended the compile, while threads may still compile."""
-    lock: threading.Lock = field(default_factory=lambda: renew_after_fork(threading.Lock()))
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def outcomes(self) -> list[Lease | Refusal]:
         """Compile all regions; return a lease or refusal for each. If anything else is raised, all leases are released."""
