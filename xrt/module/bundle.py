@@ -48,9 +48,9 @@ from xrt.module.engines import check_isolated
 from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, TracedModel, check_not_torch
 from xrt.module.module import XRTModule
 from xrt.module.options import Check, Isolation, parse_options
-from xrt.module.programs import SavedSpecialization, Specialization
+from xrt.module.programs import BuildContext, SavedSpecialization, Specialization
 from xrt.module.sizes import dump_shapes, read_shapes
-from xrt.module.stored_plans import BuildContext, list_large_constants, restore, store_program
+from xrt.module.stored_plans import list_large_constants, restore, store_program
 from xrt.partition.options import read_options
 from xrt.runtime import find_granted_threads, list_regions, to_host
 
@@ -239,14 +239,14 @@ def _complete(program: StoredProgram, file: BundleFile, context: BuildContext) -
 
     plan = from_message(file.read_plan(program.plan))
     saved = SavedSpecialization(plan, partial(file.model, program.function))
-    return Specialization(plan.function, *context, original=plan.function, saved=saved)
+    return Specialization(plan.function, context, original=plan.function, saved=saved)
 
 
 def _restore_programs(module: XRTModule, tier: BundleTier) -> None:
     """Add the saved programs to the module, except those on a missing engine."""
     recompiled: dict[str, str] = {}
     engines, file, name = module.programs.engines, tier.file, os.fspath(tier.file.path)
-    context = BuildContext(engines, module.programs.settings, module.programs.cache)
+    context = module.programs.context
 
     def read_weight(weight: StoredWeight) -> Any:
         return np.frombuffer(file.read_weight(weight.digest), np.uint8)

@@ -135,15 +135,22 @@ class SavedSpecialization:
     """Creates the full specialization from the model. If set, the regions of ``plan`` may lack nodes, and it is not shown."""
 
 
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """The engines, options and cache of a specialization."""
+
+    engines: EngineList
+    settings: ModuleOptions
+    cache: CompileCache
+
+
 class Specialization:
     """A Function with its Plan; `program` compiles on first use, once even if several threads call it."""
 
     def __init__(
         self,
         function: Function,
-        engines: EngineList,
-        settings: ModuleOptions,
-        cache: CompileCache,
+        context: BuildContext,
         *,
         original: Function,
         saved: SavedSpecialization | None = None,
@@ -156,7 +163,7 @@ class Specialization:
         """Sizes of the model's symbolic dims, for placement by measurement."""
         self.remarks: Mapping[str, str] = {}
         """Remarks about compiled forms from a bundle, by region."""
-        self.engines = engines
+        self.engines = context.engines
         self.compiled: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
@@ -165,15 +172,15 @@ class Specialization:
         """The counted program, and the (bytes, threads) that each executable uses between calls, by ``id``."""
         self.tuned = place(function) if place else None
         if self.tuned is not None and self.tuned.lowered:
-            self.engines = replace(engines, lowered=self.tuned.lowered)
-        self._saved, self._original, self._settings, self._cache = saved, original, settings, cache
-        pins = settings.clustering.pins
+            self.engines = replace(context.engines, lowered=self.tuned.lowered)
+        self._saved, self._original, self._settings, self._cache = saved, original, context.settings, context.cache
+        pins = context.settings.clustering.pins
         # A pin that matched no node to begin with stays, and is an error.
         self.idle_pins = tuple(pin for pin in pins if not _matches(pin, function) and _matches(pin, original))
         """Pins without effect: their nodes were folded or dropped."""
-        self._clustering = settings.clustering
+        self._clustering = context.settings.clustering
         if self.idle_pins:
-            self._clustering = replace(settings.clustering, pins=tuple(pin for pin in pins if pin not in self.idle_pins))
+            self._clustering = replace(self._clustering, pins=tuple(pin for pin in pins if pin not in self.idle_pins))
         self._lock = renew_after_fork(Lock())
         self._plan = saved.plan if saved else self._partition(())
 
@@ -402,6 +409,11 @@ class Programs:
         self._has_warned = False
         self._compiles = 0  # calls that compiled a program for their sizes only
 
+    @property
+    def context(self) -> BuildContext:
+        """The context of new specializations."""
+        return BuildContext(self.engines, self.settings, self.cache)
+
     def check_open(self) -> None:
         """Raise InputError if the module is closed."""
         if self.is_closed:
@@ -459,7 +471,7 @@ class Programs:
             if values is not None and self.placer.model is not None:
                 sizes = read_sizes(source.inputs, values)
             self.engines, place = self.placer.choose(optimized, values, base.tuned if base else None, place, began, sizes)
-        build = Specialization(optimized, self.engines, self.settings, self.cache, original=function, place=place)
+        build = Specialization(optimized, self.context, original=function, place=place)
         build.sizes = sizes
         return build
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from xrt.graph.deferred_function import DeferredFunction, StaleFunction
 from xrt.graph.function import Function
 from xrt.graph.types import TensorType
 from xrt.module.model_source import DeferredModel, ModelSource, ShapePlaceholder, StaticModel, load_unchanged
-from xrt.module.programs import SavedSpecialization, Specialization, optimize
+from xrt.module.programs import BuildContext, SavedSpecialization, Specialization, optimize
 from xrt.partition.plan import Plan, launch_node
 
 if TYPE_CHECKING:
@@ -105,14 +105,6 @@ def _is_deferrable(plan: Plan) -> bool:
 # ---------------------------------------------------------------------- restore
 
 
-class BuildContext(NamedTuple):
-    """Arguments of a Specialization other than its Function."""
-
-    engines: EngineList
-    settings: ModuleOptions
-    cache: CompileCache
-
-
 def restore(
     program: StoredProgram,
     context: BuildContext,
@@ -142,7 +134,7 @@ def restore(
     function = Function(program.inputs, program.outputs, tuple(defer(*pair) for pair in enumerate(program.launches)))
     plan = Plan(function, program.engines, (), context.settings.clustering, program.implicit)
     saved = SavedSpecialization(plan, lambda: complete().full_function(), complete)
-    return plan, Specialization(function, *context, original=function, saved=saved)
+    return plan, Specialization(function, context, original=function, saved=saved)
 
 
 # ---------------------------------------------------------------------- the record of a model file
@@ -163,7 +155,7 @@ def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, 
     path = Path(model).absolute()
     if (stamp := identify_file(path)) is None or (signature := _make_signature(path, settings, engines)) is None:
         return None
-    return StoredPlans(path, stamp, signature, cache, settings, engines)
+    return StoredPlans(path, stamp, signature, BuildContext(engines, settings, cache))
 
 
 def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) -> Signature | None:
@@ -198,14 +190,12 @@ def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) ->
 class StoredPlans:
     """The stored programs of one model file, for one list of engines and options; the origin of these programs."""
 
-    def __init__(
-        self, path: Path, stamp: Stamp, signature: Signature, cache: CompileCache, settings: ModuleOptions, engines: EngineList
-    ) -> None:
+    def __init__(self, path: Path, stamp: Stamp, signature: Signature, context: BuildContext) -> None:
         """``stamp`` identifies the file's state before the model is read."""
         self._path, self._stamp, self._key = path, stamp, signature.key
-        self._context = BuildContext(engines, settings, cache)
-        assert isinstance(cache.disk, DiskTier)
-        self._store = cache.disk.store
+        self._context = context
+        assert isinstance(context.cache.disk, DiskTier)
+        self._store = context.cache.disk.store
         self._records = Records(self._store, PLANS)
         self._record = self._records.find(self._key)
         self._files = self._open_files()
@@ -285,7 +275,7 @@ class StoredPlans:
         else:
             original = model.function([ShapePlaceholder(shape) for shape in program.key], dynamic=False)
         optimized = optimize(original, fold=context.settings.fold_constants, engines=context.engines)
-        return Specialization(optimized, *context, original=original)
+        return Specialization(optimized, context, original=original)
 
     # ------------------------------------------------------------------ writing
 
