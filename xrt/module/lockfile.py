@@ -54,23 +54,19 @@ class LockedPlacement:
     must_hold: bool = False
     """Whether a lock that does not match is an error instead of a reason to measure again."""
 
-    @property
-    def specs(self) -> tuple[str, ...]:
-        """Specs of the engines used in the plan, without duplicates."""
-        return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
-
     def engines(self, listed: Sequence[Any]) -> list[GraphCompiler] | None:
         """Create only the plan's engines; None if one is unavailable, is not in ``listed``, or must be named and is not.
 
         An engine whose options may name files or code must be named: a file must not choose the code that runs.
         """
         by_spec = {entry.spec if isinstance(entry, GraphCompiler) else str(entry): entry for entry in listed}
-        if by_spec and not by_spec.keys() >= set(self.specs):
+        specs = dict.fromkeys(run.engine for run in self.lock.plan)
+        if by_spec and not by_spec.keys() >= specs.keys():
             return None
         try:
-            if not by_spec and any(registry.why_not_chosen(spec, "lock") for spec in self.specs):
+            if not by_spec and any(registry.why_not_chosen(spec, "lock") for spec in specs):
                 return None
-            return [registry.create(by_spec.get(spec, spec)) for spec in self.specs]
+            return [registry.create(by_spec.get(spec, spec)) for spec in specs]
         except (EngineError, OptionError):
             return None
 
