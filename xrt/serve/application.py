@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -22,7 +23,6 @@ from xrt.serve.metrics import CONTENT_TYPE, Metrics, RequestLog, time_request
 from xrt.serve.protocol import (
     BINARY,
     LATE,
-    MALFORMED,
     OK,
     TOO_LARGE,
     UNKNOWN,
@@ -45,21 +45,42 @@ from xrt.serve.triton_repository import make_config
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers: TypeAlias = list[tuple[bytes, bytes]]
 T = TypeVar("T")
+Headers: TypeAlias = list[tuple[bytes, bytes]]
 Answer: TypeAlias = tuple[Headers, list[Any]]
 """Headers and the parts of the body."""
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
-EXTENSIONS = ("binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics")
+EXTENSIONS = ["binary_tensor_data", "sequence", "model_repository", "model_configuration", "statistics"]
 """Supported protocol extensions, by Triton's names."""
-_JSON = [(b"content-type", b"application/json")]
-_BINARY = (b"content-type", b"application/octet-stream")
 LARGE = 1 << 18
 """Requests and responses from this many bytes are converted in a thread, so that the event loop stays responsive."""
 CONTROL_BYTES = 1 << 20
 """Maximum body of a request that loads or unloads a model."""
+_JSON: Headers = [(b"content-type", b"application/json")]
+_BINARY = (b"content-type", b"application/octet-stream")
+
+_PATHS = {
+    "metrics": "Metrics",
+    "v2": "ServerMetadata",
+    "v2/health/live": "ServerLive",
+    "v2/health/ready": "ServerReady",
+    "v2/models": "ModelList",
+    "v2/repository/index": "RepositoryIndex",
+}
+"""Operations by path. They have the names of gRPC's methods, apart from the metrics and the list of models."""
+_MODEL_PATH = re.compile(r"v2/models/([^/]*)(?:/versions/([^/]*))?(?:/(ready|stats|config|infer))?")
+_MODEL_OPERATIONS = {
+    None: "ModelMetadata",
+    "ready": "ModelReady",
+    "stats": "ModelStatistics",
+    "config": "ModelConfig",
+    "infer": "ModelInfer",
+}
+_CONTROL_PATH = re.compile(r"v2/repository/models/([^/]*)/(load|unload)")
+_BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
+"""The field that is the body in HTTP, where that is not the whole response."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,18 +107,12 @@ def app(
 
     Raises OptionError for an unknown option or an invalid value, and errors from opening a model.
     """
-    opening = {"engine": engine, "threads": threads}
-    return Application(
-        models,
-        ServingOptions.make(options),
-        {name: value for name, value in opening.items() if value is not None},
-        replica=replica,
-        session_header=session_header,
-    )
+    keywords = {name: value for name, value in (("engine", engine), ("threads", threads)) if value is not None}
+    return Application(models, ServingOptions.make(options), keywords, replica=replica, session_header=session_header)
 
 
 class Application:
-    """An ASGI application over a repository of models, created by `app`."""
+    """An ASGI application over a repository of models, created by `app`; ``opening`` are keywords of XRTModule for paths."""
 
     def __init__(
         self,
@@ -113,39 +128,24 @@ class Application:
         self.options = options
         self.metrics = Metrics()
         self.log = RequestLog()
-        self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
         self.models = Repository(models, options, self.metrics, opening)
         self.session_header = session_header.lower()
-        self._session_key = self.session_header.encode()
+        self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
         self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
-        self._preparing: asyncio.Task[Any] | None = None
         self._is_draining = False
 
     # ------------------------------------------------------------------ life
 
-    def start(self) -> asyncio.Task[Any]:
+    def start(self) -> asyncio.Task[None]:
         """Start preparing the models, once; the task is done when each is in service or has a reason why not."""
-        if self._preparing is None:
-            self._preparing = asyncio.ensure_future(self._prepare())
-        return self._preparing
-
-    async def _prepare(self) -> None:
-        for model in self.models:
-            await model.prepare()
+        return self.models.start()
 
     async def load(self, name: str) -> None:
         """Serve the current contents of a model's files; raises RequestRefusal."""
-        await asyncio.shield(self.start())
         await self.models.load(name)
-
-    async def unload(self, name: str) -> None:
-        """Take a model out of service; raises RequestRefusal."""
-        await asyncio.shield(self.start())
-        await self.models.unload(name)
 
     async def reload(self) -> None:
         """Reload the files of all models; those that fail to load keep their old version."""
-        await asyncio.shield(self.start())
         await self.models.reload()
 
     def explain_not_ready(self) -> str:
@@ -161,13 +161,55 @@ class Application:
     async def close(self) -> None:
         """Finish accepted requests, then close all models that were opened here."""
         self.begin_drain()
-        if self._preparing is not None:
-            await self._preparing
-        await self.models.wait_for_changes()
-        for model in self.models:
-            await model.drain()
-        self.models.close()
+        await self.models.close()
         self._converter.shutdown(wait=False)
+
+    # ------------------------------------------------------------------ both protocols
+
+    async def answer(self, operation: str, name: str, version: str, request: Any) -> dict[str, Any]:
+        """The fields of the response to an operation that runs no model; raises RequestRefusal.
+
+        ``request`` has the flag ``ready`` of an index and the ``parameters`` of a load.
+        """
+        match operation:
+            case "ServerLive":
+                return {"live": True}
+            case "ServerReady":
+                return {"live": True, **_describe_readiness(self.explain_not_ready())}
+            case "ServerMetadata":
+                return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS, "models": self.models.list_names()}
+            case "ModelList":
+                return {"models": self.models.list_names()}
+            case "ModelMetadata":
+                return self.models.describe(name, version)
+            case "ModelReady":
+                return {"name": name, **_describe_readiness(self.models.explain_not_ready(name, version))}
+            case "ModelConfig":
+                return {"config": make_config(self.models.find(name, version))}
+            case "ModelStatistics":
+                return {"model_stats": [model.metrics.statistics.describe() for model in self.models.select(name, version)]}
+            case "RepositoryIndex":
+                return {"models": self.models.list_index(ready=request.ready)}
+            case "RepositoryModelLoad":
+                check_no_files(request.parameters)
+                await self.load(name)
+            case "RepositoryModelUnload":
+                await self.models.unload(name)
+        return {}
+
+    async def infer(
+        self,
+        name: str,
+        version: str,
+        session: str,
+        size: int,
+        read: Callable[[], InferRequest],
+        write: Callable[[InferRequest, InferResponse], T],
+    ) -> T:
+        """Convert a request of ``size`` bytes, run the model and convert the response."""
+        request = await self.run_if_large(size, read)
+        response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
+        return await self.run_if_large(response.bytes, write, request, response)
 
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
         """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.
@@ -178,20 +220,6 @@ class Application:
             return call(*args)
         return await asyncio.get_running_loop().run_in_executor(self._converter, partial(call, *args))
 
-    async def infer(
-        self,
-        name: str,
-        version: str | None,
-        session: str,
-        size: int,
-        read: Callable[[], InferRequest],
-        write: Callable[[InferRequest, InferResponse], T],
-    ) -> T:
-        """Convert a request of ``size`` bytes, run the model and convert the response, for both protocols."""
-        request = await self.run_if_large(size, read)
-        response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
-        return await self.run_if_large(response.bytes, write, request, response)
-
     # ------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,16 +227,13 @@ class Application:
         if scope["type"] == "http":
             await self._handle_http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await self._run_lifespan(receive, send)
+            while (await receive())["type"] == "lifespan.startup":
+                self.start()
+                await send({"type": "lifespan.startup.complete"})
+            await self.close()
+            await send({"type": "lifespan.shutdown.complete"})
         else:
             await send({"type": "websocket.close", "code": 1000})
-
-    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
-        while (await receive())["type"] == "lifespan.startup":
-            self.start()
-            await send({"type": "lifespan.startup.complete"})
-        await self.close()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.start()
@@ -226,81 +251,44 @@ class Application:
 
     async def _respond(self, scope: Scope, receive: Receive) -> Answer:
         # The application may be mounted under a prefix by another one.
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        match parts := path.removeprefix("/").removesuffix("/").split("/"):
-            case ["v2", "models", name, "versions", version, "infer"]:
-                return await self._infer(name, version, scope, receive)
-            case ["v2", "models", name, "infer"]:
-                return await self._infer(name, None, scope, receive)
-            case ["v2", "repository", "index"]:
-                request = await self._read_control(scope, receive)
-                return _write(self.models.list_index(ready=request.ready))
-            case ["v2", "repository", "models", name, "load"]:
-                check_no_files((await self._read_control(scope, receive)).parameters)
-                await self.load(name)
-                return _write({})
-            case ["v2", "repository", "models", name, "unload"]:
-                await self._read_control(scope, receive)
-                await self.unload(name)
-                return _write({})
+        path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
+        operation, name, version = self._parse_path(path)
+        if operation == "ModelInfer":
+            return await self._infer(name, version, scope, receive)
+        is_control = operation.startswith("Repository")
         # A wrong method gets 405 even if the query would fail.
-        if parts not in (["metrics"], ["v2"]) and parts[:2] not in (["v2", "health"], ["v2", "models"]):
-            raise _refuse_path(parts)
-        _check_method(scope, "GET", "HEAD")
-        return self._answer_query(parts)
+        if operation or path.split("/")[:2] in (["v2", "health"], ["v2", "models"]):
+            _check_method(scope, *(("POST",) if is_control else ("GET", "HEAD")))
+        if not operation:
+            hint = "" if path.split("/")[0] == "v2" else "; the protocol's begin with /v2"
+            raise RequestRefusal(f"there is no path {path[:200]!r}{hint}", UNKNOWN)
+        if operation == "Metrics":
+            return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
+        request = await self._read_control(scope, receive) if is_control else None
+        document = await self.answer(operation, name, version, request)
+        if document.get("ready") is False:  # the protocol requires a status 4xx
+            raise RequestRefusal(document.pop("error"), **document)
+        return _JSON, [encode_document(document[_BODIES[operation]] if operation in _BODIES else document)]
 
-    # ------------------------------------------------------------------ facts
-
-    def _answer_query(self, path: list[str]) -> Answer:
-        match path:
-            case ["metrics"]:
-                return [(b"content-type", CONTENT_TYPE.encode())], [self.metrics.write()]
-            case ["v2"]:
-                return _write({**self.describe(), "models": self.models.list_names()})
-            case ["v2", "health", "live"]:
-                return _write({"live": True})
-            case ["v2", "health", "ready"]:
-                return _write_ready(self.explain_not_ready(), {"live": True})
-            case ["v2", "models"]:
-                return _write({"models": self.models.list_names()})
-            case ["v2", "models", "stats"] if "stats" not in self.models.list_names():
-                return _write(self.list_statistics("", ""))
-            case ["v2", "models", name, "versions", version, *topic]:
-                return self._answer_model_query(path, name, version, topic)
-            case ["v2", "models", name, *topic]:
-                return self._answer_model_query(path, name, None, topic)
-        raise _refuse_path(path)
-
-    def _answer_model_query(self, path: list[str], name: str, version: str | None, topic: list[str]) -> Answer:
-        match topic:
-            case []:
-                return _write(self.models.describe(name, version))
-            case ["ready"]:
-                return _write_ready(self.models.explain_not_ready(name, version), {"name": name})
-            case ["stats"]:
-                return _write(self.list_statistics(name, version or ""))
-            case ["config"]:
-                return _write(make_config(self.models.find(name, version)))
-        raise _refuse_path(path)
-
-    def describe(self) -> dict[str, Any]:
-        """The protocol's metadata of the server."""
-        return {"name": SERVER, "version": __version__, "extensions": EXTENSIONS}
-
-    def list_statistics(self, name: str, version: str) -> dict[str, Any]:
-        """Statistics in Triton's form, of one version, all versions of a model, or all models."""
-        versions = [version] if version else self.models.list_versions(self.models.find(name, None).name) if name else []
-        models = [self.models.find(name, number) for number in versions] if name else self.models
-        return {"model_stats": [model.metrics.statistics.describe() for model in models]}
+    def _parse_path(self, path: str) -> tuple[str, str, str]:
+        """The operation, model and version of a path; empty for an unknown path."""
+        if operation := _PATHS.get(path):
+            return operation, "", ""
+        if path == "v2/models/stats" and "stats" not in self.models.list_names():
+            return "ModelStatistics", "", ""
+        if match := _MODEL_PATH.fullmatch(path):
+            return _MODEL_OPERATIONS[match[3]], match[1], match[2] or ""
+        if match := _CONTROL_PATH.fullmatch(path):
+            return f"RepositoryModel{match[2].capitalize()}", match[1], ""
+        return "", "", ""
 
     # ------------------------------------------------------------------ bodies
 
     async def _read_control(self, scope: Scope, receive: Receive) -> ControlRequest:
         """Read a request of Triton's model repository extension. Requests cannot name files."""
-        _check_method(scope, "POST")
         return decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
 
-    async def _infer(self, name: str, version: str | None, scope: Scope, receive: Receive) -> Answer:
+    async def _infer(self, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
         model, limit = self.models.find(name, version), self.options.max_request_bytes
         with time_request(partial(model.metrics.note_request, "http")):
             _check_method(scope, "POST")
@@ -309,7 +297,7 @@ class Application:
             with model.receive() as count:
                 body = await self._read_body(receive, headers, limit, count)
             with model.admit():
-                session = headers.get(self._session_key, b"").decode("latin-1")
+                session = headers.get(self.session_header.encode(), b"").decode("latin-1")
                 read = partial(read_request, body, headers.get(BINARY), limit)
                 length, parts = await self.infer(name, version, session, len(body), read, write_response)
         return (_JSON if length is None else [_BINARY, (BINARY, str(length).encode())]), parts
@@ -347,20 +335,8 @@ def _check_method(scope: Scope, *methods: str) -> None:
         raise RequestRefusal(f"{scope['method']} is not a method of this path; {methods[0]} is", WRONG_METHOD)
 
 
-def _refuse_path(path: list[str]) -> RequestRefusal:
-    hint = "" if path[0] == "v2" else "; the protocol's begin with /v2"
-    return RequestRefusal(f"there is no path {'/'.join(path)[:200]!r}{hint}", UNKNOWN)
-
-
-def _write(document: Any) -> Answer:
-    return _JSON, [encode_document(document)]
-
-
-def _write_ready(reason: str, facts: dict[str, Any]) -> Answer:
-    """The readiness response: status 4xx if not ready, as the protocol requires."""
-    if reason:
-        raise RequestRefusal(reason, MALFORMED, **facts, ready=False)
-    return _write({**facts, "ready": True})
+def _describe_readiness(reason: str) -> dict[str, Any]:
+    return {"ready": False, "error": reason} if reason else {"ready": True}
 
 
 def _write_refusal(refusal: RequestRefusal) -> Answer:

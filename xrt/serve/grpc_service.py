@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from xrt.errors import OptionError
 from xrt.serve import open_inference_pb2 as messages
@@ -25,13 +27,11 @@ from xrt.serve.protocol import (
     InferRequest,
     InferResponse,
     RequestRefusal,
-    check_no_files,
     check_tensor,
     decode_binary,
     encode_binary,
     make_refusal,
 )
-from xrt.serve.triton_repository import make_config
 
 if TYPE_CHECKING:
     from grpc.aio import Server
@@ -93,27 +93,28 @@ class _Service:
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
-        serialize = {name: getattr(messages, f"{name}Response").SerializeToString for name in METHODS}
-        return {
-            name: grpc.stream_unary_rpc_method_handler(partial(self._answer, name), response_serializer=serialize[name])
-            for name in METHODS
-        }
+        make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")
+        return {name: make(partial(self._answer, name), response_serializer=serialize) for name in METHODS}
 
-    async def _answer(self, name: str, stream: Any, context: Any) -> Any:
+    async def _answer(self, name: str, stream: Any, context: Any) -> Message:
         """Answer a call, or abort it with the reason."""
-        self._application.start()
+        application = self._application
+        application.start()
         try:
-            with time_request(partial(self._application.log.note_request, context.peer(), name)):
+            with time_request(partial(application.log.note_request, context.peer(), name)):
                 if name == "ModelInfer":
                     with self._admit():
                         return await self._infer(context)
                 request, _ = await self._read(name, context)
-                return getattr(messages, f"{name}Response")(**await self._answer_query(name, request))
+                model = getattr(request, "name", "") or getattr(request, "model_name", "")
+                document = await application.answer(name, model, getattr(request, "version", ""), request)
+                # HTTP has fields that gRPC has not.
+                return json_format.ParseDict(document, getattr(messages, f"{name}Response")(), ignore_unknown_fields=True)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = make_refusal(error, name)
         if refusal.retry_after is not None:
             context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-        return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
+        return await context.abort(self._codes[refusal.code], str(refusal))  # type: ignore[no-any-return]  # it always raises
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
@@ -143,34 +144,6 @@ class _Service:
         except DecodeError:
             raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
-    async def _answer_query(self, name: str, request: Any) -> dict[str, Any]:
-        """The fields of the response to a call that runs no model."""
-        application, models = self._application, self._application.models
-        match name:
-            case "ServerLive":
-                return {"live": True}
-            case "ServerReady":
-                return {"ready": not application.explain_not_ready()}
-            case "ServerMetadata":
-                return application.describe()
-            case "ModelReady":
-                return {"ready": not models.explain_not_ready(request.name, request.version)}
-            case "ModelMetadata":
-                return models.describe(request.name, request.version)
-            case "ModelConfig":
-                config = make_config(models.find(request.name, request.version))
-                return {"config": json_format.ParseDict(config, messages.ModelConfig())}
-            case "ModelStatistics":
-                return application.list_statistics(request.name, request.version)
-            case "RepositoryIndex":
-                return {"models": models.list_index(ready=request.ready)}
-            case "RepositoryModelLoad":
-                check_no_files(request.parameters)
-                await application.load(request.model_name)
-            case "RepositoryModelUnload":
-                await application.unload(request.model_name)
-        return {}
-
     async def _infer(self, context: Any) -> Any:
         application = self._application
         request, size = await self._read("ModelInfer", context)
@@ -192,12 +165,12 @@ def read_message(request: Any, limit: int) -> InferRequest:
         raise RequestRefusal(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw contents; each input has one, or none has"
         )
-    inputs = {tensor.name: _read_tensor(tensor, raw[i] if raw else None, limit) for i, tensor in enumerate(request.inputs)}
+    contents = raw or [None] * len(request.inputs)
+    inputs = {tensor.name: _read_tensor(tensor, data, limit) for tensor, data in zip(request.inputs, contents, strict=True)}
     if len(inputs) != len(request.inputs):
         raise RequestRefusal("the request gives an input more than once")
     outputs = dict.fromkeys((output.name for output in request.outputs), True)
-    chosen = {name: value.WhichOneof("parameter_choice") for name, value in request.parameters.items()}
-    parameters = {name: getattr(request.parameters[name], kind) for name, kind in chosen.items() if kind is not None}
+    parameters = {name: value for name, choice in request.parameters.items() for _, value in choice.ListFields()}
     return InferRequest(inputs, request.id, parameters, outputs, bool(raw))
 
 
@@ -214,14 +187,14 @@ def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
 
 
 def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
-    if len(elements) != (count := int(np.prod(shape, dtype=object))):
+    if len(elements) != (count := math.prod(shape)):
         raise RequestRefusal(f"input {name!r} has shape {list(shape)}, {count} elements; {_FIELDS[datatype]} has {len(elements)}")
     if datatype == "BYTES":
         try:
             texts = [item.decode() for item in elements]
         except UnicodeDecodeError as error:
             raise RequestRefusal(f"input {name!r} has an element that is no UTF-8 text: {error.reason}") from None
-        return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
+        return np.array(texts, dtype=object).reshape(shape)
     array = np.empty(count, DATATYPES[datatype].dtype.numpy)
     try:
         for at in range(0, count, PIECE):

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -64,57 +63,38 @@ class Metrics:
         self.gauges = {name: prometheus.Gauge(f"xrt_{name}", text, _LABELS, registry=registry) for name, text in _GAUGES.items()}
 
 
-@dataclass(slots=True)
-class Duration:
-    """A count and a total time."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.seconds += seconds
-
-    def describe(self) -> dict[str, int]:
-        """The duration in Triton's form."""
-        return {"count": self.count, "ns": round(1e9 * self.seconds)}
-
-
-@dataclass(slots=True)
 class Statistics:
     """Counters of a model for the statistics extension of the protocol."""
 
-    name: str
-    version: str
-    last: float = 0.0
-    """Unix time of the last request."""
-    answered: Duration = field(default_factory=Duration)
-    failed: Duration = field(default_factory=Duration)
-    waits: Duration = field(default_factory=Duration)
-    calls: Duration = field(default_factory=Duration)
-    batches: dict[int, Duration] = field(default_factory=dict)
-    """Calls by number of rows."""
+    def __init__(self, name: str, version: str) -> None:
+        self.name, self.version = name, version
+        self.last_request = 0.0
+        """In Unix time."""
+        self._durations: dict[Any, tuple[int, float]] = {}
+        """Count and total seconds by Triton's name, and of the calls by their number of rows."""
+
+    def add(self, key: str | int, seconds: float) -> None:
+        """Count an event with its duration."""
+        count, total = self._durations.get(key, (0, 0.0))
+        self._durations[key] = count + 1, total + seconds
 
     def describe(self) -> dict[str, Any]:
         """The statistics in Triton's form; reading and writing tensors is not timed."""
-        nothing = Duration().describe()
-        times = {"compute_input": nothing, "compute_output": nothing}
+
+        def show(key: str | int) -> dict[str, int]:
+            count, seconds = self._durations.get(key, (0, 0.0))
+            return {"count": count, "ns": round(1e9 * seconds)}
+
+        tensors = {key: show(key) for key in ("compute_input", "compute_output")}
+        batches = {rows: show(rows) for rows in sorted(key for key in self._durations if isinstance(key, int))}
         return {
             "name": self.name,
             "version": self.version,
-            "last_inference": round(1e3 * self.last),
-            "inference_count": sum(rows * calls.count for rows, calls in self.batches.items()),
-            "execution_count": self.calls.count,
-            "inference_stats": {
-                "success": self.answered.describe(),
-                "fail": self.failed.describe(),
-                "queue": self.waits.describe(),
-                "compute_infer": self.calls.describe(),
-                **times,
-            },
-            "batch_stats": [
-                {"batch_size": rows, "compute_infer": calls.describe(), **times} for rows, calls in sorted(self.batches.items())
-            ],
+            "last_inference": round(1e3 * self.last_request),
+            "inference_count": sum(rows * calls["count"] for rows, calls in batches.items()),
+            "execution_count": show("compute_infer")["count"],
+            "inference_stats": {key: show(key) for key in ("success", "fail", "queue", "compute_infer")} | tensors,
+            "batch_stats": [{"batch_size": rows, "compute_infer": calls, **tensors} for rows, calls in batches.items()],
         }
 
 
@@ -134,22 +114,24 @@ class ModelMetrics:
             self._gauges[name].set_function(function)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
+        """Count a call of the model."""
         self._histograms["call_seconds"].observe(seconds)
         self._histograms["batch_requests"].observe(requests)
         self._histograms["batch_rows"].observe(rows)
-        self.statistics.calls.add(seconds)
-        self.statistics.batches.setdefault(rows, Duration()).add(seconds)
+        self.statistics.add("compute_infer", seconds)
+        self.statistics.add(rows, seconds)
 
     def note_wait(self, seconds: float) -> None:
+        """Count a request that leaves the queue."""
         self._histograms["queue_seconds"].observe(seconds)
-        self.statistics.waits.add(seconds)
+        self.statistics.add("queue", seconds)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Count an answered request with its HTTP status."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
-        (self.statistics.answered if status == OK else self.statistics.failed).add(seconds)
-        self.statistics.last = time.time()
+        self.statistics.add("success" if status == OK else "fail", seconds)
+        self.statistics.last_request = time.time()
 
 
 @contextmanager

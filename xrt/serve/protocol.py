@@ -7,9 +7,7 @@ import logging
 import math
 import re
 import struct
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -112,7 +110,9 @@ PIECE = 1 << 16
 """Bytes of JSON, or elements, converted at once: holds the GIL for about a millisecond."""
 _NUMBERS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
 """Characters of numbers, booleans, null, NaN and infinities, and whitespace."""
-_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_STRING = re.compile(rb'("(?:[^"\\]++|\\.)*+")')
+_ELEMENTS: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
+"""What JSON may have for each of NumPy's kinds."""
 
 
 def decode_json(
@@ -123,23 +123,27 @@ def decode_json(
     The number of elements and the nesting are checked before any conversion, and numbers are converted in pieces: a large request
     needs little more memory than its body and does not block other threads.
     """
-    kind = DATATYPES[datatype]
+    kind, count = DATATYPES[datatype], math.prod(shape)
     if not kind.has_json:
         raise RequestRefusal(f"input {name!r} is {datatype}, which JSON cannot hold; send it as a binary tensor")
-    if datatype == "BYTES":
-        return _decode_text_list(name, shape, text)
-    # The skeleton has only brackets and commas: it shows the structure without parsing numbers.
-    count, skeleton = math.prod(shape), text.translate(None, _NUMBERS)
+    is_text = datatype == "BYTES"
+    # The skeleton has only brackets and commas: it shows the structure without parsing elements.
+    skeleton = _STRING.sub(b"", text).translate(None, b" \t\r\n") if is_text else text.translate(None, _NUMBERS)
     if skeleton.translate(None, b"[],"):
         raise _refuse_datatype(name, datatype)
-    if not _has_nesting(skeleton, shape) or (not count and _count_elements(text, skeleton)):
-        raise _refuse_count(name, shape, _count_elements(text, skeleton), is_nested=b"[[" in skeleton)
-    array = np.empty(count, kind.dtype.numpy)
-    if not count:
-        return array.reshape(shape)
-    is_nested = b"[" in skeleton[1:]
-    flat, at, filled = text.translate(_NO_BRACKETS) if is_nested else text.strip().strip(b"[]"), 0, 0
-    while at < len(flat):
+    has_elements = bool(text.translate(None, b"[], \t\r\n"))
+    if not _has_nesting(skeleton, shape) or (has_elements and not count):
+        lists = skeleton.count(b"[") - skeleton.count(b"[[")
+        elements = skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1) if has_elements else 0
+        raise _refuse_count(name, shape, elements, is_nested=b"[[" in skeleton)
+    if is_text:
+        try:
+            return np.array(msgspec.json.decode(text), dtype=object).reshape(shape)
+        except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8
+            raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
+    array, at, filled = np.empty(count, kind.dtype.numpy), 0, 0
+    flat = text.translate(bytes.maketrans(b"[]", b"  "))
+    while at < len(flat) and count:
         end = flat.find(b",", at + PIECE)
         end = len(flat) if end < 0 else end
         piece = _parse_piece(name, datatype, flat[at:end], parse)
@@ -151,31 +155,21 @@ def decode_json(
 
 
 def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
-    """Whether the brackets and commas are those of a flat list, or of lists nested like the shape."""
+    """Whether the brackets and commas are those of a flat list, of lists nested like the shape, or of a single number."""
     count = math.prod(shape)
-    if skeleton == b"[" + b"," * (count - 1) + b"]" if len(skeleton) == max(count - 1, 0) + 2 else count == 1 and not skeleton:
-        return True
-    # Compute the length first: the expected text may be huge.
-    length = 0
-    for extent in reversed(shape):
-        length = 2 + extent * length + max(extent - 1, 0)
-    if length != len(skeleton):  # checked before building the text, as a small request may declare a huge shape
-        return False
-    nested = b""
-    for extent in reversed(shape):
-        nested = b"[" + b",".join([nested] * extent) + b"]"
-    return nested == skeleton
-
-
-def _count_elements(text: bytes, skeleton: bytes) -> int:
-    if not text.translate(None, b"[], \t\r\n"):
-        return 0
-    lists = skeleton.count(b"[") - skeleton.count(b"[[")
-    return skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1)
-
-
-_ELEMENTS: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
-"""What JSON may have for each of NumPy's kinds."""
+    if 0 in shape:
+        shape = shape[: shape.index(0) + 1]
+    for extents in ((count,), shape, *([()] if count == 1 else [])):
+        expected = b""
+        for extent in reversed(extents):
+            # A small request may declare a huge shape: stop as soon as the text is longer than the data.
+            if extent * (len(expected) + 1) > len(skeleton):
+                break
+            expected = b"[" + b",".join([expected] * extent) + b"]"
+        else:
+            if expected == skeleton:
+                return True
+    return False
 
 
 def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes], Any]) -> Array:
@@ -198,26 +192,9 @@ def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes],
     return converted
 
 
-def _decode_text_list(name: str, shape: tuple[int, ...], text: bytes) -> Array:
-    count = math.prod(shape)
-    quotes = text.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')
-    if quotes > 2 * count:
-        raise _refuse_count(name, shape, quotes // 2, is_nested=False)
-    nested: Any = str
-    for _ in shape:
-        nested = list[nested]
-    # Strings may contain brackets and commas, so the structure is checked by the decoder.
-    for form in (list[str], nested):
-        with suppress(msgspec.ValidationError):
-            array = np.array(msgspec.json.decode(text, type=form), dtype=object)
-            if array.size != count or (count and array.ndim > 1 and array.shape != shape):
-                raise _refuse_count(name, shape, array.size, is_nested=array.ndim > 1)
-            return array.reshape(shape)
-    raise RequestRefusal(f"the data of input {name!r} do not have the datatype BYTES; JSON has its elements as strings")
-
-
 def _refuse_datatype(name: str, datatype: str) -> RequestRefusal:
-    return RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}")
+    hint = "; JSON has its elements as strings" if datatype == "BYTES" else ""
+    return RequestRefusal(f"the data of input {name!r} do not have the datatype {datatype}{hint}")
 
 
 def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: bool) -> RequestRefusal:
@@ -230,16 +207,15 @@ def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: b
 def encode_json(array: Array) -> Any:
     """The elements in row-major order for msgspec; NaN and infinities as in Python's json."""
     flat = array.reshape(-1)
-    if flat.size <= PIECE and not (flat.dtype.kind == "f" and not np.isfinite(flat).all()):
+    pieces = [flat[at : at + PIECE] for at in range(0, flat.size, PIECE)]
+    special = [flat.dtype.kind == "f" and not np.isfinite(piece).all() for piece in pieces]
+    if len(pieces) <= 1 and not any(special):
         return flat.tolist()
-    pieces = (flat[at : at + PIECE] for at in range(0, flat.size, PIECE))
-    return msgspec.Raw(b"[%b]" % b",".join(map(_encode_piece, pieces)))
-
-
-def _encode_piece(flat: Array) -> bytes:
-    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return json.dumps(flat.tolist()).encode()[1:-1]
-    return msgspec.json.encode(flat.tolist())[1:-1]
+    texts = (
+        json.dumps(piece.tolist()).encode() if is_special else msgspec.json.encode(piece.tolist())
+        for piece, is_special in zip(pieces, special, strict=True)
+    )
+    return msgspec.Raw(b"[%b]" % b",".join(text[1:-1] for text in texts))
 
 
 # ---------------------------------------------------------------------- bytes
@@ -256,19 +232,17 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
     # NumPy would keep other bytes as invalid booleans.
     if datatype == "BOOL" and expected and np.frombuffer(data, np.uint8).max() > 1:
         raise RequestRefusal(f"input {name!r} is BOOL; its bytes must be 0 or 1")
-    little = dtype.newbyteorder("<") if sys.byteorder == "big" and dtype.itemsize > 1 else dtype
-    array = np.frombuffer(data, dtype=little).reshape(shape) if expected else np.empty(shape, dtype)
-    return array if array.flags.aligned and little is dtype else array.astype(dtype)
+    if not expected:
+        return np.empty(shape, dtype)
+    array = np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
+    return array if array.flags.aligned else array.copy()
 
 
 def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    texts: list[str | None] = []
+    texts: list[str] = []
     at, count = 0, math.prod(shape)
-    while at < len(data) and len(texts) < count:
-        if at + 4 > len(data):
-            break
-        size = int.from_bytes(data[at : at + 4], "little")
-        at += 4
+    while len(texts) < count:
+        size, at = int.from_bytes(data[at : at + 4], "little"), at + 4
         if at + size > len(data):
             break
         try:
@@ -281,7 +255,7 @@ def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
             f"input {name!r} is BYTES of shape {list(shape)}: {count} elements, each with its length in four bytes before it; "
             f"its {len(data)} bytes are not"
         )
-    return np.array([*texts, None], dtype=object)[:-1].reshape(shape)
+    return np.array(texts, dtype=object).reshape(shape)
 
 
 def encode_binary(array: Array) -> bytes | memoryview:
@@ -289,9 +263,8 @@ def encode_binary(array: Array) -> bytes | memoryview:
     if array.dtype == object:
         texts = [str(item).encode() for item in array.flat]
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
-    if sys.byteorder == "big" and array.dtype.itemsize > 1:
-        array = array.astype(array.dtype.newbyteorder("<"))
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # it is a buffer
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return memoryview(little.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # it is a buffer
 
 
 BINARY = b"inference-header-content-length"
@@ -405,7 +378,6 @@ def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
         raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
 
 
-_STRING = re.compile(rb'("(?:[^"\\]|\\.)*")')
 _SPECIAL = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
 """NaN and infinities, with placeholder numbers for the JSON parser. The placeholders overflow, so that as real numbers they would
 be rejected."""
@@ -473,6 +445,11 @@ def check_no_files(parameters: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------- responses
 
 
+def refuse_json_output(name: str, datatype: str) -> RequestRefusal:
+    """The refusal of an output that is requested as JSON."""
+    return RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
+
+
 def write_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
     """The parts of the response body, and the size of the JSON if binary tensors follow it."""
     outputs, tails = [], []
@@ -484,9 +461,7 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[int 
         elif DATATYPES[response.datatypes[name]].has_json:
             described["data"] = encode_json(array)
         else:
-            raise RequestRefusal(
-                f"output {name!r} is {described['datatype']}, which JSON cannot hold; ask for it with binary_data"
-            )
+            raise refuse_json_output(name, response.datatypes[name])
         outputs.append(described)
     document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     document |= ({"id": request.id} if request.id else {}) | ({"parameters": response.parameters} if response.parameters else {})

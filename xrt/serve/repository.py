@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
 class _Entry:
     """One version of a model that the operator named, in service or not."""
 
+    name: str
+    version: str
     source: Any
     """A module, or the path of a bundle or an ONNX file."""
     served: ServedModel | None = None
@@ -58,11 +60,11 @@ class _Entry:
         """Empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
-    def describe(self, name: str, version: str) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """The entry for Triton's repository index."""
         why = self.why_not_ready
         state = "LOADING" if why == STARTING else "UNAVAILABLE" if why else "READY"
-        return {"name": name, "version": version, "state": state, "reason": why}
+        return {"name": self.name, "version": self.version, "state": state, "reason": why}
 
 
 class Repository:
@@ -76,21 +78,22 @@ class Repository:
     def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, opening: Mapping[str, Any]) -> None:
         self._options, self._metrics, self._opening = options, metrics, opening
         self._entries: dict[str, dict[str, _Entry]] = {}
+        self._preparing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
-        for name, version, source in _list_models(models):
-            for kind, text in (("name", name), ("version", version)):
+        for entry in _list_models(models):
+            for kind, text in (("name", entry.name), ("version", entry.version)):
                 if not _NAME.fullmatch(text):
                     raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {text!r}: give name=path")
-            if version in self._entries.setdefault(name, {}):
-                raise OptionError(f"model {name!r} is given twice; give each its own name, or a version: name:2=path")
-            self._entries[name][version] = _Entry(source)
+            if entry.version in self._entries.setdefault(entry.name, {}):
+                raise OptionError(f"model {entry.name!r} is given twice; give each its own name, or a version: name:2=path")
+            self._entries[entry.name][entry.version] = entry
         if not self._entries:
             raise OptionError("there is no model to serve; give at least one")
         errors: list[Exception] = []
-        for name, version, entry in self._list_entries():
+        for entry in self._list_entries():
             try:
-                entry.served = self._make(name, version, entry.source)
+                entry.served = self._open(entry)
                 entry.served.show_metrics()
             except (XRTError, OSError) as error:
                 errors.append(error)
@@ -98,35 +101,54 @@ class Repository:
         # Start with the models that work, but not without any.
         if not list(self):
             raise errors[0]
-        for name, version, entry in self._list_entries():
+        for entry in self._list_entries():
             if entry.reason:
-                _log.error("model %s, version %s, is not served: %s", name, version, entry.reason)
+                _log.error("model %s, version %s, is not served: %s", entry.name, entry.version, entry.reason)
 
-    def _make(self, name: str, version: str, source: Any) -> ServedModel:
-        if isinstance(source, str | os.PathLike):
-            module, reopen = open_module(source, self._opening), partial(open_module, source, self._opening)
-        else:
-            module, reopen = source, None
+    def _open(self, entry: _Entry) -> ServedModel:
+        module, reopen = entry.source, None
+        if isinstance(entry.source, str | os.PathLike):
+            reopen = partial(open_module, entry.source, self._opening)
+            module = reopen()
         if not isinstance(module, XRTModule):
-            raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(source).__name__}")
+            raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(module).__name__}")
         if type(module) is not XRTModule:
             raise OptionError(f"a {type(module).__name__} takes tensors of PyTorch; save it and serve its bundle")
-        options, is_wanted = self._options.complete(module.serving), self._options.batch is not None
         try:
-            return ServedModel(name, version, [module], options, self._metrics, is_wanted=is_wanted, open_again=reopen)
+            return ServedModel(entry.name, entry.version, module, self._options, self._metrics, open_again=reopen)
         except XRTError:
             if reopen is not None:
                 module.close()
             raise
 
-    def _list_entries(self, name: str | None = None) -> list[tuple[str, str, _Entry]]:
+    def start(self) -> asyncio.Task[None]:
+        """Start preparing the models, once; the task is done when each is in service or has a reason why not."""
+        if self._preparing is None:
+            self._preparing = asyncio.ensure_future(self._prepare_all())
+        return self._preparing
+
+    async def _prepare_all(self) -> None:
+        for model in self:
+            await model.prepare()
+
+    async def close(self) -> None:
+        """Finish accepted requests, take all models out of service, and close the modules that were opened here."""
+        if self._preparing is not None:
+            await self._preparing
+        await self.wait_for_changes()
+        for model in self:
+            await model.drain()
+        for model in self:
+            model.close()
+
+    # ------------------------------------------------------------------ queries
+
+    def _list_entries(self, name: str | None = None) -> list[_Entry]:
         names = self._entries if name is None else [name]
-        return [(model, version, entry) for model in names for version, entry in self._entries[model].items()]
+        return [entry for name in names for entry in self._entries[name].values()]
 
     def __iter__(self) -> Iterator[ServedModel]:
-        for _, _, entry in self._list_entries():
-            if entry.served is not None:
-                yield entry.served
+        return iter([entry.served for entry in self._list_entries() if entry.served is not None])
 
     def find(self, name: str, version: str | None) -> ServedModel:
         """The model, by default in its highest version in service. Raises RequestRefusal."""
@@ -135,18 +157,24 @@ class Repository:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
         return entry.served
 
-    def describe(self, name: str, version: str | None) -> dict[str, Any]:
+    def select(self, name: str, version: str) -> list[ServedModel]:
+        """One version of a model, all its versions if that is empty, or all models if the name is; raises RequestRefusal."""
+        if not name:
+            return list(self)
+        versions = [version] if version else self.list_versions(self.find(name, None).name)
+        return [self.find(name, number) for number in versions]
+
+    def describe(self, name: str, version: str) -> dict[str, Any]:
         """The protocol's metadata of a model. Raises RequestRefusal."""
         return self.find(name, version).describe(self.list_versions(name))
 
-    def explain_not_ready(self, name: str, version: str | None) -> str:
+    def explain_not_ready(self, name: str, version: str) -> str:
         """Explain why a model is not in service; empty if it is. Raises RequestRefusal for an unknown model."""
         return self._find_entry(name, version).why_not_ready
 
     def _find_entry(self, name: str, version: str | None) -> _Entry:
         versions = self._find_versions(name)
-        served = self.list_versions(name)
-        chosen = version or (served[-1] if served else next(iter(versions)))
+        chosen = version or next(reversed(self.list_versions(name)), next(iter(versions)))
         if chosen not in versions:
             raise RequestRefusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
         return versions[chosen]
@@ -156,12 +184,12 @@ class Repository:
             raise RequestRefusal(f"there is no model {name[:200]!r}; there is: {', '.join(self._entries)}", UNKNOWN)
         return self._entries[name]
 
-    def list_versions(self, name: str) -> tuple[str, ...]:
+    def list_versions(self, name: str) -> list[str]:
         """The served versions of a model: numbers in numeric order, after other texts."""
-        versions = [version for version, entry in self._entries[name].items() if entry.served is not None]
-        return tuple(sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text)))
+        versions = [entry.version for entry in self._list_entries(name) if entry.served is not None]
+        return sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text))
 
-    def list_names(self) -> dict[str, tuple[str, ...]]:
+    def list_names(self) -> dict[str, list[str]]:
         """The served versions of each model."""
         return {name: versions for name in self._entries if (versions := self.list_versions(name))}
 
@@ -169,8 +197,7 @@ class Repository:
 
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """Triton's index of the repository; with ``ready`` only models in service."""
-        entries = [entry.describe(name, version) for name, version, entry in self._list_entries()]
-        return [entry for entry in entries if not ready or entry["state"] == "READY"]
+        return [entry.describe() for entry in self._list_entries() if not ready or not entry.why_not_ready]
 
     async def load(self, name: str) -> None:
         """Reload a model's files and serve them; raises RequestRefusal if that fails.
@@ -179,11 +206,31 @@ class Repository:
         an object is put back into service.
         """
         self._check_control(name)
-        await self._complete(self._load(name))
+        await self._complete(self._load, name)
 
-    async def _complete(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change to completion even if the client disconnects, so that each model ends up in service or closed."""
-        task = asyncio.ensure_future(change)
+    async def unload(self, name: str) -> None:
+        """Take a model out of service and close it after its requests; raises RequestRefusal if unknown."""
+        self._check_control(name)
+        await self._complete(self._unload, name)
+
+    async def reload(self) -> None:
+        """Reload all models; failures are logged, and the old model stays in service."""
+        await self._complete(self._reload)
+
+    def _check_control(self, name: str) -> None:
+        self._find_versions(name)
+        if not self._options.model_control:
+            raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
+
+    async def _complete(self, change: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Make one change at a time, to completion even if the client disconnects: each model ends up in service or closed."""
+
+        async def run() -> None:
+            await self.start()
+            async with self._changing:
+                await change(*args)
+
+        task = asyncio.ensure_future(run())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         await asyncio.shield(task)
@@ -193,57 +240,42 @@ class Repository:
         await asyncio.gather(*self._changes, return_exceptions=True)
 
     async def _load(self, name: str) -> None:
-        async with self._changing:
-            for _, version, entry in self._list_entries(name):
-                old = entry.served
-                # An object has no files to reload.
-                if old is not None and isinstance(entry.source, XRTModule):
-                    continue
-                entry.served = await self._prepare(name, version, entry.source)
-                entry.served.show_metrics()
-                if old is not None:
-                    # Sessions of the old model are gone; their clients get 410 with this reason.
-                    entry.served.sessions.inherit(old.sessions, "the model was loaded again")
-                    # New requests go to the new model already.
-                    await old.drain()
-                    old.close()
+        for entry in self._list_entries(name):
+            old = entry.served
+            # An object has no files to reload.
+            if old is not None and isinstance(entry.source, XRTModule):
+                continue
+            entry.served = await self._prepare(entry)
+            entry.served.show_metrics()
+            if old is not None:
+                # Sessions of the old model are gone; their clients get 410 with this reason.
+                entry.served.sessions.inherit(old.sessions, "the model was loaded again")
+                # New requests go to the new model already.
+                await old.drain()
+                old.close()
 
-    async def _prepare(self, name: str, version: str, source: Any) -> ServedModel:
+    async def _prepare(self, entry: _Entry) -> ServedModel:
+        failure = f"model {entry.name!r}, version {entry.version!r}, cannot be loaded: "
         try:
-            model = await asyncio.to_thread(self._make, name, version, source)
+            model = await asyncio.to_thread(self._open, entry)
         except (XRTError, OSError) as error:
-            raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {error}") from error
+            raise RequestRefusal(f"{failure}{error}") from error
         try:
             await model.prepare()
             if reason := model.why_not_ready:
-                raise RequestRefusal(f"model {name!r}, version {version!r}, cannot be loaded: {reason}")
+                raise RequestRefusal(f"{failure}{reason}")
         except BaseException:
             model.close()
             raise
         return model
 
-    async def unload(self, name: str) -> None:
-        """Take a model out of service and close it after its requests; raises RequestRefusal if unknown."""
-        self._check_control(name)
-        await self._complete(self._unload(name))
-
     async def _unload(self, name: str) -> None:
-        async with self._changing:
-            for _, _, entry in self._list_entries(name):
-                old, entry.served = entry.served, None
-                if old is not None:
-                    entry.reason = "it was unloaded"
-                    await old.drain()
-                    old.close()
-
-    def _check_control(self, name: str) -> None:
-        self._find_versions(name)
-        if not self._options.model_control:
-            raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
-
-    async def reload(self) -> None:
-        """Reload all models; failures are logged, and the old model stays in service."""
-        await self._complete(self._reload())
+        for entry in self._list_entries(name):
+            old, entry.served = entry.served, None
+            if old is not None:
+                entry.reason = "it was unloaded"
+                await old.drain()
+                old.close()
 
     async def _reload(self) -> None:
         for name in self._entries:
@@ -255,17 +287,12 @@ class Repository:
             except Exception:  # noqa: BLE001  # the remaining models are still reloaded
                 _log.exception("model %s cannot be loaded again", name)
 
-    def close(self) -> None:
-        """Take all models out of service and close the modules that were opened here."""
-        for model in self:
-            model.close()
 
-
-def _list_models(models: Any) -> Iterator[tuple[str, str, Any]]:
+def _list_models(models: Any) -> Iterator[_Entry]:
     if isinstance(models, Mapping):
         for name, source in models.items():
             versions = source if isinstance(source, Mapping) else {"1": source}
-            yield from ((str(name), str(version), model) for version, model in versions.items())
+            yield from (_Entry(str(name), str(version), model) for version, model in versions.items())
         return
     for model in models if isinstance(models, Sequence) and not isinstance(models, str) else [models]:
-        yield (Path(model).stem if isinstance(model, str | os.PathLike) else "model", "1", model)
+        yield _Entry(Path(model).stem if isinstance(model, str | os.PathLike) else "model", "1", model)

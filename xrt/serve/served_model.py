@@ -32,6 +32,7 @@ from xrt.serve.protocol import (
     InferRequest,
     InferResponse,
     RequestRefusal,
+    refuse_json_output,
 )
 from xrt.serve.scheduler import Scheduler, count_joinable_rows, explain_mixed_rows, find_reason_against_batches
 
@@ -47,25 +48,23 @@ STARTING = "it is being prepared"
 class ServedModel:
     """A named version of a model: one module per instance, or a shared one if its runs are concurrent.
 
-    Used from the event loop only; calls run in separate threads. ``is_wanted`` says whether the operator set the batch option;
-    ``open_again`` opens the module of another instance, and all modules are then closed with the model. Raises OptionError for a
-    module that the protocol cannot describe, or a batch that its shapes do not allow.
+    Used from the event loop only; calls run in separate threads. ``open_again`` opens the module of another instance, and all
+    modules are then closed with the model. Raises OptionError for a module that the protocol cannot describe, or a batch that its
+    shapes do not allow.
     """
 
     def __init__(
         self,
         name: str,
         version: str,
-        modules: Sequence[XRTModule],
+        module: XRTModule,
         options: ServingOptions,
         metrics: Metrics,
         *,
-        is_wanted: bool = True,
         open_again: Callable[[], XRTModule] | None = None,
     ) -> None:
-        self.name, self.version, self._modules = name, version, list(modules)
-        self._open_again = open_again
-        self.module = module = modules[0]
+        self.name, self.version, self.module = name, version, module
+        self._modules, self._open_again = [module], open_again
         self._stateful: Any = None
         """The module's declared state, if it has one."""
         with suppress(InputError):
@@ -74,28 +73,40 @@ class ServedModel:
         places = self._stateful.returned if self._stateful else range(len(module.outputs))
         self.outputs = tuple(module.outputs[place] for place in places)
         names = [value.name for value in self.outputs]
-        if repeated := next((output_name for output_name in names if names.count(output_name) > 1), None):
+        if repeated := next((output for output in names if names.count(output) > 1), None):
             raise OptionError(
                 f"output {repeated!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
             )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
-        self._is_batch_wanted = is_wanted
-        self.options = options = self._settle_batches(options)
-        self._free = self._list_instances()
+        self._is_batch_wanted = options.batch is not None
+        options = options.complete(module.serving)
+        reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
+        if options.sizes and reason:
+            if self._is_batch_wanted:
+                raise OptionError(f"model {name!r} cannot join requests to a batch: {reason}; leave batch out")
+            options = replace(options, batch=None)
+        self.options = options
         self.why_not_ready = STARTING
         """Why the model does not accept requests; empty if it is in service."""
         self.metrics = ModelMetrics(metrics, name, version)
+        wait = options.max_wait or 0.0
         self._scheduler = Scheduler(
-            options.instances or 1,
-            options.max_queue,
-            self.metrics,
-            sizes=options.sizes,
-            rounds_up=options.rounds_up,
-            max_wait=options.max_wait or 0.0,
+            self._instances, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=options.rounds_up, max_wait=wait
         )
+        self._free: SimpleQueue[XRTModule] = SimpleQueue()
+        """The module of each instance that runs no call."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
         self._admitted = 0
         self._arriving = 0
+
+    @property
+    def _instances(self) -> int:
+        return self.options.instances or 1
+
+    @property
+    def has_state(self) -> bool:
+        """Whether calls are steps of sessions."""
+        return self._stateful is not None
 
     def show_metrics(self) -> None:
         """Make the gauges report this model, which goes into service."""
@@ -107,19 +118,16 @@ class ServedModel:
             fallback_nodes=lambda: 0 if self.why_not_ready else len(self.module.plan.reasons),
         )
 
-    def _settle_batches(self, options: ServingOptions) -> ServingOptions:
-        """Drop the batch option if the shapes do not allow it; raises OptionError if the operator set it."""
-        reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
-        if not options.sizes or not reason:
-            return options
-        if self._is_batch_wanted:
-            raise OptionError(f"model {self.name!r} cannot join requests to a batch: {reason}; leave batch out")
-        return replace(options, batch=None)
+    def describe(self, versions: list[str]) -> dict[str, Any]:
+        """The protocol's metadata of the model."""
+        ends = {"inputs": list(map(self.describe_tensor, self.inputs)), "outputs": list(map(self.describe_tensor, self.outputs))}
+        return {"name": self.name, "versions": versions, "platform": "xrt", **ends}
 
-    @property
-    def has_state(self) -> bool:
-        """Whether calls are steps of sessions."""
-        return self._stateful is not None
+    def describe_tensor(self, value: Value) -> dict[str, Any]:
+        """The protocol's description of an input or output; dynamic extents are -1."""
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        extents = [-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]
+        return {"name": value.name, "datatype": self._datatypes[value.name], "shape": extents}
 
     # ------------------------------------------------------------------ before requests
 
@@ -134,17 +142,16 @@ class ServedModel:
             _log.error("model %s, version %s, is not in service: %s", self.name, self.version, self.why_not_ready)
 
     def _test(self) -> str:
-        """Explain why the model must not be in service; empty if all tests pass."""
-        if reason := self._test_module(self.module):
-            return reason
+        """Test a module for each instance; explain why the model must not be in service, empty if all tests pass."""
+        reason = self._test_module(self.module)
         # Sessions belong to one module, so models with state have no further instances.
         if self._open_again is not None and not self._stateful:
-            for _ in range(len(self._modules), count_modules(self.module, self.options.instances or 1)):
+            while not reason and len(self._modules) < count_modules(self.module, self._instances):
                 self._modules.append(self._open_again())
-                if reason := self._test_module(self._modules[-1]):
-                    return reason
-            self._free = self._list_instances()
-        return ""
+                reason = self._test_module(self._modules[-1])
+        for place in range(self._instances):
+            self._free.put(self._modules[place % len(self._modules)])
+        return reason
 
     def _test_module(self, module: XRTModule) -> str:
         try:
@@ -156,38 +163,20 @@ class ServedModel:
         except InputError:
             _log.info("model %s has sizes that requests decide; it is compiled by the first of them", self.name)
         if self.options.sizes:
-            rounds_up = self.options.rounds_up
-            reason = explain_mixed_rows(partial(_call_module, module), self.inputs, self.options.sizes, rounds_up=rounds_up)
+            call, rounds_up = partial(_call_module, module), self.options.rounds_up
+            reason = explain_mixed_rows(call, self.inputs, self.options.sizes, rounds_up=rounds_up)
             if not reason or self._is_batch_wanted:
                 return reason
             _log.warning("model %s is served without the batches that it was tuned for: %s", self.name, reason)
             self.options = replace(self.options, batch=None)
         return ""
 
-    def _list_instances(self) -> SimpleQueue[XRTModule]:
-        """A queue with one module per instance."""
-        free: SimpleQueue[XRTModule] = SimpleQueue()
-        for place in range(self.options.instances or 1):
-            free.put(self._modules[place % len(self._modules)])
-        return free
-
-    def describe(self, versions: tuple[str, ...]) -> dict[str, Any]:
-        """The protocol's metadata of the model."""
-        described = {"name": self.name, "versions": versions, "platform": "xrt"}
-        return {**described, "inputs": self.list_tensors(self.inputs), "outputs": self.list_tensors(self.outputs)}
-
-    def list_tensors(self, values: tuple[Value, ...]) -> list[dict[str, Any]]:
-        """The protocol's description of inputs or outputs; dynamic extents are -1."""
-        shapes = [value.type.shape if isinstance(value.type, TensorType) else None for value in values]
-        extents = [[-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape] for shape in shapes]
-        return [{"name": v.name, "datatype": self._datatypes[v.name], "shape": e} for v, e in zip(values, extents, strict=True)]
-
     # ------------------------------------------------------------------ requests
 
     @property
     def most_requests(self) -> int:
         """Maximum number of requests in memory: queued and running."""
-        return self.options.max_queue + (self.options.instances or 1) * max(self.options.sizes, default=1)
+        return self.options.max_queue + self._instances * max(self.options.sizes, default=1)
 
     def check_admission(self) -> None:
         """Raise RequestRefusal if no more requests are accepted."""
@@ -245,21 +234,19 @@ class ServedModel:
                 if session and entry and refusal.status == MALFORMED and entry.session.lost:
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
-        outputs = dict(zip((v.name for v in self.outputs), results, strict=True))
+        outputs = dict(zip((value.name for value in self.outputs), results, strict=True))
         # No listed outputs means all.
-        requested = request.outputs or outputs
+        requested = {name: outputs[name] for name in request.outputs or outputs}
         parameters = {"session_id": session.name} if session else {}
-        return InferResponse(self.name, self.version, {n: outputs[n] for n in requested}, self._datatypes, parameters)
+        return InferResponse(self.name, self.version, requested, self._datatypes, parameters)
 
     def _check_outputs(self, request: InferRequest) -> None:
         names = [value.name for value in self.outputs]
-        for name in request.outputs:
+        for name, is_binary in request.outputs.items():
             if name not in names:
                 raise RequestRefusal(f"model {self.name!r} has no output {name[:200]!r}; it has: {', '.join(names)}")
-            if request.outputs[name] is False and not DATATYPES[self._datatypes[name]].has_json:
-                raise RequestRefusal(
-                    f"output {name!r} is {self._datatypes[name]}, which JSON cannot hold; ask for it with binary_data"
-                )
+            if is_binary is False and not DATATYPES[self._datatypes[name]].has_json:
+                raise refuse_json_output(name, self._datatypes[name])
 
     def _bind(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
         """Order and check the inputs; raises RequestRefusal, so that a batch contains only valid requests."""
@@ -277,9 +264,9 @@ class ServedModel:
 
     def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
         if self._stateful:
-            session, on_start = (None, None) if entry is None else (entry.session, entry.note_start)
-            return self._scheduler.submit(partial(self._step, session), values, on_start=on_start)
-        if not self.options.sizes or not values:
+            step = partial(self._step, entry.session if entry else None)
+            return self._scheduler.submit(step, values, on_start=entry.note_start if entry else None)
+        if not self.options.sizes:
             return self._scheduler.submit(self._call, values)
         # Requests can be joined if all other axes agree, so their sizes are the key.
         rows = count_joinable_rows(values)
@@ -328,10 +315,10 @@ def _call_module(module: Callable[..., Any], *values: Array) -> tuple[Array, ...
 
 def _name_datatype(model: str, value: Value) -> str:
     """The protocol's datatype of a value; raises OptionError if there is none."""
+    if value.type is None:
+        raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
     datatype = NAMES.get(value.type.dtype) if isinstance(value.type, TensorType) else None
     if datatype is None:
-        if value.type is None:
-            raise OptionError(f"the type of {value.name!r} of model {model!r} is not known; call m.compile(*examples) first")
         raise OptionError(
             f"{value.name!r} of model {model!r} is {value.type}, which the Open Inference Protocol has no datatype for; "
             f"it has: {', '.join(DATATYPES)}{_NO_MAPS if 'map(' in str(value.type) else ''}"

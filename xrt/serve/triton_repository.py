@@ -6,22 +6,18 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from google.protobuf import json_format, text_format
 
 from xrt.errors import OptionError
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
-from xrt.graph import TensorType
+from xrt.graph import DType, TensorType, Value
 from xrt.module import load
 from xrt.serve import open_inference_pb2 as messages
 from xrt.serve.metrics import Metrics
 from xrt.serve.served_model import ServedModel, ServingOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
 """Serving options that Triton also has."""
@@ -54,8 +50,7 @@ def export_triton(
         raise OptionError(f"export_triton has no option {unknown[0]!r}; it has: {', '.join(_OPTIONS)}")
     serving_options = ServingOptions.make(options)
     with load(source) as module:
-        chosen, is_wanted = serving_options.complete(module.serving), serving_options.batch is not None
-        served = ServedModel(name or source.stem, str(version), [module], chosen, Metrics(), is_wanted=is_wanted)
+        served = ServedModel(name or source.stem, str(version), module, serving_options, Metrics())
         served.close()
         _check_exportable(served)
         config = make_config(served, "python", threads=threads or (module.serving.threads if module.serving else None))
@@ -79,8 +74,8 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
         "platform": "",
         "backend": backend,
         "max_batch_size": max(options.sizes, default=0),
-        "input": [_describe_tensor(tensor, is_joined=bool(options.sizes)) for tensor in served.list_tensors(served.inputs)],
-        "output": [_describe_tensor(tensor, is_joined=bool(options.sizes)) for tensor in served.list_tensors(served.outputs)],
+        "input": [_describe_tensor(served, value) for value in served.inputs],
+        "output": [_describe_tensor(served, value) for value in served.outputs],
         "instance_group": [{"count": options.instances or 1, "kind": "KIND_CPU"}],
     }
     if options.sizes:
@@ -94,23 +89,20 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
     return config
 
 
-def _describe_tensor(tensor: Mapping[str, Any], *, is_joined: bool) -> dict[str, Any]:
+def _describe_tensor(served: ServedModel, value: Value) -> dict[str, Any]:
+    tensor = served.describe_tensor(value)
     datatype = _TYPES.get(tensor["datatype"], f"TYPE_{tensor['datatype']}")
-    described = {
-        "name": tensor["name"],
-        "data_type": datatype,
-        "dims": list(tensor["shape"][1:] if is_joined else tensor["shape"]),
-    }
+    # Batched tensors are described without their rows.
+    described = {"name": value.name, "data_type": datatype, "dims": tensor["shape"][1 if served.options.sizes else 0 :]}
     # Triton does not support 0-d tensors: clients send one element, and Triton reshapes it for the model.
     return described if described["dims"] else {**described, "dims": [1], "reshape": {"shape": []}}
 
 
 def _check_exportable(served: ServedModel) -> None:
-    values = (*served.inputs, *served.outputs)
-    for value, tensor in zip(values, served.list_tensors(values), strict=True):
+    for value in (*served.inputs, *served.outputs):
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             raise OptionError(f"the rank of {value.name!r} ({value.type}) is not known, and Triton needs it; declare its shape")
-        if tensor["datatype"] == "BF16":
+        if value.type.dtype is DType.BFLOAT16:
             raise OptionError(
                 f"{value.name!r} is BF16, which Triton's Python backend does not give as an array; cast it in the model"
             )
