@@ -13,16 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.comparison import compare, tolerance_for
 from xrt.errors import XRTError
 from xrt.graph import Function, TensorType, Value
-from xrt.graph.types import Dim
 from xrt.operators.sample_inputs import sample_inputs
 from xrt.serve.protocol import BUSY, Array, RequestRefusal
+
+if TYPE_CHECKING:
+    from xrt.serve.metrics import ModelMetrics
 
 Values = tuple[Array, ...]
 """Inputs or outputs of a call, in order."""
@@ -89,27 +92,26 @@ def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent:
     # NaN reaches every value that depends on it, however small its weight.
     spoiled = tuple(np.full_like(array, np.nan) if array.dtype.kind == "f" else array for array in requests[1])
     try:
-        return _compare(expected[:1], join_and_split(call, [requests[0], spoiled], rows, padded))
+        return _compare(expected[:1], join_and_split(call, [requests[0], spoiled], rows, padded)[:1])
     except (XRTError, ValueError):  # a failing batch is repeated request by request, so nothing is mixed
         return ""
 
 
 def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
-    for alone, result in zip(expected, together, strict=False):
-        for before, after in zip(alone, result, strict=True):
-            if not (comparison := compare(after, before, tolerance_for(before.dtype, "network"))):
-                return f"the rows of a batch change each other: alone and together, {comparison.message}; leave batch out"
+    for before, after in zip(chain(*expected), chain(*together), strict=True):
+        if not (comparison := compare(after, before, tolerance_for(before.dtype, "network"))):
+            return f"the rows of a batch change each other: alone and together, {comparison.message}; leave batch out"
     return ""
 
 
 def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Values:
-    types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType) and value.type.shape}
-    leading = {type_.shape[0] for type_ in types.values() if type_.shape}
-
-    def choose(dim: Dim) -> int:
-        return dim if isinstance(dim, int) else rows if dim is not None and dim in leading else extent
-
-    sized = [Value(name, type_.with_shape((rows, *map(choose, type_.shape[1:])))) for name, type_ in types.items() if type_.shape]
+    """Random inputs with this number of rows, whose other dynamic axes have this extent."""
+    types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType)}
+    leading = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
+    sized = []
+    for name, type_ in types.items():
+        extents = [dim if isinstance(dim, int) else rows if dim in leading else extent for dim in (type_.shape or ())[1:]]
+        sized.append(Value(name, type_.with_shape((rows, *extents))))
     return tuple(sample_inputs(Function(tuple(sized), ()), seed).values())
 
 
@@ -127,14 +129,13 @@ def run_batch(
     if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
         with suppress(Exception):  # each request is then run alone and gets its own error
             return list(join_and_split(call, requests, rows, sizes))
-    return [_try(call, values) for values in requests]
-
-
-def _try(call: Callable[..., Values], values: Values) -> Values | BaseException:
-    try:
-        return call(*values)
-    except Exception as error:  # noqa: BLE001  # becomes the response to this request
-        return error
+    results: list[Values | BaseException] = []
+    for values in requests:
+        try:
+            results.append(call(*values))
+        except Exception as error:  # noqa: BLE001  # becomes the response to this request
+            results.append(error)
+    return results
 
 
 def join_and_split(
@@ -150,16 +151,6 @@ def join_and_split(
     if any(array.ndim == 0 or array.shape[0] != count + padding for array in results):
         raise ValueError("the outputs do not have the rows of the inputs")
     return [tuple(array[end - size : end] for array in results) for end, size in zip(ends, rows, strict=True)]
-
-
-class CallObserver(Protocol):
-    """Receives the events of a scheduler."""
-
-    def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """A call has finished."""
-
-    def note_wait(self, seconds: float) -> None:
-        """A request has left the queue after this time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,15 +171,13 @@ class Scheduler:
     """A queue for a fixed number of instances."""
 
     def __init__(
-        self, instances: int, max_queue: int, observer: CallObserver, *, sizes: Sequence[int] = (), rounds_up: bool = False,
+        self, instances: int, max_queue: int, metrics: ModelMetrics, *, sizes: Sequence[int] = (), rounds_up: bool = False,
         max_wait: float = 0.0,
     ) -> None:  # fmt: skip
         self._queue: deque[_QueuedRequest] = deque()
-        self._instances = instances
         self.running = 0
         """Number of running calls."""
-        self._max_queue = max_queue
-        self._observer = observer
+        self._instances, self._max_queue, self._metrics = instances, max_queue, metrics
         self._max_rows = max(sizes, default=0)
         self._sizes = tuple(sizes) if rounds_up else ()
         self._max_wait = max_wait
@@ -246,8 +235,7 @@ class Scheduler:
             if (delay := self._find_delay()) > 0:
                 self._timer = self._timer or asyncio.get_running_loop().call_later(delay, self._end_wait)
                 break
-            batch = self._take_batch()
-            if batch:
+            if batch := self._take_batch():
                 self._start(batch)
 
     def _end_wait(self) -> None:
@@ -259,10 +247,8 @@ class Scheduler:
         first = self._queue[0]
         if self._max_wait == 0 or first.key is None:
             return 0.0
-        # The batch is full already.
-        if sum(request.rows for request in self._queue if request.key == first.key) >= self._max_rows:
-            return 0.0
-        return self._max_wait - (time.perf_counter() - first.enqueued)
+        is_full = sum(request.rows for request in self._queue if request.key == first.key) >= self._max_rows
+        return 0.0 if is_full else self._max_wait - (time.perf_counter() - first.enqueued)
 
     def _take_batch(self) -> list[_QueuedRequest]:
         """Remove the first request and all that fit into its batch; drops those whose client disconnected."""
@@ -288,22 +274,20 @@ class Scheduler:
         self.running += 1
         started = time.perf_counter()
         for request in batch:
-            self._observer.note_wait(started - request.enqueued)
+            self._metrics.note_wait(started - request.enqueued)
             if request.on_start is not None:
                 request.on_start()
-        loop = asyncio.get_running_loop()
-        call = batch[0].call
         sizes = self._sizes if batch[0].key is not None else ()  # a request without a key is not padded
-        running = self._pool.submit(run_batch, call, [r.values for r in batch], [r.rows for r in batch], sizes)
-        finish = partial(self._finish, batch, started)
+        values, rows = [request.values for request in batch], [request.rows for request in batch]
+        running = self._pool.submit(run_batch, batch[0].call, values, rows, sizes)
+        loop, finish = asyncio.get_running_loop(), partial(self._finish, batch, started)
         # Results return to the event loop, where all state is changed.
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
         self.running -= 1
-        self._observer.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
-        results = done.result()
-        for request, result in zip(batch, results, strict=True):
+        self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
+        for request, result in zip(batch, done.result(), strict=True):
             if request.future.cancelled():
                 continue
             if isinstance(result, BaseException):
