@@ -20,8 +20,7 @@ from tests.integrations.clusters import start_cluster
 from tests.integrations.models import LOOKUP, SCALE, TEXT, write_model, write_texts
 from xrt.errors import EngineError, ModelError
 from xrt.integrations.batch import BatchJob
-from xrt.integrations.ray.cluster_job import count_next_chunks
-from xrt.integrations.ray.predictor import load_once
+from xrt.integrations.ray import count_next_chunks, load_once
 from xrt.ray import Predictor, predict, run_cluster_job
 from xrt.runtime import available_cores
 

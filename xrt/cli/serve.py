@@ -220,7 +220,7 @@ def batch_command(model: str, rows: tuple[str, ...], target: Path, **params: Any
     )
     run: Any = run_job
     if params["address"] is not None:
-        from xrt.integrations.ray.cluster_job import run_cluster_job
+        from xrt.integrations.ray import run_cluster_job
 
         run = partial(run_cluster_job, address=params["address"], num_cpus=params["cpus"] or 1)
     with WorkStatus("rows") as status:

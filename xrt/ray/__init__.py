@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xrt.integrations.ray.predictor import count_granted_threads
+from xrt.integrations.ray import count_granted_threads
 from xrt.lazy_names import load_lazily
 from xrt.runtime import set_budget_source
 
 if TYPE_CHECKING:
-    from xrt.integrations.ray.cluster_job import run_cluster_job as run_cluster_job
-    from xrt.integrations.ray.deployments import deployment as deployment
-    from xrt.integrations.ray.predictor import Predictor as Predictor, predict as predict
+    from xrt.integrations.ray import (
+        Predictor as Predictor,
+        deployment as deployment,
+        predict as predict,
+        run_cluster_job as run_cluster_job,
+    )
 
 __all__, __getattr__, __dir__ = load_lazily(__name__)
 set_budget_source(count_granted_threads)
