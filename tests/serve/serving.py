@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,27 +81,34 @@ class Reply:
         return str(self.document["error"])
 
 
+async def exchange(application: Application, receive: Callable[[], Awaitable[Any]], **scope: Any) -> Reply:
+    """Return the response to a request of HTTP, by default for the model ``double``, whose messages ``receive`` returns."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    request = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": [], "root_path": "", **scope}
+    await application(request, receive, send)
+    start, content = sent
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert int(headers["content-length"]) == len(content["body"])
+    check_reply(request["method"], request["path"], start["status"], headers, bytes(content["body"]))
+    return Reply(start["status"], headers, bytes(content["body"]))
+
+
 async def ask(
     application: Application, method: str, path: str, body: bytes | Sequence[bytes] = b"", headers: Mapping[str, str] = {}
 ) -> Reply:
     """Return the response to one request, which is the protocol's; a sequence is a body in several messages."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     messages = [{"type": "http.request", "body": c, "more_body": place + 1 < len(chunks)} for place, c in enumerate(chunks)]
-    sent: list[Any] = []
 
     async def receive() -> Any:
         return messages.pop(0)
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await application({"type": "http", "method": method, "path": path, "headers": named, "root_path": ""}, receive, send)
-    start, content = sent
-    found = {name.decode(): value.decode() for name, value in start["headers"]}
-    assert int(found["content-length"]) == len(content["body"])
-    reply = Reply(start["status"], found, bytes(content["body"]))
-    check_reply(method, path, reply.status, found, reply.body)
+    reply = await exchange(application, receive, method=method, path=path, headers=named)
     whole = b"".join(chunks)
     if reply.status == 200 and path.rstrip("/").endswith("infer") and len(whole) <= LONGEST:
         assert is_request(headers, whole)  # what the schema refuses is not served
@@ -117,19 +125,43 @@ def tensor(name: str, array: Any, datatype: str = "FP32", **more: Any) -> dict[s
     return {"name": name, "shape": list(values.shape), "datatype": datatype, "data": values.reshape(-1).tolist(), **more}
 
 
+@asynccontextmanager
+async def running(application: Application, *, ready: bool = True) -> AsyncIterator[Application]:
+    """Start an application, which must then be ready, and close it afterwards."""
+    try:
+        if ready:
+            await application.start()
+            assert application.explain_not_ready() == ""
+        yield application
+    finally:
+        await application.close()
+
+
 def run(application: Application, test: Callable[[], Awaitable[Any]], *, ready: bool = True) -> Any:
-    """Run a test on an application that is ready, and close it."""
+    """Run a test on an application, in a test that is no coroutine itself."""
 
     async def whole() -> Any:
-        try:
-            if ready:
-                await application.start()
-                assert application.explain_not_ready() == ""
+        async with running(application, ready=ready):
             return await asyncio.wait_for(test(), HANGS)
-        finally:
-            await application.close()
 
     return asyncio.run(whole())
+
+
+class Gate:
+    """A call that waits until the test opens it, and then returns ``result`` of its arguments."""
+
+    def __init__(self, result: Callable[..., Any] = lambda *values: values) -> None:
+        self.entered, self.opened, self.result = threading.Semaphore(0), threading.Event(), result
+        self.calls: list[Any] = []
+
+    def __call__(self, *values: Any) -> Any:
+        self.calls.append(values)
+        self.entered.release()
+        assert self.opened.wait(HANGS)
+        return self.result(*values)
+
+    async def wait_for_entry(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, True, HANGS)
 
 
 # ---------------------------------------------------------------------- a server in a process

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 import xrt
-from tests.serve.serving import HANGS, TOP, double, identity, run
+from tests.serve.serving import HANGS, TOP, double, identity, running
 from xrt.graph import DType
 from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 from xrt.serve.grpc_service import SERVICE
@@ -38,15 +39,23 @@ async def call(port: int, name: str, /, **fields: Any) -> Any:
         return await asyncio.wait_for(method(request(**fields)), HANGS)
 
 
-def on_server(application: Any, test: Any) -> None:
-    async def whole() -> None:
+async def refuse(port: int, name: str, /, status: str, message: str, **fields: Any) -> Any:
+    """Assert the status and the message of a call; return the error."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call(port, name, **fields)
+    assert (error.value.code().name, error.value.details()) == (status, message)
+    return error.value
+
+
+@asynccontextmanager
+async def serving(application: Any) -> AsyncIterator[int]:
+    """Start an application and its gRPC server; return the port."""
+    async with running(application):
         server, port = await start_grpc(application)
         try:
-            await test(port)
+            yield port
         finally:
             await server.stop(None)
-
-    run(application, whole)
 
 
 FIELDS = {
@@ -62,27 +71,23 @@ FIELDS = {
 }
 
 
-def test_typed_contents_of_each_datatype_come_back() -> None:
+async def test_typed_contents_of_each_datatype_come_back() -> None:
     function = identity(*(DATATYPES[name].dtype for name in FIELDS), shape=(2,))
     inputs = [
         {"name": f"x{place}", "datatype": name, "shape": [2], "contents": {field: values}}
         for place, (name, (field, values)) in enumerate(FIELDS.items())
     ]
-
-    async def test(port: int) -> None:
+    async with serving(app({"all": xrt.XRTModule(function, engine="toy")})) as port:
         response = await call(port, "ModelInfer", model_name="all", id="r", inputs=inputs)
         assert (response.id, response.model_version, list(response.raw_output_contents)) == ("r", "1", [])
         for output, (name, (field, values)) in zip(response.outputs, FIELDS.items(), strict=True):
             assert (output.datatype, list(output.shape), list(getattr(output.contents, field))) == (name, [2], values)
 
-    on_server(app({"all": xrt.XRTModule(function, engine="toy")}), test)
 
-
-def test_what_has_no_typed_contents_is_raw() -> None:
+async def test_what_has_no_typed_contents_is_raw() -> None:
     half = np.array([[1.5, -2]], np.float16)
     tensor = {"name": "x0", "datatype": "FP16", "shape": [1, 2]}
-
-    async def test(port: int) -> None:
+    async with serving(app({"half": xrt.XRTModule(identity(DType.FLOAT16), engine="toy")})) as port:
         response = await call(port, "ModelInfer", model_name="half", inputs=[tensor], raw_input_contents=[half.tobytes()])
         assert list(response.raw_output_contents) == [half.tobytes()]
         for fields, message in (
@@ -104,36 +109,24 @@ def test_what_has_no_typed_contents_is_raw() -> None:
                 "input 'x0' has shape [2], 2 elements; int_contents has 1",
             ),
         ):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call(port, "ModelInfer", model_name="half", **fields)
-            assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
-
-    on_server(app({"half": xrt.XRTModule(identity(DType.FLOAT16), engine="toy")}), test)
+            await refuse(port, "ModelInfer", "INVALID_ARGUMENT", message, model_name="half", **fields)
 
 
-def test_facts_and_health() -> None:
+async def test_facts_and_health() -> None:
     application = app({"double": xrt.XRTModule(double(), engine="toy")})
-
-    async def test(port: int) -> None:
+    async with serving(application) as port:
         assert (await call(port, "ServerLive")).live and (await call(port, "ServerReady")).ready
         assert (await call(port, "ModelReady", name="double", version="1")).ready
         facts = await call(port, "ServerMetadata")
         assert (facts.name, facts.version) == ("xrt", xrt.__version__)
         described = await call(port, "ModelMetadata", name="double")
         assert [(one.name, one.datatype, list(one.shape)) for one in described.inputs] == [("x", "FP32", [-1, 3])]
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call(port, "ModelMetadata", name="none")
-        assert (error.value.code(), error.value.details()) == (
-            grpc.StatusCode.NOT_FOUND,
-            "there is no model 'none'; there is: double",
-        )
+        await refuse(port, "ModelMetadata", "NOT_FOUND", "there is no model 'none'; there is: double", name="none")
         application.begin_drain()
         assert not (await call(port, "ServerReady")).ready
 
-    on_server(application, test)
 
-
-def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
+async def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
     """Calls that send nothing are the ones under way: no message of a further call is read before it is refused."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "contents": {"fp32_contents": [1, 2, 3]}}
 
@@ -141,7 +134,7 @@ def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
         while True:  # until both have come
             await call(port, "ModelInfer", model_name="double", inputs=[tensor])
 
-    async def test(port: int) -> None:
+    async with serving(app({"double": xrt.XRTModule(double())}, max_queue=1)) as port:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             method = channel.stream_unary(f"/{SERVICE}/ModelInfer")
             silent = [method() for _ in range(2)]
@@ -161,21 +154,14 @@ def test_calls_in_memory_are_bounded_and_health_is_still_told() -> None:
                 response = await call(port, "ModelInfer", model_name="double", inputs=[tensor])
         assert list(response.outputs[0].contents.fp32_contents) == [2, 4, 6]
 
-    on_server(app({"double": xrt.XRTModule(double())}, max_queue=1), test)
 
-
-def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
-    async def test(port: int) -> None:
+async def test_without_a_model_in_service_a_request_gets_the_reason() -> None:
+    async with serving(app({"double": xrt.XRTModule(double(), engine="toy")})) as port:
         await call(port, "RepositoryModelUnload", model_name="double")
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await call(port, "ModelInfer", model_name="double")
-        message = "model 'double' is not served: it was unloaded"
-        assert (error.value.code(), error.value.details()) == (grpc.StatusCode.NOT_FOUND, message)
-
-    on_server(app({"double": xrt.XRTModule(double(), engine="toy")}), test)
+        await refuse(port, "ModelInfer", "NOT_FOUND", "model 'double' is not served: it was unloaded", model_name="double")
 
 
-def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     application = app({"double": xrt.XRTModule(double(), engine="toy")})
     begun = asyncio.Event()
 
@@ -183,30 +169,26 @@ def test_a_cancelled_call_is_logged_as_such(monkeypatch: pytest.MonkeyPatch, cap
         begun.set()
         await asyncio.Event().wait()
 
-    async def test(port: int) -> None:
-        monkeypatch.setattr(application, "load", load)
-        loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
-        await begun.wait()
-        loading.cancel()
-        while not caplog.messages:  # until the server has been told
-            await asyncio.sleep(0)
-        (message,) = caplog.messages
-        assert " 'RepositoryModelLoad' 499 " in message
-
+    monkeypatch.setattr(application, "load", load)
     with caplog.at_level("INFO", ACCESS):
-        on_server(application, test)
+        async with serving(application) as port:
+            loading = asyncio.ensure_future(call(port, "RepositoryModelLoad", model_name="double"))
+            await begun.wait()
+            loading.cancel()
+            while not caplog.messages:  # until the server has been told
+                await asyncio.sleep(0)
+            (message,) = caplog.messages
+            assert " 'RepositoryModelLoad' 499 " in message
 
 
-def test_a_message_that_does_not_arrive_is_refused() -> None:
-    async def test(port: int) -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            silent = channel.stream_unary(f"/{SERVICE}/ModelInfer")()
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                await silent
-            expected = (grpc.StatusCode.DEADLINE_EXCEEDED, "the message did not arrive within 0.05 s")
-            assert (late.value.code(), late.value.details()) == expected
-
-    on_server(app({"double": xrt.XRTModule(double())}, body_timeout=0.05), test)
+async def test_a_message_that_does_not_arrive_is_refused() -> None:
+    async with serving(app({"double": xrt.XRTModule(double())}, body_timeout=0.05)) as port:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await channel.stream_unary(f"/{SERVICE}/ModelInfer")()
+        expected = ("DEADLINE_EXCEEDED", "the message did not arrive within 0.05 s")
+        assert (late.value.code().name, late.value.details()) == expected
+        await channel.close()
 
 
 @pytest.mark.slow

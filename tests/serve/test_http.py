@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import xrt
 from tests.integrations.models import write_classifier
-from tests.serve.serving import HANGS, ask, double, identity, infer, run, tensor, total
+from tests.serve.serving import Gate, ask, double, exchange, identity, infer, running, tensor, total
 from xrt.errors import OptionError
 from xrt.formats import onnx
 from xrt.graph import DType, TensorType, Value
@@ -25,6 +25,8 @@ from xrt.serve.protocol import RequestRefusal
 from xrt.serve.repository import open_module
 
 X = np.array([[1, -2, 3.5]], np.float32)
+REQUEST = {"inputs": [tensor("x", X)]}
+BODY = json.dumps(REQUEST).encode()
 
 
 def one_model(**options: Any) -> Any:
@@ -32,7 +34,7 @@ def one_model(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_facts_have_both_forms_of_each_path(slash: str) -> None:
+async def test_facts_have_both_forms_of_each_path(slash: str) -> None:
     application = app(
         {
             "double": {
@@ -65,24 +67,19 @@ def test_facts_have_both_forms_of_each_path(slash: str) -> None:
         "/v2/models/double/ready": {"name": "double", "ready": True},
         "/v2/models/double/versions/2/ready": {"name": "double", "ready": True},
     }
-
-    async def test() -> None:
+    async with running(application):
         for path, expected in facts.items():
             reply = await ask(application, "GET", path + slash)
             assert (reply.status, reply.document) == (200, expected)
             assert (await ask(application, "HEAD", path + slash)).status == 200
         for path, version in (("", "10"), ("/versions/2", "2")):
-            body = json.dumps({"inputs": [tensor("x", X)]}).encode()
+            body = BODY
             reply = await ask(application, "POST", f"/v2/models/double{path}/infer{slash}", body)
             assert (reply.status, reply.document["model_version"]) == (200, version)
 
-    run(application, test)
 
-
-def test_a_request_in_json() -> None:
-    application = one_model()
-
-    async def test() -> None:
+async def test_a_request_in_json() -> None:
+    async with running(one_model()) as application:
         whole = await infer(application, "double", {"id": "a\u00e9", "inputs": [tensor("x", X)]})
         assert whole.document == {
             "model_name": "double",
@@ -97,8 +94,6 @@ def test_a_request_in_json() -> None:
         special = await infer(application, "double", {"inputs": [tensor("x", [[np.nan, np.inf, -np.inf]])]})
         assert str(special.document["outputs"][0]["data"]) == "[nan, inf, -inf]"
 
-    run(application, test)
-
 
 def binary(arrays: dict[str, tuple[str, bytes, list[int]]], **more: Any) -> tuple[bytes, dict[str, str]]:
     inputs = [
@@ -109,12 +104,11 @@ def binary(arrays: dict[str, tuple[str, bytes, list[int]]], **more: Any) -> tupl
     return head + b"".join(data for _, data, _ in arrays.values()), {"Inference-Header-Content-Length": str(len(head))}
 
 
-def test_binary_tensors_by_output_and_for_all() -> None:
+async def test_binary_tensors_by_output_and_for_all() -> None:
     application = app({"pair": xrt.XRTModule(identity(DType.FLOAT32, DType.INT64), engine="toy")})
     x0, x1 = np.arange(4, dtype=np.float32).reshape(2, 2), np.arange(4).reshape(2, 2)
     arrays = {"x0": ("FP32", x0.tobytes(), [2, 2]), "x1": ("INT64", x1.tobytes(), [2, 2])}
-
-    async def test() -> None:
+    async with running(application):
         body, headers = binary(arrays, parameters={"binary_data_output": True})
         reply = await ask(application, "POST", "/v2/models/pair/infer", [body[:7], body[7:50], body[50:]], headers)
         length = int(reply.headers["inference-header-content-length"])
@@ -130,8 +124,6 @@ def test_binary_tensors_by_output_and_for_all() -> None:
         assert [one["name"] for one in json.loads(reply.body[:length])["outputs"]] == ["y1", "y0"]
         assert json.loads(reply.body[:length])["outputs"][0]["data"] == [0, 1, 2, 3]
         assert reply.body[length:] == x0.tobytes()
-
-    run(application, test)
 
 
 REFUSED = {
@@ -197,24 +189,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_and_why(case: str) -> None:
+async def test_what_is_refused_and_why(case: str) -> None:
     document, message = REFUSED[case]
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    application = one_model()
-
-    async def test() -> None:
+    async with running(one_model()) as application:
         reply = await ask(application, "POST", "/v2/models/double/infer", body)
         assert reply.status == 400
         assert reply.error.startswith(message) if case == "no JSON" else reply.error == message
 
-    run(application, test)
 
-
-def test_paths_methods_and_sizes_that_are_refused() -> None:
+async def test_paths_methods_and_sizes_that_are_refused() -> None:
     application = one_model(max_request_bytes=1000)
     large = json.dumps({"inputs": [tensor("x", np.ones((100, 3)))]}).encode()
-
-    async def test() -> None:
+    async with running(application):
         for method, path, status, error in (
             ("GET", "/v2/models/none", 404, "there is no model 'none'; there is: double"),
             ("GET", "/v2/models/double/versions/7", 404, "model 'double' has no version '7'; it has: 1"),
@@ -241,10 +228,8 @@ def test_paths_methods_and_sizes_that_are_refused() -> None:
         reply = await ask(application, "POST", "/v2/models/double/infer", b"{}", {"Inference-Header-Content-Length": "3"})
         assert reply.error == "Inference-Header-Content-Length is '3'; it is the bytes of the JSON in a body of 2"
 
-    run(application, test)
 
-
-def test_binary_bodies_that_do_not_fit() -> None:
+async def test_binary_bodies_that_do_not_fit() -> None:
     application = one_model()
     good = X.tobytes()
 
@@ -253,92 +238,61 @@ def test_binary_bodies_that_do_not_fit() -> None:
         assert reply.status == 400
         return reply.error
 
-    async def test() -> None:
+    async with running(application):
         body, headers = binary({"x": ("FP32", good, [1, 3])})
         assert await refuse(body + b"1", headers) == "1 bytes follow the last tensor of the request"
         assert await refuse(body[:-1], headers) == "binary_data_size of input 'x' is 12, and 11 bytes are left"
         body, headers = binary({"x": ("FP32", good[:8], [1, 3])})
         assert await refuse(body, headers) == "input 'x' is FP32 of shape [1, 3], 12 bytes; got 8"
 
-    run(application, test)
 
-
-def test_bodies_that_do_not_come_keep_nobody_out() -> None:
-    application = one_model(max_queue=3)
-
-    async def test() -> None:
+async def test_bodies_that_do_not_come_keep_nobody_out() -> None:
+    async with running(one_model(max_queue=3)) as application:
         opened, waiting = asyncio.Event(), []
 
         async def receive() -> Any:
             waiting.append(1)
             await opened.wait()
-            return {"type": "http.request", "body": json.dumps({"inputs": [tensor("x", X)]}).encode()}
+            return {"type": "http.request", "body": BODY}
 
-        statuses: list[int] = []
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}
-        slow = [asyncio.ensure_future(application(dict(scope), receive, send)) for _ in range(40)]
+        slow = [asyncio.ensure_future(exchange(application, receive)) for _ in range(40)]
         while len(waiting) < 40:
             await asyncio.sleep(0)
-        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
+        assert (await infer(application, "double", REQUEST)).status == 200
         opened.set()
-        await asyncio.gather(*slow)
-        assert set(statuses) <= {200, 503} and 200 in statuses
-
-    run(application, test)
+        statuses = {reply.status for reply in await asyncio.gather(*slow)}
+        assert statuses <= {200, 503} and 200 in statuses
 
 
-async def wait_until_full(model: Any) -> None:
-    for _ in range(1000):
-        try:
-            model.check_admission()
-        except RequestRefusal:
-            return
+async def check_until_refused(model: Any) -> None:
+    while True:
+        model.check_admission()
         await asyncio.sleep(0.01)
-    raise AssertionError("the requests did not arrive")
 
 
-def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, opened = threading.Event(), threading.Event()
-    application = one_model(max_queue=3)
-    call = xrt.XRTModule.__call__
-
-    def held(*values: Any) -> Any:
-        entered.set()
-        assert opened.wait(HANGS)
-        return call(*values)
-
-    async def test() -> None:
-        monkeypatch.setattr(xrt.XRTModule, "__call__", held)
-        pending = [asyncio.ensure_future(infer(application, "double", {"inputs": [tensor("x", X)]})) for _ in range(4)]
-        assert await asyncio.to_thread(entered.wait, HANGS)
-        await wait_until_full(application.models.find("double", None))
+async def test_more_requests_than_are_admitted_are_refused_before_their_bodies_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(xrt.XRTModule.__call__)
+    async with running(one_model(max_queue=3)) as application:
+        monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
+        pending = [asyncio.ensure_future(infer(application, "double", REQUEST)) for _ in range(4)]
+        await gate.wait_for_entry()
+        model = application.models.find("double", None)
+        with pytest.raises(RequestRefusal):
+            await check_until_refused(model)
         reply = await ask(application, "POST", "/v2/models/double/infer", [])
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert reply.error == "4 requests are under way, and no more are read; try again"
-        opened.set()
+        gate.opened.set()
         assert [reply.status for reply in await asyncio.gather(*pending)] == [200] * 4
-        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
-
-    run(application, test)
+        assert (await infer(application, "double", REQUEST)).status == 200
 
 
-def test_bodies_that_arrive_are_bounded_in_bytes() -> None:
+async def test_bodies_that_arrive_are_bounded_in_bytes() -> None:
     """Slow clients take room from each other: more bytes than the admitted requests may have are not held."""
-    application = one_model(max_queue=1, max_request_bytes=100)
-
-    async def test() -> None:
+    async with running(one_model(max_queue=1, max_request_bytes=100)) as application:
         opened = asyncio.Event()
-        sent: list[Any] = []
 
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        async def post() -> None:
+        def post() -> asyncio.Task[Any]:
             parts = [b"x" * 90, b""]
 
             async def receive() -> Any:
@@ -346,75 +300,45 @@ def test_bodies_that_arrive_are_bounded_in_bytes() -> None:
                     await opened.wait()
                 return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
-            await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
+            return asyncio.ensure_future(exchange(application, receive))
 
-        slow = [asyncio.ensure_future(post()) for _ in range(3)]
-        while not sent:
-            await asyncio.sleep(0)
-        message = {"error": "too many bodies arrive at once, and no more are read; try again"}
-        assert (sent[0]["status"], json.loads(sent[1]["body"])) == (503, message)
+        slow = [post() for _ in range(3)]
+        (refused,), _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        reply = refused.result()
+        assert (reply.status, reply.error) == (503, "too many bodies arrive at once, and no more are read; try again")
         opened.set()
-        await asyncio.gather(*slow)
-        assert [one["status"] for one in sent[2::2]] == [400, 400]
-
-    run(application, test)
+        assert sorted(reply.status for reply in await asyncio.gather(*slow)) == [400, 400, 503]
 
 
-def test_a_body_that_does_not_arrive_is_refused() -> None:
+async def test_a_body_that_does_not_arrive_is_refused() -> None:
     """Ray hands on the requests of a replica that died, and their bodies are gone with it: nothing comes, no end either."""
-    application = one_model(max_queue=3, body_timeout=0.01)
-
-    async def test() -> None:
-        sent: list[Any] = []
-
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": [(b"content-length", b"9")]}
-        await application(scope, receive, send)
-        assert (sent[0]["status"], json.loads(sent[1]["body"])) == (408, {"error": "the body did not arrive within 0.01 s"})
-        assert (b"connection", b"close") in sent[0]["headers"]
-        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
-
-    run(application, test)
+    async with running(one_model(max_queue=3, body_timeout=0.01)) as application:
+        reply = await exchange(application, asyncio.Event().wait, headers=[(b"content-length", b"9")])
+        assert (reply.status, reply.error) == (408, "the body did not arrive within 0.01 s")
+        assert reply.headers["connection"] == "close"
+        assert (await infer(application, "double", REQUEST)).status == 200
 
 
-class Failing(xrt.XRTModule):
-    """A module whose self-test finds a wrong answer."""
-
-    def run_self_test(self) -> None:
-        raise xrt.XRTError("output 'add_1' differs from the saved one")
-
-
-def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> None:
+async def test_a_wrong_answer_of_the_self_test_keeps_the_model_out_of_service() -> None:
     failing, good = xrt.XRTModule(double(), engine="toy"), xrt.XRTModule(double(), engine="toy")
-    failing.run_self_test = Failing.run_self_test.__get__(failing)  # type: ignore[attr-defined]
-    application = app({"bad": failing, "good": good})
-
-    async def test() -> None:
+    failing.run_self_test = Mock(side_effect=xrt.XRTError("output 'add_1' differs from the saved one"))
+    async with running(app({"bad": failing, "good": good}), ready=False) as application:
         await application.start()
         reason = "its self-test failed: output 'add_1' differs from the saved one"
         assert application.explain_not_ready() == f"model 'bad': {reason}"
         assert (await ask(application, "GET", "/v2/health/ready")).status == 400
         assert (await ask(application, "POST", "/v2/health/ready")).status == 405
-        assert (await infer(application, "bad", {"inputs": [tensor("x", X)]})).status == 503
-        assert (await infer(application, "good", {"inputs": [tensor("x", X)]})).status == 200
+        assert (await infer(application, "bad", REQUEST)).status == 503
+        assert (await infer(application, "good", REQUEST)).status == 200
         text = (await ask(application, "GET", "/metrics")).body.decode()
         assert 'xrt_model_ready{model="bad",version="1"} 0.0' in text
         assert 'xrt_model_ready{model="good",version="1"} 1.0' in text
         assert 'xrt_requests_total{model="bad",protocol="http",status="503",version="1"} 1.0' in text
 
-    run(application, test, ready=False)
 
-
-def test_lifespan_begins_and_ends_with_the_server() -> None:
+async def test_lifespan_begins_and_ends_with_the_server() -> None:
     module = xrt.XRTModule(double(), engine="toy")
-    application = app({"double": module}, replica="r1")
-
-    async def test() -> None:
+    async with running(app({"double": module}, replica="r1"), ready=False) as application:
         messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
         sent = []
 
@@ -428,8 +352,6 @@ def test_lifespan_begins_and_ends_with_the_server() -> None:
         assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
         reply = await ask(application, "GET", "/v2/health/ready")
         assert (reply.status, reply.headers["xrt-replica"]) == (400, "r1")
-
-    run(application, test, ready=False)
     assert np.array_equal(module(X), 2 * X)  # a module that was handed in stays open
 
 
@@ -485,55 +407,41 @@ class Lookup(xrt.Graph):
 
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
-def test_an_index_out_of_range_is_the_mistake_of_the_client(engine: str) -> None:
+async def test_an_index_out_of_range_is_the_mistake_of_the_client(engine: str) -> None:
     function = Lookup().trace(ids=TensorType(DType.INT64, ("n",)))
-    application = app({"lookup": xrt.XRTModule(function, engine=engine)})
-
-    async def test() -> None:
+    async with running(app({"lookup": xrt.XRTModule(function, engine=engine)})) as application:
         for _ in range(2):
             bad = await infer(application, "lookup", {"inputs": [tensor("ids", [1, 99], "INT64")]})
             assert bad.status == 400 and "99" in bad.error
             good = await infer(application, "lookup", {"inputs": [tensor("ids", [1], "INT64")]})
             assert good.document["outputs"][0]["data"] == [0, 1, 0, 0]
 
-    run(application, test)
 
-
-def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(
+async def test_failures_are_logged_with_their_reason_and_all_requests_on_demand(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    application = one_model()
-    (model,) = application.models
-
-    def fail(*values: Any) -> Any:
-        raise xrt.errors.RunFailed("the engine is gone")
-
-    async def test() -> None:
-        await infer(application, "double", {"inputs": [tensor("y", X)]})
-        assert caplog.records == []
-        with monkeypatch.context() as patch:
-            patch.setattr(xrt.XRTModule, "__call__", fail)
-            await infer(application, "double", {"inputs": [tensor("x", X)]})
-        (record,) = caplog.records
-        message = "'POST /v2/models/double/infer': status 500: model 'double' failed: the engine is gone"
-        assert (record.levelname, record.name, record.getMessage()) == ("ERROR", "xrt.serve", message)
-        model.why_not_ready = "it is being prepared"
-        for _ in range(100):
-            await infer(application, "double", {"inputs": [tensor("x", X)]})
-        assert len(caplog.records) == 2 and caplog.records[-1].levelname == "WARNING"  # at most one line a second
-        caplog.clear()
-        with caplog.at_level("INFO", ACCESS):
-            await ask(application, "GET", "/v2")
-        assert caplog.messages[0].startswith(" 'GET /v2' 200 ")
-
     with caplog.at_level("WARNING", "xrt"):
-        run(application, test)
+        async with running(one_model()) as application:
+            await infer(application, "double", {"inputs": [tensor("y", X)]})
+            assert caplog.records == []
+            with monkeypatch.context() as patch:
+                patch.setattr(xrt.XRTModule, "__call__", Mock(side_effect=xrt.errors.RunFailed("the engine is gone")))
+                await infer(application, "double", REQUEST)
+            (record,) = caplog.records
+            message = "'POST /v2/models/double/infer': status 500: model 'double' failed: the engine is gone"
+            assert (record.levelname, record.name, record.getMessage()) == ("ERROR", "xrt.serve", message)
+            application.models.find("double", None).why_not_ready = "it is being prepared"
+            for _ in range(100):
+                await infer(application, "double", REQUEST)
+            assert len(caplog.records) == 2 and caplog.records[-1].levelname == "WARNING"  # at most one line a second
+            caplog.clear()
+            with caplog.at_level("INFO", ACCESS):
+                await ask(application, "GET", "/v2")
+            assert caplog.messages[0].startswith(" 'GET /v2' 200 ")
 
 
-def test_long_names_of_a_client_are_not_told_back_whole() -> None:
-    application = one_model()
-
-    async def test() -> None:
+async def test_long_names_of_a_client_are_not_told_back_whole() -> None:
+    async with running(one_model()) as application:
         for document in (
             {"inputs": [tensor("z" * 100_000, X)]},
             {"inputs": [tensor("z" * 100_000, X, "FP33")]},
@@ -542,10 +450,8 @@ def test_long_names_of_a_client_are_not_told_back_whole() -> None:
             reply = await infer(application, "double", document)
             assert reply.status == 400 and len(reply.error) < 2100
 
-    run(application, test)
 
-
-def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
+async def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
     path = tmp_path / "total.onnx"
     onnx.save(total(), path)
     application = app({"total": path, "double": xrt.XRTModule(double())}, engine="toy")
@@ -556,7 +462,7 @@ def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
     async def step(value: float) -> Any:
         return await infer(application, "total", {"inputs": [tensor("x", [value, 0])], "parameters": {"session_id": "a"}})
 
-    async def test() -> None:
+    async with running(application):
         assert (await step(1)).status == 200
         old = application.models.find("total", None)
         assert (await control("models/total/load")).status == 200
@@ -580,59 +486,40 @@ def test_models_are_loaded_again_and_unloaded(tmp_path: Path) -> None:
         assert (await control("index")).document == [{"name": name, **unloaded} for name in ("total", "double")]
         assert (await ask(application, "GET", "/v2")).document["models"] == {}
         assert (await control("models/double/load")).status == 200  # a module that was handed in is still open
-        assert (await infer(application, "double", {"inputs": [tensor("x", X)]})).status == 200
-
-    run(application, test)
+        assert (await infer(application, "double", REQUEST)).status == 200
 
 
-def test_a_model_may_be_loaded_again_while_a_body_arrives(tmp_path: Path) -> None:
-    path = tmp_path / "double.onnx"
-    onnx.save(double(), path)
-    application = app({"double": path}, engine="toy")
-    body, sent = json.dumps({"inputs": [tensor("x", X)]}).encode(), []
-
-    async def receive() -> Any:
-        await application.load("double")
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def test() -> None:
-        await application({"type": "http", "method": "POST", "path": "/v2/models/double/infer", "headers": []}, receive, send)
-        assert sent[0]["status"] == 200, sent[1]["body"]
-
-    run(application, test)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of the model ``double``."""
+    onnx.save(double(), tmp_path / "double.onnx")
+    return tmp_path / "double.onnx"
 
 
-def test_during_a_load_the_metrics_are_those_of_the_model_in_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "double.onnx"
-    onnx.save(double(), path)
-    application = app({"double": path}, engine="toy")
-    is_tested, may_continue = threading.Event(), threading.Event()
+async def test_a_model_may_be_loaded_again_while_a_body_arrives(path: Path) -> None:
+    async with running(app({"double": path}, engine="toy")) as application:
 
-    def wait(module: xrt.XRTModule) -> None:
-        is_tested.set()
-        assert may_continue.wait(HANGS)
+        async def receive() -> Any:
+            await application.load("double")
+            return {"type": "http.request", "body": BODY, "more_body": False}
 
-    async def test() -> None:
-        monkeypatch.setattr(xrt.XRTModule, "run_self_test", wait)
+        assert (await exchange(application, receive)).status == 200
+
+
+async def test_during_a_load_the_metrics_are_those_of_the_model_in_service(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    async with running(app({"double": path}, engine="toy")) as application:
+        monkeypatch.setattr(xrt.XRTModule, "run_self_test", lambda module: gate())
         loading = asyncio.ensure_future(application.load("double"))
-        assert await asyncio.to_thread(is_tested.wait, HANGS)
+        await gate.wait_for_entry()
         text = (await ask(application, "GET", "/metrics")).body.decode()
-        may_continue.set()
+        gate.opened.set()
         await loading
         assert 'xrt_model_ready{model="double",version="1"} 1.0' in text
 
-    run(application, test)
 
-
-def test_a_load_is_completed_when_its_client_goes_away(tmp_path: Path) -> None:
-    path = tmp_path / "double.onnx"
-    onnx.save(double(), path)
-    application = app({"double": path}, engine="toy")
-
-    async def test() -> None:
+async def test_a_load_is_completed_when_its_client_goes_away(path: Path) -> None:
+    async with running(app({"double": path}, engine="toy")) as application:
         old = application.models.find("double", None)
         loading = asyncio.ensure_future(application.load("double"))
         for _ in range(3):  # it opens the file
@@ -644,10 +531,8 @@ def test_a_load_is_completed_when_its_client_goes_away(tmp_path: Path) -> None:
         assert application.models.find("double", None) is not old and old.why_not_ready == "it is closed"
         assert 'xrt_model_ready{model="double",version="1"} 1.0' in (await ask(application, "GET", "/metrics")).body.decode()
 
-    run(application, test)
 
-
-def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_loaded(
+async def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = {name: tmp_path / f"{name}.onnx" for name in ("bad", "good")}
@@ -660,36 +545,28 @@ def test_a_reload_that_fails_in_any_way_is_logged_and_the_next_model_is_loaded(
             raise ValueError("the loader has a defect")
         return open_module(path, options)
 
-    async def test() -> None:
+    async with running(application):
         old = {name: application.models.find(name, None) for name in paths}
         monkeypatch.setattr("xrt.serve.repository.open_module", open_or_fail)
         await application.reload()
         assert {name: application.models.find(name, None) is model for name, model in old.items()} == {"bad": True, "good": False}
         assert [record.getMessage() for record in caplog.records if record.exc_info] == ["model bad cannot be loaded again"]
 
-    run(application, test)
 
-
-def test_model_control_can_be_refused() -> None:
-    application = one_model(model_control=False)
-
-    async def test() -> None:
+async def test_model_control_can_be_refused() -> None:
+    async with running(one_model(model_control=False)) as application:
         for what in ("load", "unload"):
             reply = await ask(application, "POST", f"/v2/repository/models/double/{what}")
             message = "this server loads and unloads no models by requests; send it SIGHUP, or start it again"
             assert (reply.status, reply.error) == (400, message)
 
-    run(application, test)
 
-
-def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Path) -> None:
     paths = {"good": tmp_path / "good.onnx", "churn": Path(write_classifier(tmp_path)), "none": tmp_path / "none.onnx"}
     onnx.save(double(), paths["good"])
-    application = app(paths, engine="toy")
-
-    async def test() -> None:
+    async with running(app(paths, engine="toy")) as application:
         assert (await ask(application, "GET", "/v2/health/ready")).status == 200
-        assert (await infer(application, "good", {"inputs": [tensor("x", X)]})).status == 200
+        assert (await infer(application, "good", REQUEST)).status == 200
         reply = await ask(application, "GET", "/v2/models/churn")
         assert reply.status == 404
         assert reply.error.startswith(
@@ -698,5 +575,3 @@ def test_a_model_that_cannot_be_served_does_not_keep_others_from_it(tmp_path: Pa
         assert reply.error.endswith('. skl2onnx writes tensors instead of maps with options={"zipmap": False}')
         index = (await ask(application, "POST", "/v2/repository/index")).document
         assert [one["state"] for one in index] == ["READY", "UNAVAILABLE", "UNAVAILABLE"]
-
-    run(application, test)

@@ -14,7 +14,7 @@ import pytest
 import xrt
 from tests.malformed_inputs.messages import alter_field
 from tests.malformed_inputs.mutators import BLIND, TEXTUAL, mutate
-from tests.serve.serving import HANGS, ask, identity, run, tensor, total
+from tests.serve.serving import HANGS, ask, identity, running, tensor, total
 from xrt.graph import DType
 from xrt.serve import app, open_inference_pb2 as messages, start_grpc
 
@@ -50,11 +50,10 @@ def application() -> Any:
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> None:
     served, chance = application(), Random(20)
     caplog.set_level(logging.ERROR)
-
-    async def test() -> None:
+    async with running(served):
         seen = dict.fromkeys((200, 400), 0)
         for number in range(COUNT):
             model, body, length = samples()[number % 3]
@@ -67,25 +66,20 @@ def test_a_thousand_damaged_bodies(caplog: pytest.LogCaptureFixture) -> None:
             assert reply.status == 200 or reply.error
             seen[reply.status] = seen.get(reply.status, 0) + 1
         assert seen[400] > COUNT / 2 and seen[200] > 20  # the damage is not always in what is read
-
-    run(served, test)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
     "path", ["/v2/models/../../etc/passwd", "/v2/models/pair/versions/..", "//v2//", "/v2/models/\u202e\0", "*"]
 )
-def test_paths_that_are_none(path: str) -> None:
+async def test_paths_that_are_none(path: str) -> None:
     served = application()
-
-    async def test() -> None:
+    async with running(served):
         assert (await ask(served, "GET", path)).status == 404
-
-    run(served, test)
 
 
 @pytest.mark.slow
-def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
+async def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
     import grpc.aio
 
     served, chance = application(), Random(20)
@@ -97,8 +91,7 @@ def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
     raw.inputs.add(name="x1", datatype="BYTES", shape=[1, 2])
     good = [request.SerializeToString(), raw.SerializeToString()]
     caplog.set_level(logging.ERROR)
-
-    async def test() -> None:
+    async with running(served):
         server, port = await start_grpc(served)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -111,6 +104,4 @@ def test_damaged_messages_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
                     codes.add(error.code().name)
             assert codes <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"} and {"OK", "INVALID_ARGUMENT"} <= codes
         await server.stop(None)
-
-    run(served, test)
     assert caplog.records == []

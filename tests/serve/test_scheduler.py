@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import xrt
-from tests.serve.serving import HANGS, Reply, double, infer, run, serve, tensor
+from tests.serve.serving import HANGS, Gate, Reply, double, infer, running, serve, tensor
 from xrt.errors import OptionError, RunFailed
 from xrt.formats import onnx
 from xrt.formats.placement_file import ServingConfiguration
@@ -41,118 +41,88 @@ class Recorder:
         assert seconds >= 0
 
 
-class Gate:
-    """A call that ends when the test lets it, and doubles its input."""
+def twice(x: Any) -> tuple[Any, ...]:
+    return (2 * x,)
 
-    def __init__(self) -> None:
-        self.entered, self.opened = threading.Semaphore(0), threading.Event()
-        self.rows: list[int] = []
 
-    def __call__(self, x: Any) -> tuple[Any, ...]:
-        self.rows.append(len(x))
-        self.entered.release()
-        assert self.opened.wait(HANGS)
-        return (2 * x,)
-
-    async def wait_for_entry(self) -> None:
-        assert await asyncio.to_thread(self.entered.acquire, True, HANGS)
+def rows_of(gate: Gate) -> list[int]:
+    return [len(x) for (x,) in gate.calls]
 
 
 def rows(count: int, width: int = 2) -> tuple[Any, ...]:
     return (np.arange(count * width, dtype=np.float32).reshape(count, width),)
 
 
-def on_loop(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), HANGS))  # type: ignore[arg-type]  # a coroutine
+async def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
+    gate, seen = Gate(twice), Recorder()
+    scheduler = Scheduler(1, 100, seen, sizes=(4,))
+    first = scheduler.submit(gate, rows(1), "a")
+    await gate.wait_for_entry()
+    others = [scheduler.submit(gate, rows(n, w), (w,), n) for n, w in ((1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (9, 2))]
+    assert (scheduler.queued, scheduler.running) == (6, 1)
+    gate.opened.set()
+    for future, values in zip([first, *others], [rows(1), *map(rows, (1, 2)), rows(1, 3), *map(rows, (3, 1, 9))], strict=True):
+        assert np.array_equal((await future)[0], 2 * values[0])
+    await scheduler.drain()
+    assert rows_of(gate) == [1, 4, 1, 3, 9]  # 1 + 2 + 1 of one shape, then what has another shape or is too large
+    assert seen.batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
+    assert (scheduler.queued, scheduler.running) == (0, 0)
+    scheduler.close()
 
 
-def test_what_waits_is_joined_up_to_the_size_when_an_instance_is_free() -> None:
-    async def test() -> None:
-        gate, seen = Gate(), Recorder()
-        scheduler = Scheduler(1, 100, seen, sizes=(4,))
-        first = scheduler.submit(gate, rows(1), "a")
+async def test_instances_run_at_once_and_no_more() -> None:
+    gate = Gate(twice)
+    scheduler = Scheduler(3, 100, Recorder())
+    futures = [scheduler.submit(gate, rows(1)) for _ in range(5)]
+    for _ in range(3):
         await gate.wait_for_entry()
-        others = [scheduler.submit(gate, rows(n, w), (w,), n) for n, w in ((1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (9, 2))]
-        assert (scheduler.queued, scheduler.running) == (6, 1)
-        gate.opened.set()
-        for future, values in zip(
-            [first, *others], [rows(1), *map(rows, (1, 2)), rows(1, 3), *map(rows, (3, 1, 9))], strict=True
-        ):
-            assert np.array_equal((await future)[0], 2 * values[0])
-        await scheduler.drain()
-        assert gate.rows == [1, 4, 1, 3, 9]  # 1 + 2 + 1 of one shape, then what has another shape or is too large
-        assert seen.batches == [(1, 1), (3, 4), (1, 1), (1, 3), (1, 9)]
-        assert (scheduler.queued, scheduler.running) == (0, 0)
-        scheduler.close()
-
-    on_loop(test)
+    assert scheduler.queued == 2 and not gate.entered.acquire(blocking=False)
+    gate.opened.set()
+    await asyncio.gather(*futures)
+    scheduler.close()
 
 
-def test_instances_run_at_once_and_no_more() -> None:
-    async def test() -> None:
-        gate = Gate()
-        scheduler = Scheduler(3, 100, Recorder())
-        futures = [scheduler.submit(gate, rows(1)) for _ in range(5)]
-        for _ in range(3):
-            await gate.wait_for_entry()
-        assert scheduler.queued == 2 and not gate.entered.acquire(blocking=False)
-        gate.opened.set()
-        await asyncio.gather(*futures)
-        scheduler.close()
-
-    on_loop(test)
-
-
-def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> None:
-    async def test() -> None:
-        gate = Gate()
-        scheduler = Scheduler(1, 2, Recorder())
-        first = scheduler.submit(gate, rows(1))
-        await gate.wait_for_entry()
-        second, third = scheduler.submit(gate, rows(2)), scheduler.submit(gate, rows(3))
-        with pytest.raises(RequestRefusal, match=r"^2 requests are waiting, and no more are queued; try again$") as refused:
-            scheduler.submit(gate, rows(4))
-        assert (refused.value.status, refused.value.retry_after, refused.value.code) == (503, 1, "UNAVAILABLE")
-        second.cancel()
-        gate.opened.set()
-        await asyncio.gather(first, third)
-        assert gate.rows == [1, 3]
-        scheduler.close()
-
-    on_loop(test)
+async def test_a_full_queue_refuses_and_a_cancelled_request_does_not_run() -> None:
+    gate = Gate(twice)
+    scheduler = Scheduler(1, 2, Recorder())
+    first = scheduler.submit(gate, rows(1))
+    await gate.wait_for_entry()
+    second, third = scheduler.submit(gate, rows(2)), scheduler.submit(gate, rows(3))
+    with pytest.raises(RequestRefusal, match=r"^2 requests are waiting, and no more are queued; try again$") as refused:
+        scheduler.submit(gate, rows(4))
+    assert (refused.value.status, refused.value.retry_after, refused.value.code) == (503, 1, "UNAVAILABLE")
+    second.cancel()
+    gate.opened.set()
+    await asyncio.gather(first, third)
+    assert rows_of(gate) == [1, 3]
+    scheduler.close()
 
 
-def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
-    async def test() -> None:
-        gate = Gate()
-        gate.opened.set()
-        scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=HANGS)
-        futures = [scheduler.submit(gate, rows(1), "a") for _ in range(2)]
-        await asyncio.sleep(0)
-        assert gate.rows == [] and scheduler.queued == 2
-        await asyncio.gather(*futures, scheduler.submit(gate, rows(1), "a"))
-        assert gate.rows == [3]
-        scheduler.close()
-        short = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.001)
-        await short.submit(gate, rows(1), "a")  # it does not wait for ever
-        short.close()
-
-    on_loop(test)
+async def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
+    gate = Gate(twice)
+    gate.opened.set()
+    scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=HANGS)
+    futures = [scheduler.submit(gate, rows(1), "a") for _ in range(2)]
+    await asyncio.sleep(0)
+    assert rows_of(gate) == [] and scheduler.queued == 2
+    await asyncio.gather(*futures, scheduler.submit(gate, rows(1), "a"))
+    assert rows_of(gate) == [3]
+    scheduler.close()
+    short = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.001)
+    await short.submit(gate, rows(1), "a")  # it does not wait for ever
+    short.close()
 
 
-def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
-    async def test() -> None:
-        gate = Gate()
-        scheduler = Scheduler(1, 100, Recorder(), sizes=(1, 2, 4, 8), rounds_up=True)
-        first = scheduler.submit(gate, rows(1))
-        await gate.wait_for_entry()
-        others = [scheduler.submit(gate, rows(n), "a", n) for n in (1, 1, 1, 1, 1, 1, 1, 5)]
-        gate.opened.set()
-        await asyncio.gather(first, *others)
-        assert gate.rows == [1, 4, 8]  # four of seven, then three and the five
-        scheduler.close()
-
-    on_loop(test)
+async def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
+    gate = Gate(twice)
+    scheduler = Scheduler(1, 100, Recorder(), sizes=(1, 2, 4, 8), rounds_up=True)
+    first = scheduler.submit(gate, rows(1))
+    await gate.wait_for_entry()
+    others = [scheduler.submit(gate, rows(n), "a", n) for n in (1, 1, 1, 1, 1, 1, 1, 5)]
+    gate.opened.set()
+    await asyncio.gather(first, *others)
+    assert rows_of(gate) == [1, 4, 8]  # four of seven, then three and the five
+    scheduler.close()
 
 
 @pytest.mark.slow
@@ -191,32 +161,25 @@ class Mixing(xrt.Graph):
         return xrt.ops.CumSum(x, np.array(0))
 
 
-def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
+async def test_a_batch_whose_rows_change_each_other_is_not_served() -> None:
     function = Mixing().trace(TensorType(DType.FLOAT32, ("n", 2)))
-    application = app({"mixing": xrt.XRTModule(function, engine="toy")}, batch=4)
-
-    async def test() -> None:
+    async with running(app({"mixing": xrt.XRTModule(function, engine="toy")}, batch=4), ready=False) as application:
         await application.start()
         reason = application.explain_not_ready()
         assert reason.startswith("model 'mixing': the rows of a batch change each other: alone and together, ")
         assert reason.endswith("; leave batch out")
 
-    run(application, test, ready=False)
 
-
-def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them(tmp_path: Path) -> None:
+async def test_a_model_that_was_tuned_for_batches_and_mixes_rows_is_served_without_them(tmp_path: Path) -> None:
     module = xrt.XRTModule(Mixing().trace(TensorType(DType.FLOAT32, ("n", 2))), cache=tmp_path)
     store_serving(module, TUNED)
     application = app({"mixing": module})
     (model,) = application.models
-
-    async def test() -> None:
+    async with running(application):
         requests = [infer(application, "mixing", {"inputs": [tensor("x", [[n, n], [1, 1]])]}) for n in range(8)]
         for n, reply in enumerate(await asyncio.gather(*requests)):
             assert reply.document["outputs"][0]["data"] == [n, n, n + 1, n + 1]
         assert model.options.sizes == ()
-
-    run(application, test)
 
 
 @pytest.mark.parametrize(
@@ -247,31 +210,24 @@ def test_the_configuration_of_a_tuned_module_is_the_default(function: Function, 
     assert next(iter(app({"double": module}, batch=1).models)).options.sizes == ()
 
 
-def test_requests_at_once_are_answered_with_their_own_rows() -> None:
+async def test_requests_at_once_are_answered_with_their_own_rows() -> None:
     """Whatever is joined: many requests of several lengths get the results of a call of their own, bit for bit on toy."""
     application = app({"double": xrt.XRTModule(double(), engine="toy")}, batch=[1, 2, 4, 8, 16])
     requests = [np.arange(3 * n, dtype=np.float32).reshape(n, 3) + 100 * n for n in [1, 2, 3, 5] * 10]
-
-    async def test() -> None:
+    async with running(application):
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", x)]}) for x in requests))
         for x, reply in zip(requests, replies, strict=True):
             assert reply.document["outputs"][0]["data"] == (2 * x).reshape(-1).tolist()
 
-    run(application, test)
-
 
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize(("threads", "count"), [(1, 1), (2, 3)])
-def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
+async def test_instances_of_several_threads_have_modules_of_their_own(threads: int, count: int, tmp_path: Path) -> None:
     path = tmp_path / "double.onnx"
     onnx.save(double(), path)
-    application = app({"double": path}, engine="ort", threads=threads, instances=3)
-
-    async def test() -> None:
+    async with running(app({"double": path}, engine="ort", threads=threads, instances=3)) as application:
         replies = await asyncio.gather(*(infer(application, "double", {"inputs": [tensor("x", X)]}) for _ in range(9)))
         assert all(reply.document["outputs"][0]["data"] == [2, 4, 6] for reply in replies)
-
-    run(application, test)
 
 
 CLIENTS = 32
@@ -315,7 +271,7 @@ def is_right(document: Any, expected: Any) -> bool:
 
 @pytest.mark.parametrize("batch", [8, [2, 4, 8]], ids=["up to 8", "sizes"])
 @pytest.mark.parametrize(("count", "dim"), MODELS)
-def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch: Any) -> None:
+async def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch: Any) -> None:
     application = app({"sum": xrt.XRTModule(make_sum(count, dim))}, batch=batch, max_wait=0.001)
 
     async def client(number: int) -> None:
@@ -324,10 +280,8 @@ def test_each_client_gets_its_own_rows(count: int, dim: str | None, batch: Any) 
             reply: Reply = await infer(application, "sum", make_document(arrays))
             assert is_right(reply.document, expected), (arrays, reply.document)
 
-    async def test() -> None:
+    async with running(application):
         await asyncio.gather(*map(client, range(CLIENTS)))
-
-    run(application, test)
 
 
 @pytest.mark.slow

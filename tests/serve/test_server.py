@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import xrt
-from tests.serve.serving import HANGS, double, infer, run, serve, tensor
+from tests.serve.serving import HANGS, Gate, double, infer, running, serve, tensor
 from xrt.cli import main
 from xrt.cli.serve import parse_models
 from xrt.errors import BundleError, FallbackWarning, OptionError
@@ -90,70 +91,56 @@ def test_a_killed_server_gives_no_wrong_answer(bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
+async def test_a_killed_worker_under_load_gives_no_wrong_answer() -> None:
     """The region moves to another engine, and every request is answered, or refused with a status of a server's failure."""
     module = xrt.XRTModule(double(), engine="ort", isolate=xrt.Isolation(run=True))
-    application = app({"double": module}, instances=4, max_queue=1000)
-
     before = {*list_descendants(os.getpid())}
-
-    async def test() -> None:
-        async def one(number: int) -> int:
-            reply = await infer(application, "double", {"inputs": [tensor("x", [[number] * 3])]})
-            if reply.status == 200:
-                assert reply.document["outputs"][0]["data"] == [2 * number] * 3
-            return reply.status
-
-        assert await one(0) == 200
-        pending = [asyncio.ensure_future(one(number)) for number in range(200)]
-        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        kill({*list_descendants(os.getpid())} - before)
-        statuses = [await future for future in pending]
-        assert set(statuses) <= {200, 500} and statuses.count(200) >= 190
-        assert await one(7) == 200
-
     with pytest.warns(FallbackWarning):
-        run(application, test)
+        async with running(app({"double": module}, instances=4, max_queue=1000)) as application:
+
+            async def one(number: int) -> int:
+                reply = await infer(application, "double", {"inputs": [tensor("x", [[number] * 3])]})
+                if reply.status == 200:
+                    assert reply.document["outputs"][0]["data"] == [2 * number] * 3
+                return reply.status
+
+            assert await one(0) == 200
+            pending = [asyncio.ensure_future(one(number)) for number in range(200)]
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            kill({*list_descendants(os.getpid())} - before)
+            statuses = [await future for future in pending]
+            assert set(statuses) <= {200, 500} and statuses.count(200) >= 190
+            assert await one(7) == 200
 
 
 @pytest.mark.slow
 def test_signals_end_a_server_after_its_requests(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is under way when the signal comes is answered, and the server is not ready meanwhile."""
-    entered, opened = threading.Event(), threading.Event()
-    application = app({"double": bundle})
-    found: list[Any] = []
-    call = xrt.XRTModule.__call__
+    application, gate = app({"double": bundle}), Gate(xrt.XRTModule.__call__)
+    replies: list[Any] = []
 
-    def held(*values: Any) -> Any:
-        entered.set()
-        assert opened.wait(HANGS)
-        return call(*values)
-
-    def client(addresses: Addresses) -> None:
-        address = f"{addresses.host}:{addresses.http}"
-        monkeypatch.setattr(xrt.XRTModule, "__call__", held)
-        request = threading.Thread(target=lambda: found.append(ask(address, "/v2/models/double/infer", document)))
+    def client(address: str) -> None:
+        monkeypatch.setattr(xrt.XRTModule, "__call__", lambda *values: gate(*values))
+        request = threading.Thread(target=lambda: replies.append(ask(address, "/v2/models/double/infer", document)))
         request.start()
-        assert entered.wait(HANGS)
-        ready = http.client.HTTPConnection(address, timeout=HANGS)
-        ready.connect()
-        signal.raise_signal(signal.SIGTERM)
-        while not application.explain_not_ready():
-            threading.Event().wait(0.001)
-        opened.set()
-        request.join(HANGS)
-        ready.close()
+        assert gate.entered.acquire(timeout=HANGS)
+        with closing(http.client.HTTPConnection(address, timeout=HANGS)) as idle:
+            idle.connect()
+            signal.raise_signal(signal.SIGTERM)
+            while not application.explain_not_ready():
+                threading.Event().wait(0.001)
+            gate.opened.set()
+            request.join(HANGS)
 
     document = {"inputs": [tensor("x", [[1, 2, 3]])]}
-    started: list[threading.Thread] = []
+    clients: list[threading.Thread] = []
 
     def start(addresses: Addresses) -> None:
-        thread = threading.Thread(target=client, args=(addresses,))
-        started.append(thread)
+        clients.append(threading.Thread(target=client, args=(f"{addresses.host}:{addresses.http}",)))
 
-    run_server(application, port=0, grpc_port=0, on_start=start, on_ready=lambda reason: started[0].start())
-    started[0].join(HANGS)
-    assert found[0][0] == 200 and found[0][1]["outputs"][0]["data"] == [2, 4, 6]
+    run_server(application, port=0, grpc_port=0, on_start=start, on_ready=lambda reason: clients[0].start())
+    clients[0].join(HANGS)
+    assert replies[0][0] == 200 and replies[0][1]["outputs"][0]["data"] == [2, 4, 6]
     assert application.explain_not_ready() == "the server is ending"
 
 
@@ -249,26 +236,21 @@ def test_mistakes_on_the_command_line(fail: Failing, bundle: Path, tmp_path: Pat
     assert fail(f"a b={bundle}")[1] == ("error: a model's name has letters, digits, '.', '-' and '_'; got 'a b': give name=path")
 
 
-def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> None:
-    path = tmp_path / "double.onnx"
-    onnx.save(double(), path)
-    application = app([bundle.rename(tmp_path / "one.xrt"), path], engine="ort", threads=1)
-    try:
-        x = np.ones((1, 3), np.float32)
-
-        async def test() -> None:
-            for name in ("one", "double"):
-                reply = await infer(application, name, {"inputs": [tensor("x", x)]})
-                assert reply.document["outputs"][0]["data"] == [2, 2, 2]
-
-        run(application, test)
-    finally:
-        (tmp_path / "one.xrt").rename(bundle)
+async def test_bundles_and_files_are_opened_by_path(bundle: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "one.xrt", tmp_path / "double.onnx"]
+    shutil.copyfile(bundle, paths[0])
+    onnx.save(double(), paths[1])
+    async with running(app(paths, engine="ort", threads=1)) as application:
+        for name in ("one", "double"):
+            reply = await infer(application, name, {"inputs": [tensor("x", np.ones((1, 3)))]})
+            assert reply.document["outputs"][0]["data"] == [2, 2, 2]
     with pytest.raises(BundleError):
         app({"a": tmp_path / "none.xrt"})
 
 
-def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The example is in the bundle; here its saved outputs are of another model."""
     path = tmp_path / "double.xrt"
     with xrt.XRTModule(double((2, 3)), engine="ort") as module:
@@ -281,12 +263,9 @@ def test_a_bundle_whose_example_gives_other_outputs_is_not_in_service(tmp_path: 
         return replace(example, outputs=tuple((name, array + 1) for name, array in example.outputs))
 
     monkeypatch.setattr(bundles, "read_example", spoil)
-
-    async def test() -> None:
+    async with running(application, ready=False):
         await application.start()
         reason = application.explain_not_ready()
         assert reason.startswith(f"model 'double': its self-test failed: the self-test of '{path}' failed: add_1 ")
         reply = await infer(application, "double", {"inputs": [tensor("x", np.ones((2, 3)))]})
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-
-    run(application, test, ready=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import xrt
 from tests.module.small_models import token_sums
-from tests.serve.serving import HANGS, Reply, infer, run, tensor, total
+from tests.serve.serving import Gate, Reply, infer, running, tensor, total
 from xrt.errors import RunFailed
 from xrt.serve import app
 from xrt.serve.protocol import InferRequest, RequestRefusal
@@ -29,10 +29,8 @@ def first(reply: Reply) -> float:
     return float(reply.document["outputs"][0]["data"][0])
 
 
-def test_a_session_keeps_its_state_until_it_ends() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")})
-
-    async def test() -> None:
+async def test_a_session_keeps_its_state_until_it_ends() -> None:
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
         for name in ("a", 7):
             assert [first(await step(application, n, session_id=name)) for n in (1, 2, 3)] == [1, 3, 6]
         reply = await step(application, 4, header="a")
@@ -44,19 +42,13 @@ def test_a_session_keeps_its_state_until_it_ends() -> None:
         gone = await step(application, 1, session_id="b", session_start=False)
         assert (gone.status, gone.error) == (404, "there is no session 'b'; begin it with session_start")
 
-    run(application, test)
 
-
-def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")})
-
-    async def test() -> None:
+async def test_what_clients_of_triton_call_a_sequence_is_a_session() -> None:
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
         for start, end, expected in ((True, False, 2), (False, False, 4), (False, True, 6)):
             reply = await step(application, 2, sequence_id=5, sequence_start=start, sequence_end=end)
             assert first(reply) == expected
         assert (await step(application, 2, sequence_id=5, sequence_start=False, sequence_end=False)).status == 404
-
-    run(application, test)
 
 
 def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
@@ -66,10 +58,8 @@ def test_the_model_describes_inputs_and_outputs_without_the_state() -> None:
     assert len(described["outputs"]) == 1
 
 
-def test_the_number_of_sessions_is_bounded() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")}, max_sessions=2)
-
-    async def test() -> None:
+async def test_the_number_of_sessions_is_bounded() -> None:
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")}, max_sessions=2)) as application:
         for name in ("a", "b"):
             await step(application, 1, session_id=name)
         full = await step(application, 1, session_id="c")
@@ -78,13 +68,9 @@ def test_the_number_of_sessions_is_bounded() -> None:
         await step(application, 1, session_id="a", session_end=True)
         assert first(await step(application, 1, session_id="c")) == 1
 
-    run(application, test)
 
-
-def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")}, session_idle=60)
-
-    async def test() -> None:
+async def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")}, session_idle=60)) as application:
         sessions = next(iter(application.models)).sessions
         now = [0.0]
         sessions.clock = lambda: now[0]
@@ -97,13 +83,9 @@ def test_an_expired_session_does_not_go_on_with_a_new_state() -> None:
         assert gone.error == "session 'a' is gone: it was not used for 60 s; begin again with session_start"
         assert first(await step(application, 1, session_id="a", session_start=True)) == 1
 
-    run(application, test)
 
-
-def test_explicit_sessions_begin_with_their_start_alone() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")}, explicit_sessions=True)
-
-    async def test() -> None:
+async def test_explicit_sessions_begin_with_their_start_alone() -> None:
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")}, explicit_sessions=True)) as application:
         early = await step(application, 1, session_id="a")
         assert (early.status, early.error) == (404, "there is no session 'a'; begin it with session_start")
         assert first(await step(application, 1, session_id="a", session_start=True)) == 1
@@ -112,76 +94,25 @@ def test_explicit_sessions_begin_with_their_start_alone() -> None:
         message = "parameter 'session_start' is about a session, and the request names none; give 'session_id'"
         assert (alone.status, alone.error) == (400, message)
 
-    run(application, test)
 
-
-def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
-    module = xrt.XRTModule(total(), engine="toy")
-    entered, opened = threading.Event(), threading.Event()
-
-    class Held:
-        def __call__(self, *values: Any) -> Any:
-            entered.set()
-            assert opened.wait(HANGS)
-            raise RunFailed("the engine is gone")
-
-    application = app({"total": module})
-
-    async def test() -> None:
-        sessions = next(iter(application.models)).sessions
-        sessions.make = Held
+async def test_a_session_makes_one_call_at_a_time_and_a_failed_one_is_gone() -> None:
+    gate = Gate(Mock(side_effect=RunFailed("the engine is gone")))
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
+        next(iter(application.models)).sessions.make = lambda: gate
         held = asyncio.ensure_future(step(application, 1, session_id="a"))
-        assert await asyncio.to_thread(entered.wait, HANGS)
+        await gate.wait_for_entry()
         busy = await step(application, 1, session_id="a")
-        assert (busy.status, busy.error) == (
-            409,
-            "a call of session 'a' is under way; a session makes one call at a time",
-        )
-        opened.set()
+        assert (busy.status, busy.error) == (409, "a call of session 'a' is under way; a session makes one call at a time")
+        gate.opened.set()
         failed = await held
         assert (failed.status, failed.error) == (500, "model 'total' failed: the engine is gone")
         gone = await step(application, 1, session_id="a")
-        assert (gone.status, gone.error) == (
-            410,
-            "session 'a' is gone: a call of it failed: model 'total' failed: the engine is gone; begin again with session_start",
-        )
-
-    run(application, test)
+        reason = "a call of it failed: model 'total' failed: the engine is gone"
+        assert (gone.status, gone.error) == (410, f"session 'a' is gone: {reason}; begin again with session_start")
 
 
-def test_a_request_that_the_queue_refuses_leaves_its_session_as_it_was() -> None:
-    """Over gRPC, and by each way to the model: the refused call has not been run, and may be tried again."""
-    application = app({"total": xrt.XRTModule(total())}, max_queue=1)
-    (model,) = application.models
-    entered, opened = threading.Event(), threading.Event()
-
-    async def test() -> None:
-        class Held:
-            def __call__(self, *values: Any) -> Any:
-                entered.set()
-                assert opened.wait(HANGS)
-                return (np.zeros(2, np.float32),)
-
-        def occupy(session: str) -> asyncio.Task[Any]:
-            return asyncio.create_task(model.infer(InferRequest(request.inputs, parameters={"session_id": session})))
-
-        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
-        assert first_of(await model.infer(request)) == 1
-        model.sessions.make = Held
-        blocking = [occupy("b")]
-        assert await asyncio.to_thread(entered.wait, HANGS)
-        blocking.append(occupy("c"))
-        await asyncio.sleep(0)
-        for parameters in ({}, {"session_start": True}, {"session_end": True}):
-            refused = InferRequest(request.inputs, parameters={"session_id": "a", **parameters})
-            with pytest.raises(RequestRefusal) as error:
-                await model.infer(refused)
-            assert (error.value.status, error.value.retry_after) == (503, 1)
-        opened.set()
-        await asyncio.gather(*blocking)
-        assert first_of(await model.infer(request)) == 2
-
-    run(application, test)
+def request(session: str = "a", **parameters: Any) -> InferRequest:
+    return InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": session, **parameters})
 
 
 def first_of(response: Any) -> float:
@@ -189,79 +120,74 @@ def first_of(response: Any) -> float:
     return float(array[0])
 
 
+async def test_a_request_that_the_queue_refuses_leaves_its_session_as_it_was() -> None:
+    """Over gRPC, and by each way to the model: the refused call has not been run, and may be tried again."""
+    gate = Gate(lambda x: (np.zeros(2, np.float32),))
+    async with running(app({"total": xrt.XRTModule(total())}, max_queue=1)) as application:
+        (model,) = application.models
+        assert first_of(await model.infer(request())) == 1
+        model.sessions.make = lambda: gate
+        blocking = [asyncio.create_task(model.infer(request("b")))]
+        await gate.wait_for_entry()
+        blocking.append(asyncio.create_task(model.infer(request("c"))))
+        await asyncio.sleep(0)
+        for parameters in ({}, {"session_start": True}, {"session_end": True}):
+            with pytest.raises(RequestRefusal) as error:
+                await model.infer(request(**parameters))
+            assert (error.value.status, error.value.retry_after) == (503, 1)
+        gate.opened.set()
+        await asyncio.gather(*blocking)
+        assert first_of(await model.infer(request())) == 2
+
+
 @pytest.mark.parametrize("parameters", [{}, {"session_start": True}, {"session_end": True}])
-def test_a_request_that_is_cancelled_in_the_queue_leaves_its_session_as_it_was(parameters: dict[str, bool]) -> None:
-    application = app({"total": xrt.XRTModule(total())})
-    (model,) = application.models
-    entered, opened = threading.Event(), threading.Event()
-
-    async def test() -> None:
-        def held() -> tuple[Any, ...]:
-            entered.set()
-            assert opened.wait(HANGS)
-            return ()
-
-        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
-        assert first_of(await model.infer(request)) == 1
-        blocking = model._scheduler.submit(held, ())
-        assert await asyncio.to_thread(entered.wait, HANGS)
-        cancelled = InferRequest(request.inputs, parameters={"session_id": "a", **parameters})
-        waiting = asyncio.ensure_future(model.infer(cancelled))
+async def test_a_request_that_is_cancelled_in_the_queue_leaves_its_session_as_it_was(parameters: dict[str, bool]) -> None:
+    gate = Gate()
+    async with running(app({"total": xrt.XRTModule(total())})) as application:
+        (model,) = application.models
+        assert first_of(await model.infer(request())) == 1
+        blocking = model._scheduler.submit(gate, ())
+        await gate.wait_for_entry()
+        waiting = asyncio.ensure_future(model.infer(request(**parameters)))
         while not model._scheduler.queued:
             await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        opened.set()
+        gate.opened.set()
         await blocking
-        assert first_of(await model.infer(request)) == 2
-
-    run(application, test)
+        assert first_of(await model.infer(request())) == 2
 
 
-def test_a_call_that_is_cancelled_while_it_runs_ends_its_session() -> None:
-    application = app({"total": xrt.XRTModule(total(), engine="toy")})
-    (model,) = application.models
-    entered, opened = threading.Event(), threading.Event()
-
-    class Held:
-        def __call__(self, *values: Any) -> Any:
-            entered.set()
-            assert opened.wait(HANGS)
-            return values[0]
-
-    async def test() -> None:
-        model.sessions.make = Held
-        request = InferRequest({"x": np.ones(2, np.float32)}, parameters={"session_id": "a"})
-        running = asyncio.ensure_future(model.infer(request))
-        assert await asyncio.to_thread(entered.wait, HANGS)
-        running.cancel()
+async def test_a_call_that_is_cancelled_while_it_runs_ends_its_session() -> None:
+    gate = Gate(lambda x: x)
+    async with running(app({"total": xrt.XRTModule(total(), engine="toy")})) as application:
+        (model,) = application.models
+        model.sessions.make = lambda: gate
+        call = asyncio.ensure_future(model.infer(request()))
+        await gate.wait_for_entry()
+        call.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
-        opened.set()
+            await call
+        gate.opened.set()
         message = "session 'a' is gone: a call of it was cancelled while it ran; begin again with session_start"
         with pytest.raises(RequestRefusal) as gone:
-            await model.infer(request)
+            await model.infer(request())
         assert (gone.value.status, str(gone.value)) == (410, message)
 
-    run(application, test)
 
-
-def test_an_expired_session_is_gone_after_thousands_of_others() -> None:
-    async def test() -> None:
-        now = [0.0]
-        table = SessionTable(lambda: [0], max_sessions=10, idle_seconds=1.0, clock=lambda: now[0])
-        for number in range(5000):
-            with table.enter(SessionRequest(f"s{number}")):
-                now[0] += 0.5
-        for name in ("s0", "s2500", "s4900"):
-            with pytest.raises(RequestRefusal) as gone, table.enter(SessionRequest(name)):
-                pass
-            assert gone.value.status == 410
-            assert str(gone.value) == f"session '{name}' is gone: it was not used for 1 s; begin again with session_start"
-        table.close()
-
-    asyncio.run(test())
+async def test_an_expired_session_is_gone_after_thousands_of_others() -> None:
+    now = [0.0]
+    table = SessionTable(lambda: [0], max_sessions=10, idle_seconds=1.0, clock=lambda: now[0])
+    for number in range(5000):
+        with table.enter(SessionRequest(f"s{number}")):
+            now[0] += 0.5
+    for name in ("s0", "s2500", "s4900"):
+        with pytest.raises(RequestRefusal) as gone, table.enter(SessionRequest(name)):
+            pass
+        assert gone.value.status == 410
+        assert str(gone.value) == f"session '{name}' is gone: it was not used for 1 s; begin again with session_start"
+    table.close()
 
 
 @pytest.mark.parametrize(
@@ -316,26 +242,22 @@ def test_a_table_never_has_more_sessions_and_never_another_state(calls: list[tup
 
 
 @pytest.mark.slow
-def test_weights_are_shared_and_state_is_not() -> None:
+async def test_weights_are_shared_and_state_is_not() -> None:
     module = xrt.XRTModule(total(), engine="toy")
-    application = app({"total": module}, instances=4)
+    async with running(app({"total": module}, instances=4)) as application:
 
-    async def test() -> None:
         async def count(name: str) -> list[float]:
             return [first(await step(application, n, session_id=name)) for n in range(20)]
 
         found = await asyncio.gather(*(count(f"s{place}") for place in range(8)))
         assert found == [np.cumsum(np.arange(20)).tolist()] * 8
 
-    run(application, test)
 
-
-def test_a_bad_index_ends_its_session_and_leaves_the_model_as_it_was() -> None:
+async def test_a_bad_index_ends_its_session_and_leaves_the_model_as_it_was() -> None:
     """The state was written in part before the index was read: it is lost, and the request is at fault."""
     module = xrt.XRTModule(token_sums(), engine=["torch", "toy"])
-    application = app({"sums": module})
+    async with running(app({"sums": module})) as application:
 
-    async def test() -> None:
         async def ask(index: int, **parameters: Any) -> Reply:
             x = tensor("x", [[1, 2, 3]])
             ids = {"name": "ids", "datatype": "INT64", "shape": [1], "data": [index]}
@@ -349,5 +271,3 @@ def test_a_bad_index_ends_its_session_and_leaves_the_model_as_it_was() -> None:
         assert gone.status == 410
         assert gone.error.startswith("session 'a' is gone: a call of it failed: ")
         assert first(await ask(1, session_id="a", session_start=True)) == 2
-
-    run(application, test)

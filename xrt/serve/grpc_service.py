@@ -114,7 +114,7 @@ class _Service:
             refusal = make_refusal(error, name)
         if refusal.retry_after is not None:
             context.set_trailing_metadata((("retry-after", str(refusal.retry_after)),))
-        return await context.abort(self._codes[refusal.code], str(refusal))  # type: ignore[no-any-return]  # it always raises
+        return await context.abort(self._codes[refusal.code], str(refusal))  # always raises
 
     @contextmanager
     def _admit(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ def read_message(request: Any, limit: int) -> InferRequest:
         raise RequestRefusal(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw contents; each input has one, or none has"
         )
-    contents = raw or [None] * len(request.inputs)
+    contents: Sequence[bytes | None] = raw or [None] * len(request.inputs)
     inputs = {tensor.name: _read_tensor(tensor, data, limit) for tensor, data in zip(request.inputs, contents, strict=True)}
     if len(inputs) != len(request.inputs):
         raise RequestRefusal("the request gives an input more than once")
