@@ -50,8 +50,7 @@ class Commands(click.Group):
             listed = ", ".join(_COMMANDS)
             raise click.UsageError(f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {listed}")
         module = importlib.import_module(f"xrt.cli.{_COMMANDS[name][0]}")
-        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command")
-        return command
+        return getattr(module, f"{name.replace('-', '_')}_command")  # type: ignore[no-any-return]
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", _DAILY), ("For authors of engines", _WORKSHOP)):
@@ -100,11 +99,9 @@ def _describe(error: Exception) -> str:
     match error:
         case click.ClickException():
             return _describe_usage(error)
-        case XRTError():
-            return str(error)
         case OSError() if error.filename is not None:
             return f"{error.filename}: {error.strerror}"
-        case OSError():
+        case XRTError() | OSError():
             return str(error)
         case MemoryError():
             return f"there is not enough memory: {error}"

@@ -107,13 +107,11 @@ def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *
 
     The first table fits 80 columns.
     """
-    times = ["" if row.seconds is None else f"{1e3 * row.seconds:.4g}" for row in rows]
-    cells = [(row.name, time, row.ratio, row.verdict) for row, time in zip(rows, times, strict=True)]
+    cells = [(row.name, "" if row.seconds is None else f"{1e3 * row.seconds:.4g}", row.ratio, row.verdict) for row in rows]
     headings = (subject, "ms", "ratio", "verdict")
     if not out.is_terminal:
-        show_table(
-            (*headings, *columns), [(*cell, *map(row.details.get, columns)) for cell, row in zip(cells, rows, strict=True)]
-        )
+        details = [map(row.details.get, columns) for row in rows]
+        show_table((*headings, *columns), [(*cell, *more) for cell, more in zip(cells, details, strict=True)])
         return
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     room = min(24, out.width - min(widths[0], FOLDED) - sum(widths[1:]) - 4 * GAP - EDGES)
@@ -125,8 +123,8 @@ def show_times(subject: str, rows: Sequence[TimedRow], columns: Sequence[str], *
         shown.append((*cell, *bar, Text(verdict, style=STYLES.get(verdict, ""))))
     show_table((*headings[:3], *[""] * (room >= 4), "verdict"), shown, numbers=("ms", "ratio"), whole=("", "verdict"))
     if verbose:
-        details = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
-        show_table((subject, *verbose), details, numbers=[name for name in verbose if name != "note"])
+        measured = [(row.name, *map(row.details.get, verbose)) for row in rows if row.seconds is not None]
+        show_table((subject, *verbose), measured, numbers=[name for name in verbose if name != "note"])
 
 
 def _draw_bar(seconds: float | None, longest: float, width: int) -> Text:

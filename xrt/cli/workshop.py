@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from xrt.cli.inputs import open_with_inputs
-from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, input_options, isolation_options, module_options
+from xrt.cli.options import ENGINE_NAMES, FOLDER, add_json, add_seed, input_options, isolation_options, module_options, option
 from xrt.cli.screen import WorkStatus, complain, err, print_lines, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -81,19 +80,16 @@ def _show(report: ConformanceReport, *, reasons: bool, operators: bool) -> None:
     if operators:
         placed = report.placements()
         engines = {name: ", ".join(f"{engine} {count}" for engine, count in counts.items()) for name, counts in placed.items()}
-        rows = [(name, *_row(counts), engines.get(name, "")) for name, counts in report.by_operator().items()]
+        rows = [(name, *counts.values(), engines.get(name, "")) for name, counts in report.by_operator().items()]
         show_table(("operator", *ResultWord, "ran on"), rows, numbers=tuple(ResultWord))
     if reasons:
         show_table(("declined", "reason"), [(o.case, o.reason) for o in report.of(ResultWord.DECLINED)])
     if gaps := report.of(ResultWord.GAP):
         show_table(("known gap", "reason"), [(o.case, o.reason) for o in gaps])
     if len(groups := report.by_group()) > 1:
-        show_table(("group", *ResultWord), [(name, *_row(counts)) for name, counts in groups.items()], numbers=tuple(ResultWord))
+        rows = [(name, *counts.values()) for name, counts in groups.items()]
+        show_table(("group", *ResultWord), rows, numbers=tuple(ResultWord))
     print_lines(str(report))
-
-
-def _row(counts: Mapping[ResultWord, int]) -> list[int]:
-    return [counts[word] for word in ResultWord]
 
 
 _REPORT_EVERY = 500
@@ -101,7 +97,7 @@ _REPORT_EVERY = 500
 
 
 @click.command("fuzz")
-@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="Number of graphs")
+@option("--count", default=1000, type=click.IntRange(1), help="Number of graphs")
 @add_seed("Seed of the first graph; the next graphs have the next seeds")
 @click.option(
     *ENGINE_NAMES[:-1],
@@ -110,13 +106,12 @@ _REPORT_EVERY = 500
     metavar="ENGINES",
     help="Engines to try: tvm,ort [default: the first]",
 )
-@click.option(
+@option(
     "--way",
     "ways",
     multiple=True,
     type=click.Choice(MODE_KINDS),
     default=MODE_KINDS[:3],
-    show_default=True,
     help="How graphs run: on one engine, with the reference as fallback, on a random mixture, or alternating",
 )
 @click.option("--keep", type=FOLDER, help="Write graphs that differ to this folder, as entries of the corpus")

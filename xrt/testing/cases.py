@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx as onnx_package
-from onnx import GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, OptionalProto, SequenceProto, TensorProto, ValueInfoProto, numpy_helper
 
 from xrt.comparison import BIT_EQUAL, Ambiguity, Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines.contract import registry
@@ -118,14 +118,11 @@ class ConformanceCase:
         if self.seed is not None:
             return tolerance_for(expected.dtype, "network")
         peak = tolerance_for(expected.dtype).peak if _TRANSFORMS.intersection(self.operators) else 0.0
-        return Tolerance(max(self.rtol, self._least_rtol(expected)), self.atol, peak)
-
-    def _least_rtol(self, expected: Any) -> float:
-        """The minimum rtol for the type: for bfloat16 in every graph, for float16 only in graphs with several nodes."""
+        # Each type has a minimum: bfloat16 in every graph, float16 only in graphs with several nodes.
         name = expected.dtype.name if isinstance(expected, np.ndarray) else ""
-        if name == "float16" and len(self.model.graph.node) > 1:
-            return tolerance_for("float16").rtol
-        return _BFLOAT16_RTOL if name == "bfloat16" else 0.0
+        has_several = len(self.model.graph.node) > 1
+        least = {"bfloat16": _BFLOAT16_RTOL, "float16": tolerance_for("float16").rtol * has_several}.get(name, 0.0)
+        return Tolerance(max(self.rtol, least), self.atol, peak)
 
 
 _TRANSFORMS = frozenset({"DFT", "STFT"})
@@ -138,14 +135,12 @@ def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
 
 def is_random(function: Function) -> bool:
     """Whether a Function has a random operator, see `ConformanceCase.is_random`."""
-    return any(_draws(holder, node) for holder, node in function.walk())
-
-
-def _draws(function: Function, node: Any) -> bool:
-    schema = find_schema(node.op_type, function.opsets.get(node.domain, 0), node.domain)
-    if schema is None or not schema.non_deterministic or "seed" not in schema.attributes:
-        return False
-    return node.op_type != "Dropout" or is_training(node, function)
+    for holder, node in function.walk():
+        schema = find_schema(node.op_type, holder.opsets.get(node.domain, 0), node.domain)
+        if schema is not None and schema.non_deterministic and "seed" in schema.attributes:
+            if node.op_type != "Dropout" or is_training(node, holder):
+                return True
+    return False
 
 
 def _blank(value: Any) -> Any:
@@ -222,16 +217,9 @@ def _make_cases(test: Any) -> Iterator[ConformanceCase]:
     """Yield one case per data set: the first has the test's name, the others get ``/1``, ``/2`` and so on."""
     for number, (inputs, expected) in enumerate(test.data_sets):
         name = test.name if number == 0 else f"{test.name}/{number}"
-        yield ConformanceCase(name, test.model, _convert(inputs, test.model.graph), _read_all(expected), test.rtol, test.atol)
-
-
-def _convert(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
-    """Convert the inputs, and append None for optional inputs that the test omits at the end."""
-    return _read_all(inputs) + (None,) * (len(graph.input) - len(inputs))
-
-
-def _read_all(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(read_value(value) for value in values)
+        omitted = (None,) * (len(test.model.graph.input) - len(inputs))  # optional inputs at the end
+        values = (*map(read_value, inputs), *omitted)
+        yield ConformanceCase(name, test.model, values, tuple(map(read_value, expected)), test.rtol, test.atol)
 
 
 def read_value(value: Any) -> Any:
@@ -313,17 +301,16 @@ def load_light_cases() -> tuple[ConformanceCase, ...]:
     random weights the outputs differ, and the reference engine computes the expected ones. SqueezeNet is tested with random
     weights only: the stored model ends in a Softmax of equal logits of 1e10, where one rounding error changes everything.
     """
-    return tuple(case for path in sorted((_find_data() / "light").glob("light_*.onnx")) for case in _make_light_cases(path))
-
-
-def _make_light_cases(path: Path) -> Iterator[ConformanceCase]:
-    model = onnx_package.load(path)
-    stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
-    inputs = tuple(_make_ramp(info) for info in _list_caller_inputs(model))
-    rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
-    if path.stem not in _UNDEFINED:
-        yield ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light")
-    yield ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED)
+    cases = []
+    for path in sorted((_find_data() / "light").glob("light_*.onnx")):
+        model = onnx_package.load(path)
+        stored = read_value(onnx_package.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
+        inputs = tuple(_make_ramp(info) for info in _list_caller_inputs(model))
+        rtol = _RTOLS.get(path.stem.removeprefix("light_"), _RTOL)
+        if path.stem not in _UNDEFINED:
+            cases.append(ConformanceCase(path.stem, model, inputs, (stored,), rtol, _ATOL, "light"))
+        cases.append(ConformanceCase(f"{path.stem}_random", model, inputs, (), rtol, _ATOL, "light", _SEED))
+    return tuple(cases)
 
 
 def _make_ramp(info: ValueInfoProto) -> np.ndarray[Any, Any]:

@@ -296,12 +296,15 @@ def run_single(engine: GraphCompiler) -> Maker:
     return make
 
 
-def run_at_sizes(engine: GraphCompiler, opening: Opening) -> Maker:
-    """A maker that compiles once with symbolic dims, and checks the results at other sizes than those of the case too."""
+def run_at_sizes(engine: GraphCompiler, opening: Opening, *, fold: bool = True) -> Maker:
+    """A maker that compiles once with symbolic dims, and checks the results at other sizes than those of the case too.
+
+    The run raises AssertionError for wrong results at other sizes.
+    """
 
     def make(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         opened = open_dims(function, inputs, opening)
-        executable = compile_for_all_sizes(engine, _fold_constants(opened))
+        executable = compile_for_all_sizes(engine, _fold_constants(opened) if fold else opened)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             with closing(executable):

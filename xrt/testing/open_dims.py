@@ -5,7 +5,7 @@ The reference engine, run with concrete sizes, decides which other sizes are pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -192,24 +192,3 @@ def _contradicts(node: Node, function: Function) -> bool:
         return False
     allowed = {shapes[0][1]} if node.op_type != "GroupNormalization" else {shapes[0][1], node.attr("num_groups")}
     return any(shape is None or len(shape) != 1 or shape[0] not in allowed for shape in shapes[1:])
-
-
-def compare_at_sizes(
-    engine: GraphCompiler,
-    function: Function,
-    inputs: Sequence[Any],
-    judge: Callable[[Sequence[Any]], Comparison],
-    opening: Opening,
-) -> Iterator[Comparison]:
-    """Compile once with symbolic dims; compare results at the original sizes by ``judge``, at others with the reference engine.
-
-    Raises CompileRefused if the engine declines.
-    """
-    opened = open_dims(function, inputs, opening)
-    executable = compile_for_all_sizes(engine, opened)
-    try:
-        yield judge(executable.run([copy_values(value) for value in inputs]))
-        for sized in list_other_sizes(opened, inputs):
-            yield sized.compare(executable, engine)
-    finally:
-        executable.close()

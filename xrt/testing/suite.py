@@ -33,11 +33,11 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import Pin, Plan, partition
 from xrt.passes import infer_shapes
 from xrt.testing.cases import are_inputs_unchanged
-from xrt.testing.conformance import ResultWord, conform
+from xrt.testing.conformance import ResultWord, conform, run_at_sizes
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.generate import rename_values
-from xrt.testing.open_dims import OPENINGS, Opening, compare_at_sizes
+from xrt.testing.open_dims import OPENINGS, Opening
 from xrt.testing.running import as_planned, make_module, overlook_deviations, pin_nodes, run_outputs
 from xrt.testing.strategies import Form, functions, labels, make_random_inputs
 from xrt.verify.comparison import find_ambiguity
@@ -563,18 +563,15 @@ class EngineSuite:
         if any(gap.covers(name) for gap in self.gaps):
             return  # a known failure, at any size
 
-        def judge(results: Sequence[Any]) -> Comparison:
-            return self.judge(results, entry)
-
+        make = run_at_sizes(self.create(), opening, fold=False)
         try:
             with np.errstate(all="ignore"):
-                comparisons = list(compare_at_sizes(self.create(), entry.function, entry.make_inputs(), judge, opening))
+                comparison = self.judge(make(entry.function, entry.inputs).run(entry.make_inputs()), entry)
         except CompileRefused:
             return
         except Exception as error:  # noqa: BLE001  # any exception is reported with the entry's `why`
-            comparisons = [Comparison(f"{type(error).__name__}: {error}")]
-        for comparison in comparisons:
-            assert comparison, f"{name} with {opening} extent symbolic ({entry.why}): {comparison.message}"
+            comparison = Comparison(f"{type(error).__name__}: {error}")
+        assert comparison, f"{name} with {opening} extent symbolic ({entry.why}): {comparison.message}"
 
     @pytest.mark.slow
     @pytest.mark.parametrize("opening", OPENINGS[:1])  # for the others: `xrt conformance --opening`

@@ -255,15 +255,9 @@ FUNCTIONS = (activation, fast_growth, away_from_zero, division, power, slopes)
 
 def step(draft: GraphDraft) -> None:
     x = draft.want((F32,))
-    forms: tuple[tuple[str, dict[str, float]], ...] = (
-        ("Round", {}),
-        ("Floor", {}),
-        ("Ceil", {}),
-        ("Sign", {}),
-        ("ThresholdedRelu", {"alpha": 0.4}),
-    )
-    op, attributes = draft.choose.pick((*forms, ("Shrink", {"lambd": 0.3, "bias": 0.1})))
-    draft.node(op, [x], draft.like(x, x.bound + 1, steps=True), **attributes)
+    attributes = {"ThresholdedRelu": {"alpha": 0.4}, "Shrink": {"lambd": 0.3, "bias": 0.1}}
+    op = draft.choose.pick(("Round", "Floor", "Ceil", "Sign", *attributes))
+    draft.node(op, [x], draft.like(x, x.bound + 1, steps=True), **attributes.get(op, {}))
 
 
 def cast_to_integers(draft: GraphDraft) -> None:
@@ -334,9 +328,8 @@ def reduction(draft: GraphDraft) -> None:
     bounds = {"ReduceSum": count * x.bound} | (dict.fromkeys(("ReduceMax", "ReduceMin"), x.bound) if count else {})
     bounds |= {"ReduceProd": max(1.0, x.bound) ** count} if count <= 4 else {}
     if x.dtype.is_float:
-        bounds |= {"ReduceL1": count * x.bound, "ReduceSumSquare": count * x.bound**2} | (
-            {"ReduceMean": x.bound} if count else {}
-        )
+        bounds |= {"ReduceL1": count * x.bound, "ReduceSumSquare": count * x.bound**2}
+        bounds |= {"ReduceMean": x.bound} if count else {}
         bounds |= {"ReduceL2": count * x.bound} if x.bound <= 1 else {}
     _add_reduction(draft, x, bounds, axes, shape)
 

@@ -111,20 +111,16 @@ def slices(draft: GraphDraft) -> None:
     """Slice over several axes, with positive and negative steps and ends out of range."""
     x = _want_any(draft, 1)
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [0]
-    starts: list[int] = []
-    ends: list[int] = []
-    steps: list[int] = []
-    shape = list(x.shape)
+    ranges, shape = [], list(x.shape)
     for axis in axes:
         size, step = x.shape[axis], draft.choose.pick((1, 2, -1, -2))
         start, end = draft.choose.integer(-size - 1, size + 1), draft.choose.integer(-size - 2, size + 2)
-        starts, ends, steps = [*starts, start], [*ends, end], [*steps, step]
+        ranges.append((start, end, axis, step))
         first = max(start, -size) if step < 0 else start  # out of range with a negative step: ONNX clamps to 0, Python to -1
         shape[axis] = len(range(size)[first:end:step])
-    if not draft.empty and 0 in shape:
-        return
-    out = draft.out(x.dtype, tuple(shape), x.bound)
-    draft.node("Slice", [x, *(draft.axes(*numbers) for numbers in (starts, ends, axes, steps))], out)
+    if draft.empty or 0 not in shape:
+        operands = [draft.axes(*numbers) for numbers in zip(*ranges, strict=True)]
+        draft.node("Slice", [x, *operands], draft.out(x.dtype, tuple(shape), x.bound))
 
 
 def padding(draft: GraphDraft) -> None:
@@ -301,19 +297,8 @@ def nonzero(draft: GraphDraft) -> None:
 
 
 MOVES = (
-    gather_elements,
-    gather_nd,
-    scatter_elements,
-    scatter_nd,
-    one_hot,
-    triangle,
-    identity_matrix,
-    range_between,
-    fill,
-    reshape_like,
-    reverse,
-    compress,
-    nonzero,
+    *(gather_elements, gather_nd, scatter_elements, scatter_nd, one_hot, triangle, identity_matrix),
+    *(range_between, fill, reshape_like, reverse, compress, nonzero),
 )
 
 
@@ -327,8 +312,7 @@ def branch(draft: GraphDraft) -> None:
     """An If whose branches capture values and sometimes contain another If."""
     condition = draft.want((DType.BOOL,), ())
     x = draft.want(_TYPES)
-    results = [_branch_body(draft, x) for _ in range(2)]
-    (then, then_value), (otherwise, else_value) = results
+    (then, then_value), (otherwise, else_value) = (_branch_body(draft, x) for _ in range(2))
     out = draft.out(x.dtype, x.shape, max(then_value.bound, else_value.bound))
     draft.node("If", [condition], out, then_branch=then, else_branch=otherwise)
 
@@ -355,21 +339,18 @@ def loop(draft: GraphDraft) -> None:
     turns = draft.choose.integer(1, 3)
     trips = draft.constant(np.array(turns, np.int64))
     go_on = "" if draft.choose.integer(0, 1) else draft.constant(np.array(True))
-    body = draft.body()
-    number, keep, inside = (DraftValue(body.fresh("b"), d, s, b) for d, s, b in _loop_inputs(carried))
+    body, bound = draft.body(), max(1.0, carried.bound)
+    number, keep = DraftValue(body.fresh("b"), I64, (), 3.0), DraftValue(body.fresh("b"), DType.BOOL, (), 1.0)
+    inside = DraftValue(body.fresh("b"), carried.dtype, carried.shape, bound)
     captured = body.want((DType.FLOAT32,), carried.shape)
     body.values.append(inside)
     total = body.node("Add", [inside, captured], body.out(carried.dtype, carried.shape, 1.0 + captured.bound))[0]
     after = body.node("Tanh", [total], body.out(carried.dtype, carried.shape, 1.0))[0]
     again = body.node("Identity", [keep], body.out(DType.BOOL, (), 1.0))[0]
     function = _make_body(body, [number, keep, inside], [again, after, total])
-    last = draft.out(carried.dtype, carried.shape, max(1.0, carried.bound))
-    stacked = draft.out(carried.dtype, (turns, *carried.shape), max(1.0, carried.bound) + captured.bound)
+    last = draft.out(carried.dtype, carried.shape, bound)
+    stacked = draft.out(carried.dtype, (turns, *carried.shape), bound + captured.bound)
     draft.node("Loop", [trips, go_on, carried], last, stacked, body=function)
-
-
-def _loop_inputs(carried: DraftValue) -> list[tuple[DType, tuple[int, ...], float]]:
-    return [(DType.INT64, (), 3.0), (DType.BOOL, (), 1.0), (carried.dtype, carried.shape, max(1.0, carried.bound))]
 
 
 def _make_body(draft: GraphDraft, inputs: list[DraftValue], outputs: list[DraftValue]) -> Function:
@@ -393,8 +374,7 @@ def scan(draft: GraphDraft) -> None:
     total = inner.node("Add", [first, captured], inner.out(F32, row, 2.0 + captured.bound))[0]
     after = inner.node("Tanh", [total], inner.out(F32, row, 1.0))[0]
     turn = inner.node("Identity", [after], inner.out(F32, row, 1.0))[0]
-    values = [tuple(Value(v.name, TensorType(F32, row)) for v in vs) for vs in ((state, x), (after, turn))]
-    body = Function(values[0], values[1], tuple(inner.nodes), inner.constants, {"": OPSET}, name=inner.fresh("body"))
+    body = _make_body(inner, [state, x], [after, turn])
     last, all_ = draft.out(F32, row, 1.0), draft.out(F32, xs.shape, 1.0)
     draft.node("Scan", [start, xs], last, all_, body=body, num_scan_inputs=1, scan_input_directions=[direction])
 
