@@ -248,11 +248,6 @@ class EngineSuite:
         else:
             assert comparison, f"{entry.name} ({entry.why}): {comparison.message}"
 
-    def draw(self, data: st.DataObject, seed: int = 1, **narrower: Any) -> tuple[Function, list[Any]]:
-        """Draw a Function of the supported form without aliases, and random inputs for it."""
-        function = data.draw(functions(self.supported_form(aliases=False, **narrower)))
-        return function, make_random_inputs(function, seed)
-
     # ------------------------------------------------------------------ engine
 
     def test_its_spec_makes_it_again(self) -> None:
@@ -327,16 +322,16 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data)
-        inputs = [_make_strided(value) for value in inputs]
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = [_make_strided(value) for value in make_random_inputs(function, 1)]
         self.same(alone_or_skip(self.create(), function, inputs), function, 1, "on read-only views with strides")
 
     @bounded
     @given(data=st.data())
     def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data)
-        executable = compile_or_skip(self.create(), function, inputs)
-        first = list(executable.run(inputs))
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
+        first = list(executable.run(make_random_inputs(function, 1)))
         second = list(executable.run(make_random_inputs(function, 2)))
         executable.close()
         self.same(second, function, 2, "results of the second run")
@@ -345,7 +340,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data)
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = make_random_inputs(function, 1)
         executable = compile_or_skip(self.create(), function, inputs)
         if not executable.outputs_are_fresh:
             return
@@ -382,8 +378,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data)
-        executable = compile_or_skip(self.create(), function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 1))
         uses = executable.memory()
         executable.close()
         for use in uses or ():
@@ -394,7 +390,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data, passthrough=False)
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = make_random_inputs(function, 1)
         executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         subset = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
@@ -408,8 +405,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data, passthrough=False, symbolic=False)
-        inputs = [np.array(value, order="C") for value in inputs]
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False, symbolic=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
         executable = compile_or_skip(self.create(), function, inputs)
         results = list(executable.fast_call()(*inputs))
         self.same(results, function, 1, "what fast_call() returned")
@@ -427,8 +424,8 @@ class EngineSuite:
     @bounded
     @given(data=st.data())
     def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data, passthrough=False)
-        inputs = [np.array(value, order="C") for value in inputs]
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
         executable = compile_or_skip(self.create(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         over = {source: target for source, target in executable.inplace_pairs() if _fits(inputs[source], buffers[target])}
@@ -441,8 +438,8 @@ class EngineSuite:
     @settings(bounded, max_examples=5)
     @given(data=st.data())
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
-        function, inputs = self.draw(data, seed=0)
-        executable = compile_or_skip(self.create(), function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.create(), function, make_random_inputs(function, 0))
         barrier = threading.Barrier(8)
 
         def run(seed: int) -> list[list[Any]]:
@@ -459,8 +456,8 @@ class EngineSuite:
     @settings(bounded, max_examples=10)
     @given(data=st.data())
     def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-        function, inputs = self.draw(data)
-        engine = self.create()
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        engine, inputs = self.create(), make_random_inputs(function, 1)
         executable = compile_or_skip(engine, function, inputs)
         context = CompileContext(workdir=tmp_path_factory.mktemp("saved"), is_shared=True)
         results = _save_and_run(engine, executable, function, context)
@@ -481,10 +478,10 @@ class EngineSuite:
     @given(data=st.data())
     def test_cut_law(self, data: st.DataObject) -> None:
         """Law 1: any partition, run region by region, gives the same results."""
-        function, inputs = self.draw(data, seed=3)
+        function = data.draw(functions(self.supported_form(aliases=False)))
         cut = data.draw(labels(function))
         engine = self.create()
-        results = run_regions(function, cut, inputs, lambda f, i: alone_or_skip(engine, f, i))
+        results = run_regions(function, cut, make_random_inputs(function, 3), lambda f, i: alone_or_skip(engine, f, i))
         self.same(results, function, 3, f"cut into pieces by {cut}")
 
     @bounded
