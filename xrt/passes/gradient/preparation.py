@@ -18,7 +18,7 @@ from xrt.graph.node import list_names
 from xrt.operators import Trait, as_function, decompose_nodes, is_deterministic, list_operators
 from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
-from xrt.passes.gradient.table import Rule, RuleContext, add_up, find_rule, may_have_gradient, refuse
+from xrt.passes.gradient.table import RULES, Rule, RuleContext, add_up, may_have_gradient, refuse
 from xrt.passes.inlining import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.shape_inference import infer_shapes
@@ -153,7 +153,7 @@ def _find_path(function: Function, targets: Collection[str], sources: Collection
 
 def _decompose(node: Node, function: Function) -> Function | None:
     """Decompose one node; None if it has a rule or no decomposition."""
-    if node.control or find_rule(node) or node.op in WITHOUT_GRADIENT or node.op in MISSING:
+    if node.control or node.op in RULES or node.op in WITHOUT_GRADIENT or node.op in MISSING:
         return None
     if node.op in DEFINITIONS:
         return infer_shapes(define(as_function(node, function)))
@@ -227,7 +227,7 @@ class Sweep:
     def _visit(self, node: Node) -> None:
         if node.op in WITHOUT_GRADIENT:
             return
-        rule = find_rule(node)
+        rule = RULES.get(node.op)
         if rule is None:
             refuse(node, describe_missing(node))
         gradients = [self.sum(name) if name else None for name in node.outputs]

@@ -187,28 +187,17 @@ Rule: TypeAlias = Callable[["RuleContext"], "Sequence[Tensor | None]"]
 """Returns the gradient of each input, by position; None or a missing trailing entry means no gradient."""
 RULES: dict[str, Rule] = {}
 """Gradient rules by qualified operator name, as in `Node.op`."""
-_CONDITIONS: dict[str, Callable[[Node], bool]] = {}
-"""Predicates of rules that apply to some nodes only; the other nodes are decomposed."""
 _Rule = TypeVar("_Rule", bound=Rule)
 
 
-def rule(*operators: str, when: Callable[[Node], bool] | None = None) -> Callable[[_Rule], _Rule]:
-    """Decorator: register a gradient rule for operators, optionally only for nodes that satisfy `when`."""
+def rule(*operators: str) -> Callable[[_Rule], _Rule]:
+    """Decorator: register a gradient rule for operators."""
 
     def register(function: _Rule) -> _Rule:
-        for operator in operators:
-            RULES[operator] = function
-            if when is not None:
-                _CONDITIONS[operator] = when
+        RULES.update(dict.fromkeys(operators, function))
         return function
 
     return register
-
-
-def find_rule(node: Node) -> Rule | None:
-    """The rule for a node, or None."""
-    condition = _CONDITIONS.get(node.op)
-    return RULES.get(node.op) if condition is None or condition(node) else None
 
 
 def may_have_gradient(type_: Type | None) -> bool:
