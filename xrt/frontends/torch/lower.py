@@ -207,7 +207,7 @@ def _as_condition(value: Any) -> Tensor:
 # ---------------------------------------------------------------------- decompositions
 #
 # Operators without a lowering rule are traced call by call through a decomposition. Most are PyTorch's; a few are XRT's, for
-# operators that PyTorch does not decompose. Random operators are never decomposed, as they draw from PyTorch's generator.
+# operators that PyTorch does not decompose. Random operators are only split into other random operators (alpha dropout).
 
 
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
@@ -264,9 +264,8 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _find_decomposition(operator: Any) -> Callable[..., Any] | None:
-    if torch.Tag.nondeterministic_seeded in operator.tags:
-        return None
-    decomposition = _list_decompositions().get(operator)
+    is_random = torch.Tag.nondeterministic_seeded in operator.tags
+    decomposition = None if is_random else _list_decompositions().get(operator)
     return operator.decompose if decomposition is None and operator._can_decompose() else decomposition
 
 

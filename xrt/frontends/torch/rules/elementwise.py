@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import apply, emit
 from xrt.frontends.torch.rules.table import (
+    Rule,
     Unsupported,
     as_tensor,
     cast,
@@ -35,82 +38,42 @@ def _unary(op_type: str, result: TensorType, x: Tensor) -> Tensor:
     return emit(op_type, cast(x, result.dtype))
 
 
-for _name, _op_type in _UNARY.items():
-    rule(_name)(partial(_unary, _op_type))
-
-
 def _round(op_type: str, result: TensorType, x: Tensor) -> Tensor:
     return emit(op_type, x) if x.dtype.is_float else x
 
 
+for _name, _op_type in _UNARY.items():
+    rule(_name)(partial(_unary, _op_type))
 for _name in ("floor", "ceil", "round"):
     rule(_name)(partial(_round, _name.capitalize()))
 
 
 @rule("trunc")
 def trunc(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Mul", emit("Sign", x), emit("Floor", emit("Abs", x))) if x.dtype.is_float else x
-
-
-@rule("rsqrt")
-def rsqrt(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Reciprocal", emit("Sqrt", cast(x, result.dtype)))
-
-
-def _logarithm(base: int, result: TensorType, x: Tensor) -> Tensor:
-    return emit("Mul", emit("Log", cast(x, result.dtype)), scalar(1 / math.log(base), result.dtype))
-
-
-for _base in (2, 10):
-    rule(f"log{_base}")(partial(_logarithm, _base))
+    return emit("Sign", x) * emit("Floor", emit("Abs", x)) if x.dtype.is_float else x
 
 
 @rule("log1p")
 def log1p(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: log(u) * x / (u - 1) with u = fl(1 + x)."""
     y, one = cast(x, result.dtype), scalar(1, result.dtype)
-    u = emit("Add", y, one)
-    lost = emit("Equal", u, one)
-    value = emit("Mul", emit("Log", u), emit("Div", y, emit("Where", lost, one, emit("Sub", u, one))))
-    value = emit("Where", emit("Equal", u, scalar(math.inf, result.dtype)), u, value)
+    u = y + one
+    lost = u == one
+    value = emit("Log", u) * (y / emit("Where", lost, one, u - one))
+    value = emit("Where", u == math.inf, u, value)
     return emit("Where", lost, y, value)
 
 
 @rule("expm1")
 def expm1(result: TensorType, x: Tensor) -> Tensor:
     """Precise for small x: e**x - 1 = 2 * sinh(x / 2) * e**(x / 2)."""
-    half = emit("Mul", cast(x, result.dtype), scalar(0.5, result.dtype))
-    small = emit("Mul", emit("Mul", emit("Sinh", half), scalar(2, result.dtype)), emit("Exp", half))
-    difference = emit("Sub", emit("Exp", cast(x, result.dtype)), scalar(1, result.dtype))
-    return emit("Where", emit("Less", emit("Abs", half), scalar(1, result.dtype)), small, difference)
+    y = cast(x, result.dtype)
+    half = y * 0.5
+    small = emit("Sinh", half) * 2.0 * emit("Exp", half)
+    return emit("Where", emit("Abs", half) < 1.0, small, emit("Exp", y) - 1.0)
 
 
-@rule("exp2")
-def exp2(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Pow", scalar(2, result.dtype), cast(x, result.dtype))
-
-
-@rule("isnan")
-def isnan(result: TensorType, x: Tensor) -> Tensor:
-    return emit("IsNaN", x) if x.dtype.is_float else emit("Not", emit("Equal", x, x))
-
-
-@rule("isinf")
-def isinf(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Equal", emit("Abs", x), scalar(math.inf, x.dtype)) if x.dtype.is_float else emit("Not", emit("Equal", x, x))
-
-
-@rule("logical_not")
-def logical_not(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Not", cast(x, DType.BOOL))
-
-
-@rule("bitwise_not")
-def bitwise_not(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Not" if x.dtype is DType.BOOL else "BitwiseNot", x)
-
-
-# ---------------------------------------------------------------------- arithmetic
+# ---------------------------------------------------------------------- arithmetic, comparison and logic
 
 
 def _align(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -120,151 +83,47 @@ def _align(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
     """Cast to an element type and scale."""
     x = cast(value, dtype)
-    return x if alpha == 1 else emit("Mul", x, cast(alpha, dtype))
+    return x if alpha == 1 else x * cast(alpha, dtype)
 
 
-@rule("add.Tensor", "add.Scalar")
-def add(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    if result.dtype is DType.BOOL:
-        return emit("Or", cast(a, DType.BOOL), cast(b, DType.BOOL) if alpha == 1 else emit("And", *_align(DType.BOOL, b, alpha)))
-    return emit("Add", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
+def _combine(combine: Callable[[Tensor, Tensor], Tensor], result: TensorType, a: Any, b: Any) -> Tensor:
+    """Combine two operands in the element type of the result."""
+    return combine(*_align(result.dtype, a, b))
 
 
-@rule("sub.Tensor", "sub.Scalar")
-def sub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return emit("Sub", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
+def _compare(compare: Callable[[Tensor, Tensor], Tensor], result: TensorType, a: Any, b: Any) -> Tensor:
+    """Compare two operands in the element type that PyTorch promotes them to."""
+    return compare(*_align(combine_types(a, b), a, b))
 
 
-@rule("mul.Tensor", "mul.Scalar")
-def mul(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("And" if result.dtype is DType.BOOL else "Mul", *_align(result.dtype, a, b))
+def _extreme(op_type: str, of_booleans: str, a: Tensor, b: Tensor) -> Tensor:
+    return emit(of_booleans if a.dtype is DType.BOOL else op_type, a, b)
 
 
-@rule("div.Tensor", "div.Scalar")
-def div(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("Div", *_align(result.dtype, a, b))
-
-
-@rule("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode is None:
-        return div(result, a, b)
-    if rounding_mode == "floor":
-        x, y = _align(result.dtype, a, b)
-        return x // y
-    quotient = emit("Div", *_align(result.dtype, a, b))
-    return trunc(result, quotient)
-
-
-@rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _align(result.dtype, a, b)
-    return x % y
-
-
-@rule("fmod.Tensor", "fmod.Scalar")
-def fmod(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("Mod", *_align(result.dtype, a, b), fmod=1)
-
-
-@rule("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
-def power(result: TensorType, a: Any, b: Any) -> Tensor:
-    if isinstance(b, int | float) and not isinstance(b, bool):
-        x = cast(a, result.dtype)
-        # Common exponents have cheaper operators than Pow.
-        if b == 2:
-            return emit("Mul", x, x)
-        if b == 1:
-            return x
-        if result.dtype.is_float and b in (0.5, -0.5, -1):
-            root = emit("Sqrt", x) if b != -1 else x
-            return root if b == 0.5 else emit("Reciprocal", root)
-        if not result.dtype.is_float and b < 0:
-            raise Unsupported("an integer to a negative power")
-    return emit("Pow", *_align(result.dtype, a, b))
-
-
-def _extreme(op_type: str, of_booleans: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(of_booleans if result.dtype is DType.BOOL else op_type, *_align(result.dtype, a, b))
-
-
-rule("maximum")(partial(_extreme, "Max", "Or"))
-rule("minimum")(partial(_extreme, "Min", "And"))
-
-
-@rule("atan2")
-def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
-    a, b = _align(result.dtype, y, x)
-    zero, pi = scalar(0, result.dtype), scalar(math.pi, result.dtype)
-    angle = emit("Atan", emit("Div", a, b))
-    shifted = emit("Where", emit("Less", a, zero), emit("Sub", angle, pi), emit("Add", angle, pi))
-    angle = emit("Where", emit("Less", b, zero), shifted, angle)
-    return emit("Where", emit("And", emit("Equal", a, zero), emit("GreaterOrEqual", b, zero)), zero, angle)
-
-
-@rule("scalar_tensor")
-def scalar_tensor(result: TensorType, value: Any, **_: Any) -> Tensor:
-    return cast(as_tensor(value), result.dtype)
-
-
-@rule("hypot")
-def hypot(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _align(result.dtype, a, b)
-    return emit("Sqrt", emit("Add", emit("Mul", x, x), emit("Mul", y, y)))
-
-
-# ---------------------------------------------------------------------- comparison and logic
-
-
-def _compare(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _align(combine_types(a, b), a, b)
-    if x.dtype is DType.BOOL and op_type != "Equal":
-        x, y = cast(x, DType.UINT8), cast(y, DType.UINT8)
-    return emit(op_type, x, y)
-
-
-_COMPARISONS = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
-for _name, _op_type in _COMPARISONS.items():
-    rule(f"{_name}.Tensor", f"{_name}.Scalar")(partial(_compare, _op_type))
-
-
-@rule("ne.Tensor", "ne.Scalar")
-def not_equal(result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit("Not", _compare("Equal", result, a, b))
-
-
-def _logical(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(op_type, *_align(DType.BOOL, a, b))
-
-
-def _bitwise(op_type: str, result: TensorType, a: Any, b: Any) -> Tensor:
-    return emit(op_type if result.dtype is DType.BOOL else f"Bitwise{op_type}", *_align(result.dtype, a, b))
-
-
-for _op_type in ("And", "Or", "Xor"):
-    _name = _op_type.lower()
-    rule(f"logical_{_name}")(partial(_logical, _op_type))
-    rule(f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar")(partial(_bitwise, _op_type))
-
-
-@rule("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor")
-def shift_left(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _align(result.dtype, a, b)
-    return x << y
-
-
-@rule("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar", "__rshift__.Tensor")
-def shift_right(result: TensorType, a: Any, b: Any) -> Tensor:
-    x, y = _align(result.dtype, a, b)
-    return x >> y
-
-
-@rule("where.self")
-def where(result: TensorType, condition: Tensor, a: Any, b: Any) -> Tensor:
-    return emit("Where", cast(condition, DType.BOOL), *_align(result.dtype, a, b))
-
-
-# ---------------------------------------------------------------------- limits
+_BINARY: dict[tuple[str, ...], Callable[..., Tensor]] = {
+    ("mul.Tensor", "mul.Scalar"): operator.mul,
+    ("div.Tensor", "div.Scalar"): partial(emit, "Div"),
+    ("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"): operator.mod,
+    ("fmod.Tensor", "fmod.Scalar"): partial(emit, "Mod", fmod=1),
+    ("maximum",): partial(_extreme, "Max", "Or"),
+    ("minimum",): partial(_extreme, "Min", "And"),
+    ("hypot",): lambda x, y: emit("Sqrt", x * x + y * y),
+    ("logical_and", "bitwise_and.Tensor", "bitwise_and.Scalar"): operator.and_,
+    ("logical_or", "bitwise_or.Tensor", "bitwise_or.Scalar"): operator.or_,
+    ("logical_xor", "bitwise_xor.Tensor", "bitwise_xor.Scalar"): operator.xor,
+    ("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor"): operator.lshift,
+    (
+        "bitwise_right_shift.Tensor",
+        "bitwise_right_shift.Tensor_Scalar",
+        "__rshift__.Scalar",
+        "__rshift__.Tensor",
+    ): operator.rshift,
+}
+"""Functions of two operands in the element type of the result. Python's operators on booleans are logical."""
+for _names, _function in _BINARY.items():
+    rule(*_names)(partial(_combine, _function))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    rule(f"{_name}.Tensor", f"{_name}.Scalar")(partial(_compare, getattr(operator, _name)))
 
 
 @rule("clamp", "clamp.Tensor")
@@ -275,22 +134,65 @@ def clamp(result: TensorType, x: Any, min: Any = None, max: Any = None) -> Tenso
     return y if max is None else emit("Min", y, cast(max, result.dtype))
 
 
-@rule("hardtanh")
-def hardtanh(result: TensorType, x: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
-    return clamp(result, x, min_val, max_val)
+_EXPRESSIONS: dict[str, Rule] = {
+    "rsqrt": lambda result, x: emit("Reciprocal", emit("Sqrt", cast(x, result.dtype))),
+    "log2": lambda result, x: emit("Log", cast(x, result.dtype)) * (1 / math.log(2)),
+    "log10": lambda result, x: emit("Log", cast(x, result.dtype)) * (1 / math.log(10)),
+    "exp2": lambda result, x: emit("Pow", scalar(2, result.dtype), cast(x, result.dtype)),
+    "isnan": lambda result, x: emit("IsNaN", x) if x.dtype.is_float else x != x,  # False everywhere
+    "isinf": lambda result, x: emit("Abs", x) == math.inf if x.dtype.is_float else x != x,
+    "logical_not": lambda result, x: ~cast(x, DType.BOOL),
+    "bitwise_not": lambda result, x: ~x,
+    "add.Tensor add.Scalar": lambda result, a, b, alpha=1: cast(a, result.dtype) + multiply_by(b, alpha, result.dtype),
+    "sub.Tensor sub.Scalar": lambda result, a, b, alpha=1: cast(a, result.dtype) - multiply_by(b, alpha, result.dtype),
+    "scalar_tensor": lambda result, value, **_: cast(as_tensor(value), result.dtype),
+    "where.self": lambda result, condition, a, b: emit("Where", cast(condition, DType.BOOL), *_align(result.dtype, a, b)),
+    "hardtanh": lambda result, x, min_val=-1.0, max_val=1.0: clamp(result, x, min_val, max_val),
+    "gelu": lambda result, x, approximate="none": emit("Gelu", x, approximate=approximate),
+    "silu": lambda result, x: x * emit("Sigmoid", x),
+    "leaky_relu": lambda result, x, negative_slope=0.01: emit("LeakyRelu", x, alpha=float(negative_slope)),
+    "hardsigmoid": lambda result, x: emit("HardSigmoid", x, alpha=1 / 6, beta=0.5),
+    "log_sigmoid": lambda result, x: -emit("Softplus", -x),
+}
+for _name, _function in _EXPRESSIONS.items():
+    rule(*_name.split())(_function)
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    x, y = _align(result.dtype, a, b)
+    if rounding_mode == "floor":
+        return x // y
+    quotient = emit("Div", x, y)
+    return quotient if rounding_mode is None else trunc(result, quotient)
+
+
+@rule("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def power(result: TensorType, a: Any, b: Any) -> Tensor:
+    if isinstance(b, int | float) and not isinstance(b, bool):
+        x = cast(a, result.dtype)
+        # Common exponents have cheaper operators than Pow.
+        if b == 2:
+            return x * x
+        if b == 1:
+            return x
+        if result.dtype.is_float and b in (0.5, -0.5, -1):
+            root = emit("Sqrt", x) if b != -1 else x
+            return root if b == 0.5 else emit("Reciprocal", root)
+        if not result.dtype.is_float and b < 0:
+            raise Unsupported("an integer to a negative power")
+    return emit("Pow", *_align(result.dtype, a, b))
+
+
+@rule("atan2")
+def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
+    a, b = _align(result.dtype, y, x)
+    angle = emit("Atan", a / b)
+    angle = emit("Where", b < 0, emit("Where", a < 0, angle - math.pi, angle + math.pi), angle)
+    return emit("Where", (a == 0) & (b >= 0), scalar(0, result.dtype), angle)
 
 
 # ---------------------------------------------------------------------- activation functions, softmax and dropout
-
-
-@rule("gelu")
-def gelu(result: TensorType, x: Tensor, approximate: str = "none") -> Tensor:
-    return emit("Gelu", x, approximate=approximate)
-
-
-@rule("silu")
-def silu(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Mul", x, emit("Sigmoid", x))
 
 
 @rule("elu")
@@ -300,27 +202,11 @@ def elu(result: TensorType, x: Tensor, alpha: float = 1.0, scale: float = 1.0, i
     return multiply_by(emit("Elu", x, alpha=float(alpha)), scale, x.dtype)
 
 
-@rule("leaky_relu")
-def leaky_relu(result: TensorType, x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    return emit("LeakyRelu", x, alpha=float(negative_slope))
-
-
-@rule("hardsigmoid")
-def hardsigmoid(result: TensorType, x: Tensor) -> Tensor:
-    return emit("HardSigmoid", x, alpha=1 / 6, beta=0.5)
-
-
 @rule("softplus")
 def softplus(result: TensorType, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     scaled = multiply_by(x, beta, x.dtype)
     smooth = emit("Softplus", scaled)
-    smooth = smooth if beta == 1 else emit("Div", smooth, scalar(beta, x.dtype))
-    return emit("Where", emit("Greater", scaled, scalar(threshold, x.dtype)), x, smooth)
-
-
-@rule("log_sigmoid")
-def log_sigmoid(result: TensorType, x: Tensor) -> Tensor:
-    return emit("Neg", emit("Softplus", emit("Neg", x)))
+    return emit("Where", scaled > float(threshold), x, smooth if beta == 1 else smooth / float(beta))
 
 
 @rule("prelu", "_prelu_kernel")
@@ -333,7 +219,7 @@ def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
 def _softmax(op_type: str, result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     y = cast(x, result.dtype)
     if x.shape == ():
-        return emit("Sub" if op_type == "LogSoftmax" else "Div", y, y)
+        return y - y if op_type == "LogSoftmax" else y / y
     return emit(op_type, y, axis=dim)
 
 
@@ -343,46 +229,12 @@ rule("log_softmax.int", "_log_softmax")(partial(_softmax, "LogSoftmax"))
 
 def drop(x: Tensor, p: float) -> Tensor:
     """Dropout in training mode."""
-    if p >= 1:
-        return emit("Mul", x, scalar(0, x.dtype))
-    return emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
+    return x * 0.0 if p >= 1 else emit("Dropout", x, scalar(p, DType.FLOAT32), scalar(True, DType.BOOL))
 
 
-@rule("dropout", "dropout_")
+@rule("dropout")
 def dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
     return drop(x, p) if train and p > 0 else x
-
-
-@rule("feature_dropout", "feature_dropout_")
-def feature_dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    """Drop whole channels through a broadcast factor."""
-    if not train or p == 0:
-        return x
-    return emit("Mul", x, drop(_make_ones(x, channels=True), p))
-
-
-def _make_ones(x: Tensor, *, channels: bool) -> Tensor:
-    if not channels:
-        return emit("Expand", scalar(1, x.dtype), emit("Shape", x))
-    shape = emit("Concat", emit("Shape", x, end=2), ints(*[1] * (x.ndim - 2)), axis=0) if x.ndim > 2 else emit("Shape", x)
-    return emit("Expand", scalar(1, x.dtype), shape)
-
-
-def _drop_to_alpha(channels: bool, result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
-    """Alpha dropout: dropped elements become SELU's limit; Klambauer et al., arXiv:1706.02515, section 2."""
-    if not train or p == 0:
-        return x
-    if p >= 1:
-        return emit("Mul", x, scalar(0, x.dtype))
-    alpha = 1.7580993408473766
-    scale = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
-    mask = emit("Mul", drop(_make_ones(x, channels=channels), p), scalar(1 - p, x.dtype))
-    shift = emit("Add", emit("Mul", mask, scalar(alpha * scale, x.dtype)), scalar(alpha * scale * (p - 1), x.dtype))
-    return emit("Add", emit("Mul", x, emit("Mul", mask, scalar(scale, x.dtype))), shift)
-
-
-rule("alpha_dropout", "alpha_dropout_")(partial(_drop_to_alpha, False))
-rule("feature_alpha_dropout", "feature_alpha_dropout_")(partial(_drop_to_alpha, True))
 
 
 @rule("native_dropout")
@@ -396,7 +248,7 @@ def native_dropout(result: Any, x: Tensor, p: float, train: bool | None) -> Any:
 def bernoulli(result: TensorType, x: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
     if generator is not None:
         raise Unsupported("numbers of a generator of its own")
-    _, mask = _draw(_make_ones(x, channels=False), 1 - p)
+    _, mask = _draw(emit("Expand", scalar(1, x.dtype), emit("Shape", x)), 1 - p)
     return cast(mask, result.dtype)
 
 
