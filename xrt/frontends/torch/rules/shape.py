@@ -11,6 +11,7 @@ import numpy as np
 from xrt.builder.record_op import apply, emit
 from xrt.builder.tensor import stack_indices
 from xrt.frontends.torch.rules.table import (
+    Rule,
     Unsupported,
     as_tensor,
     cast,
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
 
 LAST = 2**63 - 1
-
-
-@rule("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "lift", "positive", "detach_")
-def identity(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x
 
 
 @rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
@@ -71,11 +67,6 @@ def _has_zero(shape: Any) -> bool:
     return any(isinstance(size, int) and size == 0 for size in shape)
 
 
-@rule("unsqueeze")
-def unsqueeze(result: TensorType, x: Tensor, dim: int) -> Tensor:
-    return emit("Unsqueeze", x, ints(dim % (x.ndim + 1)))
-
-
 @rule("squeeze", "squeeze.dim", "squeeze.dims")
 def squeeze(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
     if x.ndim == 0 or (isinstance(dim, list | tuple) and not dim):
@@ -97,11 +88,6 @@ def transpose(result: TensorType, x: Tensor, dim0: int, dim1: int) -> Tensor:
     order = list(range(x.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return permute(result, x, order)
-
-
-@rule("t")
-def t(result: TensorType, x: Tensor) -> Tensor:
-    return x if x.ndim < 2 else transpose(result, x, -2, -1)
 
 
 @rule("expand")
@@ -145,11 +131,6 @@ def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) ->
     return apply("Split", (x, np.array(sizes, np.int64)), {"axis": axis}, outputs=len(result))
 
 
-@rule("unbind.int")
-def unbind(result: tuple[TensorType, ...], x: Tensor, dim: int = 0) -> Any:
-    return tuple(emit("Gather", x, scalar(i, DType.INT64), axis=dim % x.ndim) for i in range(len(result)))
-
-
 @rule("slice.Tensor")
 def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     begin, stop = 0 if start is None else start, LAST if end is None else end
@@ -159,12 +140,6 @@ def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: 
     if isinstance(begin, int) and isinstance(stop, int) and step == 1 and x.shape[axis] == (result.shape or ())[axis] is not None:
         return x
     return emit("Slice", x, make_shape([begin]), make_shape([stop]), ints(axis), ints(step))
-
-
-@rule("select.int")
-def select(result: TensorType, x: Tensor, dim: int, index: Any) -> Tensor:
-    where = as_tensor(index)
-    return emit("Gather", x, where, axis=dim % x.ndim)
 
 
 @rule("flip")
@@ -203,11 +178,6 @@ def _pad_from_input(x: Tensor, before: list[int], after: list[int], mode: str) -
         return y
     starts, ends = [max(-width, 0) for width in before], [min(width, 0) or LAST for width in after]
     return emit("Slice", y, ints(*starts), ints(*ends), ints(*range(x.ndim)))
-
-
-@rule("constant_pad_nd")
-def constant_pad(result: TensorType, x: Tensor, pads: Any, value: Any = 0) -> Tensor:
-    return pad(result, x, pads, "constant", value)
 
 
 for _prefix, _mode in {"reflection": "reflect", "replication": "replicate"}.items():
@@ -258,32 +228,15 @@ def _fill(value: Any, sizes: Any, dtype: DType) -> Tensor:
     return emit("Expand", element, shape) if len(sizes) else element
 
 
-def _fill_like(value: Any, x: Tensor, result: TensorType) -> Tensor:
-    element = cast(value, result.dtype)
-    if result.is_static:
-        return emit("Expand", element, np.array(result.shape, np.int64)) if result.shape else element
-    return emit("Expand", element, emit("Shape", x))
-
-
-@rule("full")
-def full(result: TensorType, size: Any, fill_value: Any, **_: Any) -> Tensor:
-    return _fill(fill_value, size, result.dtype)
+def _expand_to(y: Tensor, x: Tensor, result: TensorType) -> Tensor:
+    if y.shape == x.shape and None not in x.shape:
+        return y
+    return emit("Expand", y, np.array(result.shape, np.int64) if result.is_static else emit("Shape", x))
 
 
 @rule("empty.memory_format", "empty_permuted", "_efficientzerotensor", "empty_strided", "new_empty_strided")
 def empty(result: TensorType, *args: Any, **_: Any) -> Tensor:
     return _fill(0, next(arg for arg in args if isinstance(arg, list | tuple)), result.dtype)
-
-
-@rule("full_like")
-def full_like(result: TensorType, x: Tensor, fill_value: Any, **_: Any) -> Tensor:
-    return _fill_like(fill_value, x, result)
-
-
-@rule("copy")
-def copy(result: TensorType, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    y = cast(source, result.dtype)
-    return y if source.shape == x.shape else emit("Expand", y, emit("Shape", x))
 
 
 @rule("arange.start_step")
@@ -302,25 +255,6 @@ _RANGES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DTy
 
 
 # ---------------------------------------------------------------------- indexing and masking
-
-
-@rule("embedding")
-def embedding(result: TensorType, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
-    return emit("Gather", weight, indices, axis=0)
-
-
-@rule("index_select")
-def index_select(result: TensorType, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if x.ndim == 0:
-        return x
-    return emit("Gather", x, index, axis=dim % x.ndim)
-
-
-@rule("gather")
-def gather(result: TensorType, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    if x.ndim == 0:
-        return x
-    return emit("GatherElements", x, index, axis=dim % x.ndim)
 
 
 @rule("index.Tensor")
@@ -344,13 +278,7 @@ def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accum
         raise Unsupported("a write by mask and numbers")
     if used != list(range(len(used))):
         return _put_behind(x, indices, used, values, accumulate)
-    return _put_first(x, [indices[i] for i in used], values, accumulate)
-
-
-def _put_first(x: Tensor, indices: list[Tensor], values: Tensor, accumulate: bool) -> Tensor:
-    """Write by indices of the leading axes."""
-    where, _ = stack_indices(indices)
-    return _put_at(x, where, len(indices), values, accumulate)
+    return _put_at(x, stack_indices([indices[i] for i in used])[0], len(used), values, accumulate)
 
 
 def _put_at(x: Tensor, where: Tensor, depth: int, values: Tensor, accumulate: bool) -> Tensor:
@@ -374,7 +302,7 @@ def _put_behind(x: Tensor, indices: Any, used: list[int], values: Tensor, accumu
         moved = [*range(lead, lead + wide), *range(lead), *range(lead + wide, rank)]
         values = emit("Transpose", values, perm=moved)
     front = set_shape(emit("Transpose", x, perm=order), tuple(x.shape[axis] for axis in order))
-    written = _put_first(front, [indices[i] for i in used], values, accumulate)
+    written = _put_at(front, stack_indices([indices[i] for i in used])[0], len(used), values, accumulate)
     return emit("Transpose", written, perm=[order.index(axis) for axis in range(x.ndim)])
 
 
@@ -406,11 +334,6 @@ def scatter(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Any,
     return _scatter(x, dim, index, source, "none" if reduce is None else _REDUCTIONS[reduce])
 
 
-@rule("scatter_add")
-def scatter_add(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _scatter(x, dim, index, source, "add")
-
-
 @rule("scatter_reduce.two")
 def scatter_reduce(
     result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
@@ -437,7 +360,7 @@ def slice_scatter(
     result: TensorType, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
     axis = dim % x.ndim
-    begin, stop = 0 if start is None else start, 2**63 - 1 if end is None else end
+    begin, stop = 0 if start is None else start, LAST if end is None else end
     if source.shape == x.shape and None not in x.shape and step == 1:
         return cast(source, x.dtype)
     size = x.shape[axis]
@@ -503,3 +426,22 @@ def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_of
     for extent, step in zip(size, stride, strict=True):
         where = where[..., None] + np.arange(extent) * step
     return emit("Gather", reshape(x, -1), constant(where, DType.INT64))
+
+
+_EXPRESSIONS: dict[str, Rule] = {
+    "clone contiguous detach alias lift_fresh_copy lift_fresh lift positive detach_": lambda result, x, *_, **__: x,
+    "unsqueeze": lambda result, x, dim: emit("Unsqueeze", x, ints(dim % (x.ndim + 1))),
+    "t": lambda result, x: x if x.ndim < 2 else transpose(result, x, -2, -1),
+    "unbind.int": lambda result, x, dim=0: tuple(emit("Gather", x, np.int64(i), axis=dim % x.ndim) for i in range(len(result))),
+    "constant_pad_nd": lambda result, x, pads, value=0: pad(result, x, pads, "constant", value),
+    "full": lambda result, size, fill_value, **_: _fill(fill_value, size, result.dtype),
+    "copy": lambda result, x, source, *_, **__: _expand_to(cast(source, result.dtype), x, result),
+    "full_like": lambda result, x, fill_value, **_: _expand_to(cast(fill_value, result.dtype), x, result),
+    "select.int": lambda result, x, dim, index: emit("Gather", x, as_tensor(index), axis=dim % x.ndim),
+    "embedding": lambda result, weight, indices, *_, **__: emit("Gather", weight, indices, axis=0),
+    "index_select": lambda result, x, dim, index: emit("Gather", x, index, axis=dim % x.ndim) if x.ndim else x,
+    "gather": lambda result, x, dim, index, **_: emit("GatherElements", x, index, axis=dim % x.ndim) if x.ndim else x,
+    "scatter_add": lambda result, x, dim, index, source: _scatter(x, dim, index, source, "add"),
+}
+for _name, _function in _EXPRESSIONS.items():
+    rule(*_name.split())(_function)
