@@ -195,37 +195,35 @@ def _is_mask(item: Any) -> bool:
 
 def _assign_axes(x: Tensor, keys: Sequence[Any]) -> tuple[list[_Item], list[int]]:
     """Assign axes to the items; also return the positions in the sliced tensor where None inserts an axis."""
-    ellipses = sum(item is Ellipsis for item in keys)
-    covered = sum(map(_count_axes, keys))
-    rank = x.tensor_type.rank
-    if ellipses > 1:
-        raise ModelError(f"{x.name!r} is indexed with two '...'; one is the most")
-    if rank is not None and covered > rank:
-        raise ModelError(f"{x.name!r} is {x.type} and takes {rank} indices; got {covered}")
     arrays = any(isinstance(item, Symbol | np.ndarray) for item in keys)
     items: list[_Item] = []
     new_axes: list[int] = []
     axis = place = 0
-    for item in keys:
+    for item in _expand_ellipsis(x, keys):
         if item is None:
             new_axes.append(place)
-        elif item is Ellipsis:
-            skipped = _count_skipped_axes(x, keys, covered)
-            axis, place = axis + skipped, place + skipped
-        else:
-            items += _expand_item(axis, item)
-            axis += _count_axes(item)
-            # Next to arrays, integers are gathered after slicing, so their axes are still there.
-            place += _count_axes(item) if arrays or isinstance(item, slice) else 0
+            place += 1
             continue
-        place += item is None
+        items += _expand_item(axis, item)
+        axis += _count_axes(item)
+        # Next to arrays, integers are gathered after slicing, so their axes are still there.
+        place += _count_axes(item) if arrays or isinstance(item, slice) else 0
     return items, new_axes
 
 
-def _count_skipped_axes(x: Tensor, keys: Sequence[Any], covered: int) -> int:
-    if keys[-1] is Ellipsis:
-        return 0
-    return x.ndim - covered
+def _expand_ellipsis(x: Tensor, keys: Sequence[Any]) -> Sequence[Any]:
+    """Replace ``...`` by slices of whole axes; at the end it selects nothing, so that the rank may be unknown."""
+    ellipses = [place for place, item in enumerate(keys) if item is Ellipsis]
+    covered, rank = sum(map(_count_axes, keys)), x.tensor_type.rank
+    if len(ellipses) > 1:
+        raise ModelError(f"{x.name!r} is indexed with two '...'; one is the most")
+    if rank is not None and covered > rank:
+        raise ModelError(f"{x.name!r} is {x.type} and takes {rank} indices; got {covered}")
+    if not ellipses:
+        return keys
+    (place,) = ellipses
+    rest = keys[place + 1 :]
+    return [*keys[:place], *[slice(None)] * (x.ndim - covered if rest else 0), *rest]
 
 
 def _expand_item(axis: int, item: Any) -> list[_Item]:

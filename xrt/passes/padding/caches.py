@@ -58,9 +58,7 @@ class _CachePadder(Padder):
         if any(extent is None for extent in extents.flat):
             return name
         sizes = [extent.substitute(lambda atom: self._room if atom == self._dim else None) for extent in extents.flat]
-        operand = self.node("Reshape", self.vector(sizes), self.constant(np.array(extents.shape, np.int64)))
-        operand = operand if (dtype := self.dtype(name)) is DType.INT64 else self.node("Cast", operand, to=dtype.onnx)
-        self._types[operand] = TensorType(dtype, extents.shape)
+        operand = self.emit_sizes(name, sizes)
         self._contents[operand], self.states[operand] = extents, SIZE
         return operand
 

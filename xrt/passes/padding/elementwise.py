@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import DType, Node
 from xrt.operators import Trait, has_trait, list_operators
-from xrt.passes.padding.padder import ONE, Axis, Extent, Padder, Unpaddable, rule
+from xrt.passes.padding.padder import ONE, Axis, Padder, Unpaddable, multiply, rule
 
 _MICROSOFT = ("com.microsoft.BiasGelu", "com.microsoft.FastGelu", "com.microsoft.Gelu", "com.microsoft.QuickGelu")
 
@@ -117,16 +117,55 @@ def apply_einsum(p: Padder, node: Node) -> Node:
 
 _LEAST, _MOST = "least", "most"
 NEUTRAL: dict[str, float | str] = {
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare"), 0),
+    **dict.fromkeys(
+        ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare", "GlobalAveragePool"), 0
+    ),
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "GlobalMaxPool", "ArgMax"), _LEAST),
     **dict.fromkeys(("ReduceMin", "ArgMin"), _MOST),
     "ReduceProd": 1,
 }
-"""Neutral element of each reduction, for masks."""
+"""Neutral element of each reduction, for masks. Of equal extremes ArgMax and ArgMin select the first, which is never padding."""
+SUM_AXES_OPSET = 13
+"""First opset in which ReduceSum reads its axes from an input."""
 
 
-def _neutral(p: Padder, node: Node) -> Any:
-    number, dtype = NEUTRAL[node.op_type], p.dtype(node.inputs[0])
+@rule(*NEUTRAL)
+def apply_reduction(p: Padder, node: Node) -> Node | None:
+    """Mask with the neutral element; a mean becomes a sum divided by the true element count."""
+    data, axes, over = node.inputs[0], p.axes(node.inputs[0]), _read_axes(p, node)
+    keep = node.attr("keepdims", 1)
+    p.set(node.outputs[0], [ONE if n in over else axis for n, axis in enumerate(axes) if keep or n not in over])
+    if not any(p.is_padded(axes[n]) for n in over):
+        return None
+    if node.attr("select_last_index", 0):
+        raise p.refuse("it gives the last of several places over a padded axis", *(axes[n] for n in over))
+    # Masked with the neutral element, padding does not change the reduction.
+    masked = p.mask_all(data, over, _find_neutral(node, p.dtype(data)))
+    if node.op_type not in ("ReduceMean", "GlobalAveragePool"):
+        return replace(node, inputs=(masked, *node.inputs[1:]))
+    total, dtype = multiply([axes[n][0] for n in over]), p.dtype(data)
+    if dtype not in (DType.FLOAT32, DType.FLOAT64):
+        raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
+    # The axes moved from an attribute to an input.
+    if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
+        summed = p.node("ReduceSum", masked, p.constant(np.array(over, np.int64)), keepdims=keep)
+    else:
+        summed = p.node("ReduceSum", masked, axes=tuple(over), keepdims=keep)
+    return replace(node, op_type="Div", inputs=(summed, p.node("Cast", p.value(total), to=dtype.onnx)), attributes=())
+
+
+def _read_axes(p: Padder, node: Node) -> list[int]:
+    rank = len(p.axes(node.inputs[0]))
+    if node.op_type.startswith("Global"):
+        return list(range(2, rank))
+    axes = [node.attr("axis", 0)] if node.op_type.startswith("Arg") else p.integers(node, 1, "axes")
+    if not axes:
+        return [] if node.attr("noop_with_empty_axes", 0) else list(range(rank))
+    return [axis % rank for axis in axes]
+
+
+def _find_neutral(node: Node, dtype: DType) -> Any:
+    number = NEUTRAL[node.op_type]
     if not isinstance(number, str):
         return number
     if dtype.is_float:
@@ -135,85 +174,6 @@ def _neutral(p: Padder, node: Node) -> Any:
         raise Unpaddable(f"there is no least {dtype}")
     limits = np.iinfo(dtype.numpy)
     return limits.min if number == _LEAST else limits.max
-
-
-def _read_axes(p: Padder, node: Node) -> list[int]:
-    rank = len(p.axes(node.inputs[0]))
-    axes = p.integers(node, 1, "axes")
-    if not axes:
-        return [] if node.attr("noop_with_empty_axes", 0) else list(range(rank))
-    return [axis % rank for axis in axes]
-
-
-def _reduce(p: Padder, node: Node, over: Sequence[int], *, keep: bool) -> None:
-    name = node.inputs[0]
-    remaining = [(n, ONE if n in over else axis) for n, axis in enumerate(p.axes(name)) if keep or n not in over]
-    p.set(node.outputs[0], [axis for _, axis in remaining])
-
-
-@rule(*(op for op in NEUTRAL if op.startswith("Reduce")))
-def apply_reduction(p: Padder, node: Node) -> Node | None:
-    """Mask with the neutral element; a mean becomes a sum divided by the true element count."""
-    over = _read_axes(p, node)
-    data, axes = node.inputs[0], p.axes(node.inputs[0])
-    _reduce(p, node, over, keep=bool(node.attr("keepdims", 1)))
-    if not any(p.is_padded(axes[n]) for n in over):
-        return None
-    # Masked with the neutral element, padding does not change the reduction.
-    masked = p.mask_all(data, over, _neutral(p, node))
-    if node.op_type != "ReduceMean":
-        return replace(node, inputs=(masked, *node.inputs[1:]))
-    total = Extent.of(1)
-    for n in over:
-        total *= axes[n][0]
-    return _divide_sum(p, node, masked, over, total)
-
-
-def _divide_sum(p: Padder, node: Node, masked: str, over: Sequence[int], total: Extent) -> Node:
-    """Divide the sum over the axes by the true element count."""
-    dtype, keep = p.dtype(node.inputs[0]), node.attr("keepdims", 1)
-    if dtype not in (DType.FLOAT32, DType.FLOAT64):
-        raise p.refuse(f"the sum of a mean in {dtype} may not be in its range", total)
-    # The axes moved from an attribute to an input.
-    if p.function.opsets.get("", 0) >= SUM_AXES_OPSET:
-        summed = p.node("ReduceSum", masked, p.constant(np.array(over, np.int64)), keepdims=keep)
-    else:
-        summed = p.node("ReduceSum", masked, axes=tuple(over), keepdims=keep)
-    count = p.node("Cast", p.value(total), to=dtype.onnx)
-    return replace(node, op_type="Div", inputs=(summed, count), attributes=())
-
-
-SUM_AXES_OPSET = 13
-"""First opset in which ReduceSum reads its axes from an input."""
-
-
-@rule("GlobalAveragePool", "GlobalMaxPool")
-def apply_global_pool(p: Padder, node: Node) -> Node | None:
-    """Reduce over all axes but the first two."""
-    (data,) = node.inputs
-    axes, over = p.axes(data), range(2, len(p.axes(data)))
-    _reduce(p, node, over, keep=True)
-    if not any(p.is_padded(axes[n]) for n in over):
-        return None
-    if node.op_type == "GlobalMaxPool":
-        return replace(node, inputs=(p.mask_all(data, over, _neutral(p, node)),))
-    total = Extent.of(1)
-    for n in over:
-        total *= axes[n][0]
-    return _divide_sum(p, node.with_attributes(keepdims=1), p.mask_all(data, over, 0), over, total)
-
-
-@rule("ArgMax", "ArgMin")
-def apply_arg(p: Padder, node: Node) -> Node:
-    """Mask padding with the value that loses every comparison. Of equal elements the first wins, which is never padding."""
-    axes = p.axes(node.inputs[0])
-    axis = node.attr("axis", 0) % len(axes)
-    _reduce(p, node, [axis], keep=bool(node.attr("keepdims", 1)))
-    if not p.is_padded(axes[axis]):
-        return node
-    if node.attr("select_last_index", 0):
-        raise p.refuse("it gives the last of several places over a padded axis", axes[axis])
-    return replace(node, inputs=(p.mask(node.inputs[0], axis, _neutral(p, node)),))
 
 
 WHOLE_AXIS_OPSET = 13
@@ -253,8 +213,7 @@ def apply_normalization(p: Padder, node: Node) -> None:
             raise p.refuse("it normalizes by statistics over the padded axis", axes[n])
     if node.attr("training_mode", 0):
         raise Unpaddable("it is in training mode")
-    if any(name in p.states for name in node.inputs[1:] if name):
-        raise Unpaddable("a parameter is padded")
+    p.check_parameters(node)
     p.set(node.outputs[0], axes)
     for name in filter(None, node.outputs[1:]):
         p.set(name, [ONE if n in over else axis for n, axis in enumerate(axes)])
@@ -288,8 +247,7 @@ def apply_dropout(p: Padder, node: Node) -> None:
     """In inference mode, the mask is padded as the data is."""
     if len(node.inputs) > 2 and node.inputs[2] and p.integers(node, 2) != [0]:
         raise Unpaddable("it is in training mode")
-    if any(name in p.states for name in node.inputs[1:] if name):
-        raise Unpaddable("a parameter is padded")
+    p.check_parameters(node)
     for name in filter(None, node.outputs):
         p.set(name, p.axes(node.inputs[0]))
 
@@ -303,8 +261,9 @@ def apply_cast_like(p: Padder, node: Node) -> None:
 @rule("QuantizeLinear", "DequantizeLinear")
 def apply_quantized(p: Padder, node: Node) -> None:
     """Per-axis scales must belong to an axis without padding."""
-    if any(name in p.states for name in node.inputs[1:] if name) or node.attr("block_size", 0):
-        raise Unpaddable("its scales are padded, or of blocks")
+    p.check_parameters(node)
+    if node.attr("block_size", 0):
+        raise Unpaddable("its scales are of blocks")
     axes = p.axes(node.inputs[0])
     if len(p.axes(node.inputs[1])) and p.is_padded(axes[node.attr("axis", 1)]):
         raise p.refuse("it has a scale for each element of the padded axis", axes[node.attr("axis", 1)])

@@ -119,13 +119,6 @@ def _reduce(combine: Callable[[tuple[Extent, ...]], Extent]) -> Callable[[Padder
     return reduce
 
 
-def _sum(parts: tuple[Extent, ...]) -> Extent:
-    total = Extent.of(0)
-    for part in parts:
-        total += part
-    return total
-
-
 def _divide(p: Padder, node: Node) -> Contents:
     def divide(dividend: Extent, divisor: Extent) -> Extent | None:
         if (exact := dividend.divide(divisor)) is not None:
@@ -166,7 +159,7 @@ _ARITHMETIC: Mapping[str, Callable[[Padder, Node], Contents | None]] = {
     "Mul": _binary(lambda a, b: a * b),
     "Neg": lambda p, node: _vectorize(lambda a: a * Extent.of(-1))(_get_input(p, node, 0)),
     "ReduceProd": _reduce(multiply),
-    "ReduceSum": _reduce(_sum),
+    "ReduceSum": _reduce(lambda parts: sum(parts, Extent.of(0))),
     "Shape": _shape,
     "Size": lambda p, node: np.array(multiply(tuple(multiply(axis) for axis in p.axes(node.inputs[0]))), object),
     "Sub": _binary(lambda a, b: a - b),
@@ -235,13 +228,13 @@ def pad_dims(function: Function, dims: Sequence[str] | None = None) -> PaddedFun
 
 
 def decompose_without_rule(function: Function) -> Function:
-    """Decompose the nodes of dynamic shape whose operators have no rule."""
+    """Decompose the nodes without a rule that read or compute a tensor of dynamic shape."""
     from xrt.passes.decomposition import find_decomposition  # imports onnx, which a stored program does not need
 
     def decompose(node: Node, holder: Function) -> Function | None:
         if node.op in RULES or (not node.domain and (node.op_type in _ARITHMETIC or node.op_type in MOVES)):
             return None
-        types = (holder.get_type(name) for name in node.defines)
+        types = (holder.get_type(name) for name in (*node.uses, *node.defines))
         is_static = all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
         return None if is_static else find_decomposition(node, holder)
 
@@ -272,15 +265,12 @@ def _check_inputs(function: Function, dims: Sequence[str]) -> dict[str, PaddingR
     updated = {before for before, _ in function.aliases}
     out: dict[str, PaddingRefusal] = {}
     for value in function.inputs:
-        names = frozenset(list_symbols(Function((value,), ()))) & {*dims}
+        reason = "" if isinstance(value.type, TensorType) else f"input {value.name!r} is {value.type}, which is not padded"
         if value.name in updated:
-            out |= dict.fromkeys(
-                names, PaddingRefusal("", "", f"input {value.name!r} is updated in place, and padding is a copy", names)
-            )
-        elif not isinstance(value.type, TensorType):
-            out |= dict.fromkeys(
-                names, PaddingRefusal("", "", f"input {value.name!r} is {value.type}, which is not padded", names)
-            )
+            reason = f"input {value.name!r} is updated in place, and padding is a copy"
+        if reason:
+            names = frozenset(list_symbols(Function((value,), ()))) & {*dims}
+            out |= dict.fromkeys(names, PaddingRefusal("", "", reason, names))
     return out
 
 

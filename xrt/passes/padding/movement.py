@@ -57,7 +57,8 @@ def apply_concat(p: Padder, node: Node) -> None:
     for number in range(rank):
         distinct = list(dict.fromkeys(shape[number] for shape in shapes))
         if number == place:
-            axes.append(_add_extents(p, node, [shape[place] for shape in shapes]))
+            parts = [shape[place] for shape in shapes]
+            axes.append(parts[0] if len(parts) == 1 else (sum(map(p.only, parts), Extent.of(0)),))
         elif len(distinct) > 1 and any(map(p.is_padded, distinct)):
             raise p.refuse(f"its inputs have different extents along axis {number}", *distinct)
         else:
@@ -65,15 +66,6 @@ def apply_concat(p: Padder, node: Node) -> None:
     # Along the concatenated axis the padding is that of the last input.
     zeros = frozenset.intersection(*(p.zeros(name) for name in node.inputs)) | (p.zeros(node.inputs[-1]) & {place})
     p.set(node.outputs[0], axes, zeros)
-
-
-def _add_extents(p: Padder, node: Node, parts: Sequence[Axis]) -> Axis:
-    if len(parts) == 1:
-        return parts[0]
-    total = Extent.of(0)
-    for part in parts:
-        total += p.only(part)
-    return (total,)
 
 
 @rule("Split")
@@ -88,10 +80,6 @@ def apply_split(p: Padder, node: Node) -> None:
     for number, name in enumerate(node.outputs):
         if name:
             size: Axis = (Extent.of(sizes[number]),) if sizes else p.unknown(name, place)
-            type_ = p.function.get_type(name)
-            shape = getattr(type_, "shape", None)
-            if shape is not None and isinstance(shape[place], int):
-                size = (Extent.of(shape[place]),)
             p.set(name, [*axes[:place], size, *axes[place + 1 :]], zeros)
 
 
@@ -197,8 +185,7 @@ def apply_fill(p: Padder, node: Node) -> None:
 def apply_one_hot(p: Padder, node: Node) -> None:
     """Insert an axis; the others may be padded."""
     axes = list(p.axes(node.inputs[0]))
-    if any(name in p.states for name in node.inputs[1:]):
-        raise Unpaddable("a parameter is padded")
+    p.check_parameters(node)
     place = node.attr("axis", -1) % (len(axes) + 1)
     p.set(node.outputs[0], [*axes[:place], p.unknown(node.outputs[0], place), *axes[place:]])
 
@@ -448,8 +435,8 @@ def _repeat_last(p: Padder, name: str, axis: int) -> str:
     """Positions along an axis; padding repeats the last valid position."""
     valid, (extent,) = p.find_valid(name, axis), p.axes(name)[axis]
     p.require(extent - Extent.of(1))
-    zero, step = p.constant(np.int64(0)), p.constant(np.int64(1))
-    return p.node("Where", valid, p.node("Range", zero, p.length(name, axis), step), p.node("Sub", p.value(extent), step))
+    last = p.node("Sub", p.value(extent), p.constant(np.int64(1)))
+    return p.node("Where", valid, p.count_up(p.length(name, axis)), last)
 
 
 @rule("TopK")

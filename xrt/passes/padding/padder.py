@@ -12,6 +12,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.graph.node import FreshNames
+from xrt.operators import find_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,8 @@ Axis: TypeAlias = tuple[Extent, ...]
 ONE: Axis = (Extent.of(1),)
 
 
-def multiply(axis: Axis) -> Extent:
-    """Product of the extents of an axis."""
+def multiply(axis: Sequence[Extent]) -> Extent:
+    """Product of extents, such as those of an axis."""
     product = Extent.of(1)
     for part in axis:
         product *= part
@@ -276,6 +277,11 @@ class Padder:
             if number != skip and len(set(axes)) > 1 and any(map(self.is_padded, axes)):
                 raise self.refuse(f"its operands differ along axis {number}", *axes)
 
+    def check_parameters(self, node: Node) -> None:
+        """Raise Unpaddable if padding affects an input other than the first."""
+        if any(name in self.states for name in node.inputs[1:]):
+            raise Unpaddable("a parameter is padded")
+
     def open_input(self, value: Value) -> None:
         """Register an input, whose dims are padded with zeros."""
         if not isinstance(value.type, TensorType) or value.type.shape is None:
@@ -285,7 +291,7 @@ class Padder:
             for atom in extent.atoms:
                 self._sources.setdefault(atom, (value.name, number))
                 self._input_atoms.add(atom)
-        self._set(value.name, axes, frozenset(n for n, axis in enumerate(axes) if self.is_padded(axis)))
+        self.set(value.name, axes, (n for n, axis in enumerate(axes) if self.is_padded(axis)))
 
     def _list_declared_axes(self, name: str, type_: TensorType) -> tuple[Axis, ...]:
         return tuple((Extent.of(f"{name}[{n}]" if dim is None else dim),) for n, dim in enumerate(type_.shape or ()))
@@ -322,21 +328,20 @@ class Padder:
         return state.zeros if isinstance(state, PaddedTensor) else frozenset()
 
     def set(self, name: str, axes: Iterable[Axis], zeros: Iterable[int] = ()) -> None:
-        """Record the extents of an output."""
-        if name:
-            self._set(name, tuple(axes), frozenset(zeros))
-
-    def _set(self, name: str, axes: tuple[Axis, ...], zeros: frozenset[int]) -> None:
+        """Record the extents of an output; nothing for an omitted one."""
+        if not name:
+            return
+        extents = tuple(axes)
         type_ = self._types.get(name) or self.function.get_type(name)
         shape = type_.shape if isinstance(type_, TensorType) else None
-        if shape is not None and len(shape) == len(axes):
+        if shape is not None and len(shape) == len(extents):
             # A static extent of the declared type is more precise than a symbol.
-            pairs = zip(axes, shape, strict=True)
-            axes = tuple((Extent.of(dim),) if isinstance(dim, int) and not self.is_padded(axis) else axis for axis, dim in pairs)
-        if any(map(self.is_padded, axes)):
-            self.states[name] = PaddedTensor(axes, zeros)
+            pairs = zip(extents, shape, strict=True)
+            extents = tuple((Extent.of(d),) if isinstance(d, int) and not self.is_padded(axis) else axis for axis, d in pairs)
+        if any(map(self.is_padded, extents)):
+            self.states[name] = PaddedTensor(extents, frozenset(zeros))
         else:
-            self._unaffected[name] = axes
+            self._unaffected[name] = extents
 
     def unknown(self, name: str, axis: int) -> Axis:
         """A fresh unknown extent of an output axis without padding."""
@@ -362,11 +367,7 @@ class Padder:
         """Known elements of an integer tensor, or None."""
         if name in self._contents:
             return self._contents[name]
-        constant = self.function.constants.get(name)
-        if constant is None:
-            node = self.function.producer(name)
-            value = node.attr("value") if node is not None and node.op == "Constant" else None
-            constant = value if isinstance(value, Constant) else None
+        constant = find_value(name, self.function)
         if constant is None or constant.array.size > MOST_ELEMENTS or constant.array.dtype.kind not in "iub":
             return None
         return self.set_contents(name, constant.array.tolist())
@@ -451,18 +452,26 @@ class Padder:
 
     def exact(self, name: str) -> str:
         """Emit the sizes in `name` without padding."""
-        extents, dtype = self._contents[name], self.dtype(name)
+        extents = self._contents[name]
         if any(extent is None for extent in extents.flat):
             raise Unpaddable(f"{name!r} holds sizes that are known in part")
-        sizes = self.node("Reshape", self.vector(extents.flat), self.constant(np.array(extents.shape, np.int64)))
-        sizes = sizes if dtype is DType.INT64 else self.node("Cast", sizes, to=dtype.onnx)
-        self._types[sizes] = TensorType(dtype, extents.shape)
-        return sizes
+        return self.emit_sizes(name, extents.flat)
+
+    def emit_sizes(self, name: str, sizes: Iterable[Extent]) -> str:
+        """Emit sizes, without padding, in the shape and element type of a value that holds sizes."""
+        shape, dtype = self._contents[name].shape, self.dtype(name)
+        emitted = self.node("Reshape", self.vector(sizes), self.constant(np.array(shape, np.int64)))
+        emitted = emitted if dtype is DType.INT64 else self.node("Cast", emitted, to=dtype.onnx)
+        self._types[emitted] = TensorType(dtype, shape)
+        return emitted
+
+    def count_up(self, count: str) -> str:
+        """Emit the int64 numbers 0, 1, ... below an int64 scalar."""
+        return self.node("Range", self.constant(np.int64(0)), count, self.constant(np.int64(1)))
 
     def positions(self, start: Extent, count: Extent) -> str:
         """Emit `count` consecutive int64 numbers from `start`, both without padding."""
-        numbers = self.node("Range", self.constant(np.int64(0)), self.value(count), self.constant(np.int64(1)))
-        return self.node("Add", numbers, self.value(start))
+        return self.node("Add", self.count_up(self.value(count)), self.value(start))
 
     def shape_operand(self, name: str) -> str:
         """The shape operand for an operator that creates a tensor of padded size; by default the one that the model computes."""
@@ -478,9 +487,7 @@ class Padder:
         # Equal extents share one mask.
         key = ("valid", extent)
         if key not in self._emitted:
-            zero, step = self.constant(np.int64(0)), self.constant(np.int64(1))
-            positions = self.node("Range", zero, self.length(name, axis), step)
-            self._emitted[key] = self.node("Less", positions, self.value(extent))
+            self._emitted[key] = self.node("Less", self.count_up(self.length(name, axis)), self.value(extent))
         return self._emitted[key]
 
     def mask(self, name: str, axis: int, fill: Any) -> str:
