@@ -431,6 +431,14 @@ def test_looking_for_shared_memory_takes_linear_time_for_neighbors() -> None:
     assert count_calls(200) < 2.5 * count_calls(100)
 
 
+def test_tensors_without_dense_numbers_in_memory_share_nothing() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+    shared = torch.ones(4)
+    tensors = [torch.empty(4, device="meta"), quantized, quantized, torch.ones(4).to_sparse(), shared, shared[1:]]
+    assert find_shared_memory(tensors, range(6)) == (4, 5)
+    assert find_shared_memory(tensors[:5], range(5)) is None
+
+
 def test_inputs_may_share_memory_where_a_module_updates_none() -> None:
     base = torch.arange(8.0)
     module = xrt.XRTModule(Call(lambda x, y: x + y), engine="toy")

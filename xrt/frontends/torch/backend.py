@@ -462,13 +462,6 @@ def _compile(
 def _choose_outputs(lowered: LoweredGraph) -> Callable[[Any, list[Any]], Sequence[Any]]:
     """Make the function that assembles the graph's outputs from the module's results and the graph's arguments."""
     is_single = len(lowered.function.outputs) == 1
-    is_plain = lowered.views is None and not any(lowered.axes)
-    # Fast paths without dispatch per leaf.
-    if is_plain and all(leaf.kind == "output" and not leaf.is_number for leaf in lowered.leaves):
-        if is_single and len(lowered.leaves) == 1:
-            return lambda result, args: [share_tensor(result)]
-        if [leaf.index for leaf in lowered.leaves] == list(range(len(lowered.function.outputs))):
-            return lambda results, args: [share_tensor(result) for result in results]
 
     def make_outputs(results: Any, args: list[Any]) -> Sequence[Any]:
         tensors = [_make_tensor(*pair) for pair in zip((results,) if is_single else results, lowered.axes, strict=True)]

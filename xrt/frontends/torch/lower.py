@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -284,8 +283,9 @@ def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
         return NotImplemented
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        attended = _attend_packed(functional.linear(x, a.qkv_weight, a.qkv_bias), a.num_heads)
-        return functional.linear(attended, a.proj_weight, a.proj_bias)
+        packed = functional.linear(x, a.qkv_weight, a.qkv_bias).unflatten(-1, (3, a.num_heads, -1))
+        attended = functional.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4).unbind(0))
+        return functional.linear(attended.transpose(1, 2).flatten(2), a.proj_weight, a.proj_bias)
 
     def feed(x: torch.Tensor) -> torch.Tensor:
         inner = functional.linear(x, a.ffn_weight_1, a.ffn_bias_1)
@@ -299,13 +299,6 @@ def _decompose_encoder_layer(*args: Any, **kwargs: Any) -> Any:
         return x + feed(normalize(x, a.norm_weight_2, a.norm_bias_2))
     x = normalize(a.src + attend(a.src), a.norm_weight_1, a.norm_bias_1)
     return normalize(x + feed(x), a.norm_weight_2, a.norm_bias_2)
-
-
-def _attend_packed(qkv: torch.Tensor, heads: int) -> torch.Tensor:
-    """Scaled dot product attention of packed queries, keys and values."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    scores = torch.softmax((q / math.sqrt(q.shape[-1])) @ k.mT, -1)
-    return (scores @ v).transpose(1, 2).flatten(2)
 
 
 # ---------------------------------------------------------------------- lowering

@@ -131,12 +131,11 @@ def collect_arrays(capture: Capture, leaves: list[Any], buffers: list[torch.Tens
 
 
 def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collection[int]) -> tuple[int, int] | None:
-    """Indices of two tensors that share an element, at least one of them in `written`; None if there are none."""
-    arrays = {
-        index: share_array(tensor)
-        for index, tensor in enumerate(tensors)
-        if tensor is not None and tensor.numel() and tensor.layout is torch.strided
-    }
+    """Indices of two tensors that share an element, at least one of them in `written`; None if there are none.
+
+    Tensors that are not dense numbers in memory (sparse, quantized, on ``meta``) are left out.
+    """
+    arrays = {index: share_array(tensor) for index, tensor in enumerate(tensors) if tensor is not None and _is_in_memory(tensor)}
     written = frozenset(written)
     # A sweep by address compares few pairs of hundreds of tensors: it runs in each call that updates a buffer.
     reaching: list[tuple[int, int]] = []
@@ -147,6 +146,11 @@ def find_shared_memory(tensors: Sequence[torch.Tensor | None], written: Collecti
                 return min(index, other), max(index, other)
         reaching.append((high, index))
     return None
+
+
+def _is_in_memory(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return is_dense and tensor.numel() > 0
 
 
 def _have_common_element(array: Any, other: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -138,59 +139,46 @@ MOST_FACTORS = 8
 """Powers up to this exponent become products: not every engine supports integer Pow."""
 
 
-def _apply(op_type: str) -> Callable[[list[Tensor]], Tensor]:
-    """Rule: combine the operands by an operator of two; mixed ones are promoted to float64, as in Python."""
-
-    def combine(rows: list[Tensor]) -> Tensor:
-        promoted = map(_to_float, rows) if any(row.dtype.is_float for row in rows) else rows
-        return reduce(lambda left, right: emit(op_type, left, right), promoted)
-
-    return combine
+def _fold(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
+    """Rule: combine the operands two by two; int64 and float64 are promoted as in Python."""
+    return lambda rows: reduce(combine, rows)
 
 
 def _to_float(row: Tensor) -> Tensor:
     return row if row.dtype.is_float else emit("Cast", row, to=DType.FLOAT64)
 
 
-def _divide(rows: list[Tensor]) -> Tensor:
-    return emit("Div", _to_float(rows[0]), _to_float(rows[1]))
+def _extreme(op_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: emit(op_type, a, b) if a.dtype is b.dtype else emit(op_type, _to_float(a), _to_float(b))
 
 
-def _power(rows: list[Tensor]) -> Tensor:
-    base, exponent = rows
-    if base.dtype is DType.INT64 and exponent.dtype is DType.INT64:
-        return emit("Pow", base, exponent)
-    return emit("Pow", _to_float(base), _to_float(exponent))
+def _to_integer(op_type: str) -> Callable[[list[Tensor]], Tensor]:
+    return lambda rows: emit("Cast", emit(op_type, rows[0]), to=DType.INT64)
 
 
 _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
-    "Add": _apply("Add"),
-    "Mul": _apply("Mul"),
-    "Max": _apply("Max"),
-    "Min": _apply("Min"),
-    "Pow": _power,
-    "PowByNatural": _power,
-    "FloatPow": _power,
-    "FloorDiv": lambda rows: rows[0] // rows[1],
-    "CleanDiv": lambda rows: rows[0] // rows[1],
-    "CeilToInt": lambda rows: emit("Cast", emit("Ceil", rows[0]), to=DType.INT64),
-    "FloorToInt": lambda rows: emit("Cast", emit("Floor", rows[0]), to=DType.INT64),
+    "Add": _fold(operator.add),
+    "Mul": _fold(operator.mul),
+    "Max": _fold(_extreme("Max")),
+    "Min": _fold(_extreme("Min")),
+    **dict.fromkeys(("Pow", "PowByNatural", "FloatPow"), _fold(operator.pow)),
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), _fold(operator.floordiv)),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), _fold(operator.truediv)),
+    **dict.fromkeys(("Mod", "PythonMod"), _fold(operator.mod)),
+    "CeilToInt": _to_integer("Ceil"),
+    "FloorToInt": _to_integer("Floor"),
+    "RoundToInt": _to_integer("Round"),
     "TruncToInt": lambda rows: emit("Cast", rows[0], to=DType.INT64),
-    "RoundToInt": lambda rows: emit("Cast", emit("Round", rows[0]), to=DType.INT64),
-    "Mod": lambda rows: rows[0] % rows[1],
-    "PythonMod": lambda rows: rows[0] % rows[1],
     "ToFloat": lambda rows: _to_float(rows[0]),
-    "IntTrueDiv": _divide,
-    "FloatTrueDiv": _divide,
-    "Equality": _apply("Equal"),
-    "Unequality": lambda rows: emit("Not", _apply("Equal")(rows)),
-    "StrictGreaterThan": _apply("Greater"),
-    "GreaterThan": _apply("GreaterOrEqual"),
-    "StrictLessThan": _apply("Less"),
-    "LessThan": _apply("LessOrEqual"),
-    "Not": lambda rows: emit("Not", rows[0]),
-    "And": _apply("And"),
-    "Or": _apply("Or"),
+    "Equality": _fold(operator.eq),
+    "Unequality": _fold(operator.ne),
+    "StrictGreaterThan": _fold(operator.gt),
+    "GreaterThan": _fold(operator.ge),
+    "StrictLessThan": _fold(operator.lt),
+    "LessThan": _fold(operator.le),
+    "Not": lambda rows: ~rows[0],
+    "And": _fold(operator.and_),
+    "Or": _fold(operator.or_),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _to_float(rows[0])),
 }
 """Emits a SymPy or PyTorch function from its arguments, by name."""

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import OptionError
-from xrt.graph import Constant, DType, Function, Node, TensorType
-from xrt.graph.node import FreshNames
-from xrt.passes.quantize.weights import find_inner_axis
+from xrt.graph import DType, Function, Node, TensorType
+from xrt.passes.quantize.weights import Emission, find_inner_axis
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -60,13 +59,12 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
 
     Powers of two are exact. Infer shapes first.
     """
-    names, constants = FreshNames.of(function), dict(function.constants)
+    emission = Emission(function)
     changed: dict[str, Node] = {}
 
     def scale(node: Node, slot: int, by: Array) -> Node:
-        name = names.take(f"{node.name}_balanced_{slot}")
         array = function.constants[node.inputs[slot]].array
-        constants[name] = Constant((array * by).astype(array.dtype))
+        name = emission.add_constant(f"{node.name}_balanced_{slot}", (array * by).astype(array.dtype))
         return replace(node, inputs=(*node.inputs[:slot], name, *node.inputs[slot + 1 :]))
 
     for group in _find_groups(function):
@@ -78,11 +76,7 @@ def scale_channels(function: Function, factors: Mapping[str, Array]) -> Function
         for product in group.products:
             # Scale along the contracted axis of the weight.
             changed[product.name] = scale(product, 1, divisors if find_inner_axis(product) else divisors[:, None])
-    if not changed:
-        return function
-    nodes = [changed.get(node.name, node) for node in function.nodes]
-    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
-    return function.replace(nodes=nodes, constants={name: c for name, c in constants.items() if name in read})
+    return emission.finish(changed.get(node.name, node) for node in function.nodes) if changed else function
 
 
 def _find_factors(group: _Group, function: Function, magnitudes: Array, strength: float) -> Array:

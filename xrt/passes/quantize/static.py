@@ -10,8 +10,7 @@ import numpy as np
 
 from xrt.errors import CalibrationError
 from xrt.formats.calibration_table import CalibrationTable, ValueRange
-from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, Type
-from xrt.graph.node import FreshNames
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType
 from xrt.operators import is_training
 from xrt.passes.quantize.candidates import (
     CONVOLUTIONS,
@@ -192,92 +191,71 @@ def fuse_biases(function: Function) -> Function:
     operands becomes an Add. ONNX Runtime does the same fusion, but has an integer kernel of the Gemm only if the bias is int32.
     Results differ only in summation order. Infer shapes first. Return `function` itself if nothing changes. Linear time.
     """
-    return function if function.opset() < BROADCASTING_OPSET else _Fusion(function).run()
+    if function.opset() < BROADCASTING_OPSET:
+        return function
+    emission, awaited = Emission(function), {name for node in function.nodes for name in node.control}
+    nodes: list[Node] = []
+    fused: set[str] = set()
+    rows: dict[str, str] = {}
+    for original in function.nodes:
+        node = replace(original, op_type="Add") if original.op == "Sum" and len(original.inputs) == 2 else original
+        product = None if node.name in awaited else _find_product(node, function)
+        if product is not None:
+            fused.add(product.outputs[0])
+            node = _fuse(product, node, emission, rows)
+        nodes.append(node)
+    if nodes == list(function.nodes):
+        return function
+    return emission.finish(node for node in nodes if node.outputs[0] not in fused)
 
 
-class _Fusion:
-    def __init__(self, function: Function) -> None:
-        self.function = function
-        self.names = FreshNames.of(function)
-        self.constants: dict[str, Constant] = dict(function.constants)
-        self.types: dict[str, Type] = dict(function.types)
-        self.rows: dict[str, str] = {}
-        self.awaited = {name for node in function.nodes for name in node.control}
-        self.outputs = {value.name for value in function.outputs}
-
-    def run(self) -> Function:
-        nodes: list[Node] = []
-        fused: set[str] = set()
-        for original in self.function.nodes:
-            node = replace(original, op_type="Add") if original.op == "Sum" and len(original.inputs) == 2 else original
-            product = self.find_product(node)
-            if product is None:
-                nodes.append(node)
-            else:
-                fused.add(product.outputs[0])
-                nodes += self.fuse(product, node)
-        if nodes == list(self.function.nodes):
-            return self.function
-        nodes = [node for node in nodes if node.outputs[0] not in fused]
-        read = {name for node in nodes for name in node.uses} | self.outputs
-        constants = {name: constant for name, constant in self.constants.items() if name in read}
-        types = {name: type_ for name, type_ in self.types.items() if name not in fused}
-        return self.function.replace(nodes=nodes, constants=constants, types=types)
-
-    def fuse(self, product: Node, node: Node) -> list[Node]:
-        """Make the nodes that replace a product and its bias."""
-        shape = _get_shape(product.inputs[0], self.function) or ()
-        name = next(operand for operand in node.inputs if operand != product.outputs[0])
-        bias = self.add_constant(f"{product.name}_bias", self.function.constants[name].array.reshape(-1))
-        gemm = replace(product, op_type="Gemm", inputs=(product.inputs[0], product.inputs[1], bias), outputs=node.outputs)
-        return [gemm] if len(shape) == 2 else self.reshape(gemm, node, shape[:-1])
-
-    def reshape(self, gemm: Node, node: Node, outer: Shape) -> list[Node]:
-        """Flatten the leading axes to rows: Reshape (shared by all readers), Gemm, and Reshape back instead of the Add."""
-        nodes: list[Node] = []
-        value, columns = gemm.inputs[0], self.function.constants[gemm.inputs[1]].shape[1]
-        extents = [dim if isinstance(dim, int) else -1 for dim in outer]
-        rows = None if -1 in extents else math.prod(extents)
-        if value not in self.rows:
-            inner = self.function.constants[gemm.inputs[1]].shape[0]
-            self.rows[value] = self.add_value(f"{value}_rows", rows, inner)
-            target = self.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
-            nodes = [Node("Reshape", (value, target), (self.rows[value],))]
-        flat = self.add_value(f"{gemm.name}_rows", rows, columns)
-        target = self.add_constant(f"{gemm.name}_shape", np.array([*extents, columns]))
-        gemm = replace(gemm, inputs=(self.rows[value], *gemm.inputs[1:]), outputs=(flat,))
-        return [*nodes, gemm, replace(node, op_type="Reshape", inputs=(flat, target))]
-
-    def find_product(self, node: Node) -> Node | None:
-        """Find the MatMul whose only reader is this Add of a constant bias, or None."""
-        if node.op != "Add" or node.control or node.name in self.awaited:
-            return None
-        for value, other in (node.inputs, node.inputs[::-1]):
-            product, bias = self.function.producer(value), self.function.constants.get(other)
-            if product is not None and bias is not None and self.can_fuse(product, bias):
-                return product
+def _find_product(node: Node, function: Function) -> Node | None:
+    """Find the MatMul whose only reader is this Add of a constant bias, or None."""
+    if node.op != "Add" or node.control:
         return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        product, bias = function.producer(value), function.constants.get(other)
+        if product is not None and bias is not None and _can_fuse(product, bias, function):
+            return product
+    return None
 
-    def can_fuse(self, product: Node, bias: Constant) -> bool:
-        if product.op != "MatMul" or product.control or len(self.function.users(product.outputs[0])) != 1:
-            return False
-        weight, shape = self.function.constants.get(product.inputs[1]), _get_shape(product.inputs[0], self.function)
-        if weight is None or weight.dtype is not DType.FLOAT32 or len(weight.shape) != 2 or product.outputs[0] in self.outputs:
-            return False
-        if bias.shape != (*[1] * (len(bias.shape) - 1), weight.shape[1]) or shape is None or len(shape) < 2:
-            return False
-        unknown = sum(not isinstance(dim, int) for dim in shape[:-1])
-        return len(bias.shape) <= len(shape) and (len(shape) == 2 or (unknown <= 1 and 0 not in shape))
 
-    def add_constant(self, name: str, array: np.ndarray) -> str:
-        fresh = self.names.take(name)
-        self.constants[fresh] = Constant(array)
-        return fresh
+def _can_fuse(product: Node, bias: Constant, function: Function) -> bool:
+    if product.op != "MatMul" or product.control or len(function.users(product.outputs[0])) != 1:
+        return False
+    weight, shape = function.constants.get(product.inputs[1]), _get_shape(product.inputs[0], function)
+    if weight is None or weight.dtype is not DType.FLOAT32 or len(weight.shape) != 2:
+        return False
+    if any(value.name == product.outputs[0] for value in function.outputs):
+        return False
+    if bias.shape != (*[1] * (len(bias.shape) - 1), weight.shape[1]) or shape is None or len(shape) < 2:
+        return False
+    unknown = sum(not isinstance(dim, int) for dim in shape[:-1])
+    return len(bias.shape) <= len(shape) and (len(shape) == 2 or (unknown <= 1 and 0 not in shape))
 
-    def add_value(self, name: str, rows: int | None, columns: int) -> str:
-        fresh = self.names.take(name)
-        self.types[fresh] = TensorType(DType.FLOAT32, (rows, columns))
-        return fresh
+
+def _fuse(product: Node, node: Node, emission: Emission, rows: dict[str, str]) -> Node:
+    """Make the Gemm of a product and its bias, with the leading axes flattened to rows; return what replaces the Add.
+
+    ``rows`` holds the flattened values, which all readers share.
+    """
+    function, (value, matrix) = emission.function, product.inputs
+    shape = _get_shape(value, function) or ()
+    name = next(operand for operand in node.inputs if operand != product.outputs[0])
+    bias = emission.add_constant(f"{product.name}_bias", function.constants[name].array.reshape(-1))
+    gemm = replace(product, op_type="Gemm", inputs=(value, matrix, bias), outputs=node.outputs)
+    if len(shape) == 2:
+        return gemm
+    inner, columns = function.constants[matrix].shape
+    extents = [dim if isinstance(dim, int) else -1 for dim in shape[:-1]]
+    count = None if -1 in extents else math.prod(extents)
+    if value not in rows:
+        target = emission.add_constant(f"{value}_rows_shape", np.array([-1, inner]))
+        rows[value] = emission.define(f"{value}_rows", "Reshape", (value, target), TensorType(DType.FLOAT32, (count, inner)))
+    flat = emission.reserve(f"{gemm.name}_rows", TensorType(DType.FLOAT32, (count, columns)))
+    emission.nodes.append(replace(gemm, inputs=(rows[value], matrix, bias), outputs=(flat,)))
+    target = emission.add_constant(f"{gemm.name}_shape", np.array([*extents, columns]))
+    return replace(node, op_type="Reshape", inputs=(flat, target))
 
 
 def _get_shape(name: str, function: Function) -> Shape | None:
@@ -294,24 +272,17 @@ def fold_batch_normalization(function: Function) -> Function:
     """
     folded: dict[str, Node] = {}
     dropped: set[str] = set()
-    constants, names = dict(function.constants), FreshNames.of(function)
-    awaited = {name for node in function.nodes for name in node.control}
+    emission, awaited = Emission(function), {name for node in function.nodes for name in node.control}
     for node in function.nodes:
         convolution = _find_convolution(node, function)
         if convolution is not None and not (node.control or node.name in awaited):
-            weight, bias = _fold_weights(convolution, node, function)
-            folded_names = [names.take(f"{convolution.name}_folded_weight"), names.take(f"{convolution.name}_folded_bias")]
-            constants.update(zip(folded_names, (Constant(weight), Constant(bias)), strict=True))
-            inputs = (convolution.inputs[0], *folded_names)
-            folded[convolution.name] = replace(convolution, inputs=inputs, outputs=(node.outputs[0],))
+            parts = zip(("weight", "bias"), _fold_weights(convolution, node, function), strict=True)
+            names = [emission.add_constant(f"{convolution.name}_folded_{part}", array) for part, array in parts]
+            folded[convolution.name] = replace(convolution, inputs=(convolution.inputs[0], *names), outputs=node.outputs[:1])
             dropped.add(node.name)
     if not folded:
         return function
-    nodes = [folded.get(node.name, node) for node in function.nodes if node.name not in dropped]
-    read = {name for node in nodes for name in node.uses} | {value.name for value in function.outputs}
-    defined = {name for node in nodes for name in node.defines}
-    types = {name: type_ for name, type_ in function.types.items() if name in defined}
-    return function.replace(nodes=nodes, types=types, constants={name: c for name, c in constants.items() if name in read})
+    return emission.finish(folded.get(node.name, node) for node in function.nodes if node.name not in dropped)
 
 
 def _find_convolution(node: Node, function: Function) -> Node | None:

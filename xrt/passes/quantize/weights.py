@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -206,21 +206,26 @@ class Emission:
         self, name: str, op: str, inputs: tuple[str, ...], type_: Type | DType, attributes: dict[str, int] | None = None
     ) -> str:
         """Add a node and return its output; a bare DType leaves the shape unknown."""
+        fresh = self.reserve(name, TensorType(type_, None) if isinstance(type_, DType) else type_)
+        self.nodes.append(Node(op, inputs, (fresh,), name=fresh).with_attributes(**attributes or {}))
+        return fresh
+
+    def reserve(self, name: str, type_: Type) -> str:
+        """Reserve a fresh name based on `name` for a value of this type."""
         fresh = self._names.take(name)
-        node = Node(op, inputs, (fresh,))
-        self.nodes.append(replace(node.with_attributes(**attributes) if attributes else node, name=fresh))
-        self.types[fresh] = TensorType(type_, None) if isinstance(type_, DType) else type_
+        self.types[fresh] = type_
         return fresh
 
     def quantize_in_call(self, value: str) -> tuple[str, str, str]:
         """Emit one DynamicQuantizeLinear for all readers of a value; return its bytes, scale and zero point."""
         if value not in self._dynamic:
-            names = tuple(self._names.take(f"{value}_{part}") for part in ("bytes", "byte_scale", "byte_zero_point"))
-            self.nodes.append(Node("DynamicQuantizeLinear", (value,), names, name=names[0]))
-            shape = getattr(self.function.get_type(value), "shape", None)
-            types = TensorType(DType.UINT8, shape), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
-            self.types.update(zip(names, types, strict=True))
-            self._dynamic[value] = names[0], names[1], names[2]
+            integers = self.reserve(
+                f"{value}_bytes", TensorType(DType.UINT8, getattr(self.function.get_type(value), "shape", None))
+            )
+            scale = self.reserve(f"{value}_byte_scale", TensorType(DType.FLOAT32, ()))
+            zero = self.reserve(f"{value}_byte_zero_point", TensorType(DType.UINT8, ()))
+            self._dynamic[value] = integers, scale, zero
+            self.nodes.append(Node("DynamicQuantizeLinear", (value,), self._dynamic[value], name=integers))
         return self._dynamic[value]
 
     def store_matrix(self, name: str, integers: Any, parameters: Parameters, *, is_turned: bool) -> tuple[str, str, str]:
