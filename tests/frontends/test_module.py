@@ -431,6 +431,7 @@ def test_looking_for_shared_memory_takes_linear_time_for_neighbors() -> None:
     assert count_calls(200) < 2.5 * count_calls(100)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_tensors_without_dense_numbers_in_memory_share_nothing() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
     shared = torch.ones(4)
