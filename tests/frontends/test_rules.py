@@ -27,7 +27,3 @@ def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
         assert torch.from_numpy(np.array(output)).dtype is wanted.dtype
         np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=1e-5)
         assert output.shape == tuple(wanted.shape)
-
-
-def test_every_case_has_a_name_of_its_own() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)

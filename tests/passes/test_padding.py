@@ -289,14 +289,11 @@ PADS: dict[str, tuple[Build, Inputs, str]] = {
     "recurrent, both ways": (lambda x: lstm(x, "bidirectional"), {"x": (FLOAT, ("s", 2, 4))}, "s"),
     "the largest": (lambda x: apply("TopK", (x, constant([2])), {"axis": 2}, outputs=2), X, ""),
     "depth to space": (lambda x: emit("DepthToSpace", emit("Concat", x, x, x, x, axis=1), blocksize=2), IMAGE, ""),
-    **{
-        f"a loss, {reduction}": (
-            lambda x, y, reduction=reduction: emit("NegativeLogLikelihoodLoss", emit("Log", x), y % 4, reduction=reduction),
-            {"x": (FLOAT, ("s", 4)), "y": (INT, ("s",))},
-            "s",
-        )
-        for reduction in ("none", "sum", "mean")
-    },
+    "losses": (
+        lambda x, y: tuple(emit("NegativeLogLikelihoodLoss", emit("Log", x), y % 4, reduction=kind) for kind in ("sum", "mean")),
+        {"x": (FLOAT, ("s", 4)), "y": (INT, ("s",))},
+        "s",
+    ),
     "quantized": (lambda x: emit("QuantizeLinear", x, constant(np.float32(0.25))), X, ""),
 }
 

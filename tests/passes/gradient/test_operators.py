@@ -377,11 +377,6 @@ def recurrent() -> Iterator[Case]:
 
     yield Case("LSTM with peepholes and lengths", peephole, (f(t, n, size), *one))
 
-    def reset(x: Any, w: Any, r: Any, b: Any) -> Any:
-        return ops.GRU(x, w, r, b, hidden_size=h, linear_before_reset=1, layout=1, outputs=2)
-
-    yield Case("GRU of batches, reset last", reset, (f(n, t, size), f(1, 3 * h, size), f(1, 3 * h, h), f(1, 6 * h)))
-
     def ends(x: Any, w: Any, r: Any, h0: Any, c0: Any) -> Any:
         found = ops.LSTM(x, w, r, None, None, h0, c0, hidden_size=h, direction="bidirectional", layout=1, outputs=3)
         return found[1:]
@@ -389,15 +384,6 @@ def recurrent() -> Iterator[Case]:
     both = (f(n, t, size), f(2, 4 * h, size), f(2, 4 * h, h), f(n, 2, h), f(n, 2, h))
     yield Case("LSTM of batches, its last states", ends, both, False)
 
-    def rectified(x: Any, w: Any, r: Any) -> Any:
-        return ops.RNN(x, w, r, hidden_size=h, activations=["Relu"], outputs=1)[0]
-
-    yield Case("RNN with Relu", rectified, (f(t, n, size), f(1, h, size), f(1, h, h)))
-
-    def short(x: Any, w: Any, r: Any) -> Any:
-        return ops.RNN(x, w, r, None, lengths, hidden_size=h, outputs=2)
-
-    yield Case("RNN with lengths", short, (f(t, n, size), f(1, h, size), f(1, h, h)))
     functions = ["Sigmoid", "Relu", "Softsign"]
 
     def chosen(x: Any, w: Any, r: Any) -> Any:
