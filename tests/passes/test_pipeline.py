@@ -11,11 +11,10 @@ from tests.passes.agreement import assert_computes_the_same
 from xrt.engines.contract import registry
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import InputError
-from xrt.formats.onnx import load
+from xrt.formats.onnx import load, upgrade_opset, why_not_upgradable
 from xrt.formats.text import parse
 from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Value, read_attributes
 from xrt.passes import bind_dims, drop_dead_nodes, infer_shapes, optimize, specialize
-from xrt.passes.opset_upgrade import upgrade_opset, why_not_upgradable
 from xrt.testing.strategies import functions, make_random_inputs
 from xrt.verify.execution import run_alone
 

@@ -7,6 +7,7 @@ A Plan is written from a dictionary keyed by field name and read as the same dic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError, EncodeError
@@ -15,17 +16,15 @@ from onnx import ModelProto
 from xrt.errors import BundleError, ModelError
 from xrt.formats import xrt_pb2
 from xrt.formats.onnx import to_model
-from xrt.formats.onnx.messages import ExternalData, external_tensor, write_tensor
+from xrt.formats.onnx.messages import ExternalData, write_reference
 from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import Style, write_styled_model
-from xrt.graph import Constant, DType, Function
+from xrt.graph import Constant, Function
 
 Keep: TypeAlias = Callable[[Constant], str]
 """Stores a constant elsewhere and returns a name for `Lookup`."""
 Lookup: TypeAlias = Callable[[str], memoryview | None]
 """Returns the bytes of a stored constant in ONNX's encoding; None for an unknown name."""
-
-KEPT_BYTES = 1024  # larger constants are stored separately
 
 
 def write_plan(values: Mapping[str, Any], keep: Keep | None = None) -> bytes:
@@ -79,11 +78,7 @@ def _to_message(value: Any, keep: Keep | None) -> Any:
         return value
     if keep is None:
         return to_model(value)
-
-    def tensor(constant: Constant, name: str) -> Any:
-        large = name and constant.dtype is not DType.STRING and constant.nbytes >= KEPT_BYTES
-        return external_tensor(constant, name, keep(constant), 0) if large else write_tensor(constant, name)
-
+    tensor = partial(write_reference, lambda constant: (keep(constant), 0))
     return write_styled_model(value, Style(constants=tensor, inner=tensor))
 
 

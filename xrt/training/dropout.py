@@ -19,11 +19,11 @@ import numpy as np
 from xrt.builder.builder import Builder
 from xrt.builder.record_op import emit
 from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx import upgrade_opset
 from xrt.graph import Constant, DType, Function, Node, State, TensorType
 from xrt.operators import is_training
 from xrt.passes import infer_shapes
 from xrt.passes.gradient.preparation import OPSET, continue_function
-from xrt.passes.opset_upgrade import upgrade_opset
 
 if TYPE_CHECKING:
     from xrt.builder.tensor import Tensor

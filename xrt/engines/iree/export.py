@@ -17,11 +17,11 @@ from iree.runtime import HalElementType
 from xrt.engines.iree.tables import EXPANDED, LOWERED
 from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toolkit.rewrites import write_convolutions_as_products
+from xrt.formats.onnx import upgrade_opset
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, since_version
 from xrt.operators import NodeWriter, decompose_nodes, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, find_decomposition, fold_constants, infer_shapes
-from xrt.passes.opset_upgrade import upgrade_opset
 
 Array = np.ndarray[Any, Any]
 

@@ -12,9 +12,9 @@ from xrt.engines.iree.tables import AT_EVERY_SIZE, ISSUES
 from xrt.engines.toolkit.known_issues import match_known_issue
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, list_used_outputs, support_every_size, why_not_defined
 from xrt.forking import renew_after_fork
+from xrt.formats.onnx import why_not_upgradable
 from xrt.graph import Function, Node, TensorType, Type
 from xrt.operators import is_deterministic
-from xrt.passes.opset_upgrade import why_not_upgradable
 
 REMEMBERED = 8192
 """Limit on memoized answers."""

@@ -22,12 +22,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from xrt.engines.tvm.relax_rewrites import rewrite
 from xrt.engines.tvm.tables import LOWERED
 from xrt.forking import renew_after_fork
-from xrt.formats.onnx import lowest_model
+from xrt.formats.onnx import lowest_model, upgrade_opset
 from xrt.graph import Constant, Dim, DType, Function, Node, TensorType, Value
 from xrt.operators import NodeWriter, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes import drop_dead_nodes, fold_constants
-from xrt.passes.opset_upgrade import upgrade_opset
 
 log = logging.getLogger("xrt.engines.tvm")
 

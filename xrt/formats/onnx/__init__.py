@@ -19,7 +19,9 @@ if TYPE_CHECKING:
         externalize_weights as externalize_weights,
         lowest_model as lowest_model,
         lowest_opset as lowest_opset,
+        upgrade_opset as upgrade_opset,
         why_not_downgradable as why_not_downgradable,
+        why_not_upgradable as why_not_upgradable,
     )
     from xrt.formats.onnx.writing import save as save, save_case as save_case, to_model as to_model
 

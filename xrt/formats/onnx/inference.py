@@ -17,8 +17,8 @@ from xrt.graph import AttrKind, Constant, DType, Function, Node, TensorType, Typ
 # Shapes are computed from constants up to this size; larger ones are passed without values.
 SMALL_BYTES = 1024
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
-# Below this opset, onnx counts a window of a pool with `ceil_mode` that starts in the padding after the input. No library computes
-# such a window, and PyTorch's exporter declares shapes without it. The attributes of older opsets have the same meaning here.
+# Below this opset, onnx counts a window of a pool with `ceil_mode` that starts in the padding after the input. No library
+# computes such a window, and PyTorch's exporter declares shapes without it. Attributes of older opsets are all valid here.
 _POOL_OPSET = 22
 _POOL_DOMAIN = "xrt.pools"
 # Propagating the values of a longer 1-d tensor would take seconds and gigabytes.

@@ -158,9 +158,21 @@ def encode_data(constant: Constant) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def external_tensor(constant: Constant, name: str, location: str, offset: int) -> TensorProto:
-    """Create the message of a tensor with data in an external file."""
+EXTERNAL_BYTES = 1024
+"""Size from which constants are stored outside of a model that refers to other files or sections."""
+
+
+def is_large(constant: Constant) -> bool:
+    """Whether a constant may be stored outside; strings may not, because ONNX does not store them as an array."""
+    return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
+
+
+def write_reference(find_place: Callable[[Constant], tuple[str, int]], constant: Constant, name: str) -> TensorProto:
+    """Convert a large constant to a reference to the location and offset that ``find_place`` returns; write others inline."""
+    if not is_large(constant):
+        return write_tensor(constant, name)
     tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
+    location, offset = find_place(constant)
     length = encode_bytes(constant.dtype, constant.array.size)
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from onnx import FunctionProto, ModelProto, TensorProto, TypeProto, defs, shape_inference, version_converter
+from onnx import FunctionProto, ModelProto, TypeProto, defs, shape_inference, version_converter
 
 from xrt.errors import ModelError, OptionError
 from xrt.formats.onnx.files import load
 from xrt.formats.onnx.inference import can_propagate
-from xrt.formats.onnx.messages import ExternalData, encode_data, external_tensor, summarize_error, write_tensor
+from xrt.formats.onnx.messages import ExternalData, encode_data, is_large, summarize_error, write_reference
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.writing import Style, lowest_ir, lowest_opsets, newest_nodes, to_model, write_model
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
+from xrt.formats.onnx.writing import (
+    BOUNDS_ARE_INPUTS,
+    Style,
+    lowest_ir,
+    lowest_opsets,
+    newest_nodes,
+    read_clip_bounds,
+    to_model,
+    write_model,
+)
+from xrt.graph import Constant, Function, Node, TensorType, Type, Value, find_schema, latest_opset, since_version
 from xrt.graph.node import FreshNames, rename_function
 from xrt.graph.schemas import find_operator, onnx_spelling, require_operator
 from xrt.operators import as_function, inline_function
@@ -35,21 +44,36 @@ def convert_function(function: Function, max_opset: int) -> Function:
     """
     if next(newest_nodes(function, max_opset), None) is None:
         return function
-    return _convert_function(function, function, max_opset)
+    return _convert_nodes(function, function, min(max_opset, function.opset()), _lower_node)
 
 
-def _convert_function(function: Function, scope: Function, max_opset: int) -> Function:
-    """Convert the nodes; ``scope`` is the Function with what it captures."""
+def upgrade_opset(function: Function, opset: int) -> Function:
+    """Convert to at least this ai.onnx opset, including bodies; return the Function unchanged if it is new enough.
+
+    Types must be inferred first. Raises ModelError, which names the node, if a node cannot be converted. Equal nodes are
+    converted once.
+    """
+    return function if function.opset() >= opset else _convert_nodes(function, function, opset, _raise_node)
+
+
+NodeConverter: TypeAlias = Callable[[Node, Function, int], Function | None]
+"""Converts a node of a Function to an opset; None if it is already valid there. Inputs and outputs are named as by `as_function`.
+
+Raises ModelError if conversion is impossible.
+"""
+
+
+def _convert_nodes(function: Function, scope: Function, opset: int, convert: NodeConverter) -> Function:
+    """Convert the nodes to an opset; ``scope`` is the Function with what it captures."""
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        converted = _convert_node(node, scope, max_opset)
+        converted = convert(node, scope, opset)
         if converted is None:
-            nodes.append(node.map_bodies(lambda body: _convert_function(body, _add_captures(body, scope), max_opset)))
+            nodes.append(node.map_bodies(lambda body: _convert_nodes(body, _add_captures(body, scope), opset, convert)))
         else:
             nodes += inline_function(converted, node, constants, types)
-    opsets = {**function.opsets, "": min(max_opset, function.opset())}
-    return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets=opsets)
+    return function.replace(nodes=tuple(nodes), constants=constants, types=types, opsets={**function.opsets, "": opset})
 
 
 def _add_captures(body: Function, scope: Function) -> Function:
@@ -59,19 +83,14 @@ def _add_captures(body: Function, scope: Function) -> Function:
     return body.replace(types={**types, **body.types}, constants={**constants, **body.constants})
 
 
-def _convert_node(node: Node, scope: Function, max_opset: int) -> Function | None:
-    """Convert one node to a Function at ``max_opset``; None if the node is already valid there.
-
-    Its inputs and outputs are named as by `as_function`. Raises ModelError if conversion is impossible.
-    """
+def _lower_node(node: Node, scope: Function, max_opset: int) -> Function | None:
     since = since_version(node, scope)
     if node.domain or since is None or since <= max_opset:
         return None
     if node.bodies:
-        reason = _why_not_older_control(node, scope, max_opset)
-        result = None
+        result, reason = None, _why_not_older_control(node, scope, max_opset)
     else:
-        result, reason = convert_operator(node, scope, max_opset)
+        result, reason = _convert_operator(node, scope, max_opset)
     if reason:
         raise ModelError(
             f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
@@ -80,12 +99,28 @@ def _convert_node(node: Node, scope: Function, max_opset: int) -> Function | Non
     return result
 
 
-def _check_convertible(node: Node, scope: Function, max_opset: int) -> None:
-    """Raise ModelError if the node, or one in its bodies, cannot be converted to an ai.onnx opset."""
-    _convert_node(node, scope, max_opset)
-    for body in node.bodies:
-        for inner in body.nodes:
-            _check_convertible(inner, _add_captures(body, scope), max_opset)
+def _raise_node(node: Node, scope: Function, opset: int) -> Function | None:
+    newest = find_schema(node.op_type, opset)
+    if node.domain or (newest is not None and newest.since_version == since_version(node, scope)):
+        return None
+    if node.op == "Clip" and scope.opset() < BOUNDS_ARE_INPUTS:
+        low, high = read_clip_bounds(node)  # onnx's converter drops the defaults
+        node = node.with_attributes(min=low, max=high)
+    result, reason = (None, "it has a body") if node.bodies else _convert_operator(node, scope, opset)
+    if reason:
+        raise ModelError(f"node {node.name!r} ({node.op}) cannot be brought from opset {scope.opset()} to {opset}: {reason}")
+    return result
+
+
+def _why_not_convertible(node: Node, scope: Function, opset: int, convert: NodeConverter) -> str | None:
+    """Explain why the node, or one in its bodies, cannot be converted, or return None."""
+    try:
+        convert(node, scope, opset)
+    except ModelError as error:
+        return str(error)
+    inner = ((part, _add_captures(body, scope)) for body in node.bodies for part in body.nodes)
+    reasons = (_why_not_convertible(part, holder, opset, convert) for part, holder in inner)
+    return next(filter(None, reasons), None)
 
 
 def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
@@ -102,7 +137,7 @@ def _why_not_older_control(node: Node, scope: Function, max_opset: int) -> str:
     return ""
 
 
-def convert_operator(node: Node, function: Function, opset: int) -> tuple[Function | None, str]:
+def _convert_operator(node: Node, function: Function, opset: int) -> tuple[Function | None, str]:
     """Convert a node without bodies to a Function at an opset, named as by `as_function`; or return the reason why not."""
     return _convert(as_function(node, function).replace(opsets={"": function.opset()}), opset)
 
@@ -149,7 +184,7 @@ class _ConstantHoister:
         function = _inline_constant_nodes(function)
         nodes = tuple(node.map_bodies(self.body) for node in function.nodes)
         output_names = {value.name for value in function.outputs}
-        large = {name: c for name, c in function.constants.items() if name not in output_names and _is_large(c)}
+        large = {name: c for name, c in function.constants.items() if name not in output_names and is_large(c)}
         if not large and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
             return function
         names = {name: self.fresh.number(name) for name in large}
@@ -165,7 +200,7 @@ def _inline_constant_nodes(function: Function) -> Function:
     awaited = {name for node in function.nodes for name in node.control}
     candidates = (x for x in function.nodes if x.op == "Constant" and not x.control and x.name not in awaited)
     values = {x.outputs[0]: x.attr("value") for x in candidates if x.outputs[0] not in fixed}
-    large = {name: value for name, value in values.items() if isinstance(value, Constant) and _is_large(value)}
+    large = {name: value for name, value in values.items() if isinstance(value, Constant) and is_large(value)}
     if not large:
         return function
     nodes = tuple(node for node in function.nodes if node.op != "Constant" or node.outputs[0] not in large)
@@ -212,8 +247,6 @@ def identity_opset(type_: Type | None) -> int:
     return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)
 
 
-EXTERNAL_BYTES = 1024
-"""Size from which ``weights="external"`` writes constants as references."""
 EXTERNAL_LOCATION = "weights"
 """Default file name in references."""
 
@@ -261,12 +294,14 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str 
     Never raises, and is fast: conversion is tried once per kind of node, and only if it is too new. Infer types first, since
     conversion needs the input types.
     """
-    try:
-        if lowest_opset(node, function) > max_opset:
-            _check_convertible(node, function, max_opset)
-    except ModelError as error:
-        return str(error)
-    return None
+    if lowest_opset(node, function) <= max_opset:
+        return None
+    return _why_not_convertible(node, function, max_opset, _lower_node)
+
+
+def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
+    """Explain why `upgrade_opset` cannot convert this node to ``opset``, or return None. Never raises."""
+    return None if function.opset() >= opset else _why_not_convertible(node, function, opset, _raise_node)
 
 
 def _walk(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
@@ -298,30 +333,16 @@ def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
 
     They share memory with the constants, except types narrower than a byte, which ONNX packs: these are packed copies.
     """
-    return {name: _encode_array(constant) for name, constant in function.constants.items() if _is_large(constant)}
-
-
-def _encode_array(constant: Constant) -> np.ndarray[Any, Any]:
-    return constant.array if constant.dtype.bits >= 8 else np.frombuffer(encode_data(constant), np.uint8)
-
-
-def _is_large(constant: Constant) -> bool:
-    """Whether a constant can be a reference; strings cannot, because ONNX does not store them as an array."""
-    return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
+    large = {name: constant for name, constant in function.constants.items() if is_large(constant)}
+    return {name: c.array if c.dtype.bits >= 8 else np.frombuffer(encode_data(c), np.uint8) for name, c in large.items()}
 
 
 def _style(weights: str, location: str) -> Style:
     if weights == "inline":
         return Style(with_metadata=False)
     if weights == "external":
-        return Style(constants=partial(_reference, location), with_metadata=False)
+        return Style(constants=partial(write_reference, lambda constant: (location, 0)), with_metadata=False)
     raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
-
-
-def _reference(location: str, constant: Constant, name: str) -> TensorProto:
-    if not _is_large(constant):
-        return write_tensor(constant, name)
-    return external_tensor(constant, name, location, 0)
 
 
 # Domain of the definition while it is a model-local function.

@@ -37,16 +37,17 @@ from xrt.formats.onnx.messages import (
     summarize_error,
     text,
 )
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema, read_attributes
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import domain_title, latest_version, why_unknown
+from xrt.operators import NodeWriter
 
 if TYPE_CHECKING:
     from xrt.formats.onnx.messages import ExternalData
 
 
 LAYER, SIMPLIFIED = "LayerNormalization", "SimplifiedLayerNormalization"
-LAYER_OPSET, AXES_ARE_INPUT = 17, 18
+LAYER_OPSET = 17
 
 
 def is_fused_normalization(domain: str, op_type: str, opset: int) -> bool:
@@ -61,50 +62,29 @@ def expand_normalization(
 
     ``constants`` are those of the graph, ``dtype`` is the element type of the scale if it is declared.
     """
-    x, scale, bias = (*node.inputs, "")[:3]
-    result, mean, inverse = (*node.outputs, "", "")[:3]
-    is_centered = node.op_type == LAYER
-    if not is_centered:
-        mean, inverse = "", mean or inverse  # without a mean its place may hold the deviation
-    nodes: list[Node] = []
-    added: dict[str, Constant] = {}
-
-    def constant(name: str, value: Any) -> str:
-        full_name = f"{node.outputs[0]}/{name}"
-        added[full_name] = Constant(np.array(value))
-        return full_name
-
-    def write(op: str, *inputs: str, output: str = "", **attributes: object) -> str:
-        suffix = f"{op.lower()}_{len(nodes)}"
-        output = output or f"{node.outputs[0]}/{suffix}"
-        nodes.append(Node(op, inputs, (output,), read_attributes(attributes), name=node.name and f"{node.name}/{suffix}"))
-        return output
-
-    def average(value: str, output: str = "") -> str:
-        if opset < AXES_ARE_INPUT:
-            return write("ReduceMean", value, output=output, axes=axes)
-        return write("ReduceMean", value, constant("axes", axes), output=output)
-
+    scale, is_centered = node.inputs[1], node.op_type == LAYER
     axis = int(node.attr("axis", -1))
     if axis >= 0 and scale not in constants:
         raise ModelError(f"the axes of {node.op_type} {node.outputs[0]!r} are not known: its scale is no initialiser")
-    axes = list(range(axis if axis < 0 else -len(constants[scale].shape), 0))
+    axes = range(axis if axis < 0 else -len(constants[scale].shape), 0)
+    _, mean, inverse = (*node.outputs, "", "")[:3]
+    if not is_centered:
+        mean, inverse = "", mean or inverse  # without a mean its place may hold the deviation
     half_dtype = dtype if dtype in (DType.FLOAT16, DType.BFLOAT16) else None
     number = np.float64 if dtype is DType.FLOAT64 else np.float32
-    if half_dtype:
-        x = write("Cast", x, to=DType.FLOAT32.onnx)  # as stash_type demands
+
+    w = NodeWriter(node, Function((), (), opsets={"": opset}))
+    x = w.cast(w.x, DType.FLOAT32) if half_dtype else w.x  # as stash_type demands
     if is_centered:
-        x = write("Sub", x, average(x, mean))
-    squares = average(write("Pow", x, constant("two", number(2))))
-    deviation = write("Sqrt", write("Add", squares, constant("epsilon", number(node.attr("epsilon", 1e-5)))))
+        x = w.op("Sub", x, w.reduce("ReduceMean", x, axes, output=mean))
+    squares = w.reduce("ReduceMean", w.op("Pow", x, w.constant(2, number)), axes)
+    deviation = w.op("Sqrt", w.op("Add", squares, w.constant(node.attr("epsilon", 1e-5), number)))
     if inverse:
-        write("Reciprocal", deviation, output=inverse)
-    x = write("Div", x, deviation)
-    x = write("Cast", x, to=half_dtype.onnx) if half_dtype else x
-    x = write("Mul", x, scale, output="" if bias else result)
-    if bias:
-        write("Add", x, bias, output=result)
-    return nodes, added
+        w.op("Reciprocal", deviation, output=inverse)
+    x = w.op("Div", x, deviation)
+    x = w.op("Mul", w.cast(x, half_dtype) if half_dtype else x, scale)
+    w.define(w.op("Add", x, node.inputs[2]) if w.has_input(2) else x)
+    return w.nodes, w.constants
 
 
 def _check_version(domain: str, version: int, newest: int) -> None:
@@ -344,6 +324,8 @@ class _Reader:
         )
         if not is_fused:
             return [node]
+        if len(node.inputs) < 2 or not any(node.outputs):
+            raise ModelError(f"node {_describe_node(proto)} needs two inputs and an output")
         nodes, added = expand_normalization(node, opset, constants, _find_dtype(node.inputs[1], constants, graph))
         constants.update(added)
         return nodes

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,18 +30,18 @@ from xrt.formats.onnx.messages import (
     METADATA_IR,
     encode_bytes,
     encode_data,
-    external_tensor,
+    is_large,
     needs_metadata,
     write_graph_metadata,
     write_node_metadata,
     write_props,
+    write_reference,
     write_tensor,
     write_type,
     write_value,
 )
 from xrt.formats.output import replace_file
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, Type, Value, since_version
-from xrt.graph.node import read_attributes
+from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value, since_version
 from xrt.graph.schemas import latest_version
 
 # Before this version, initializers must also be inputs; XRT does not write them so.
@@ -95,14 +95,6 @@ It replaces infinities by a finite number, except in float16, where it is infini
 def read_clip_bounds(node: Node) -> tuple[float, float]:
     """The lower and the upper bound."""
     return float(node.attr("min", -MOST)), float(node.attr("max", MOST))
-
-
-def add_clip_bounds(node: Node) -> Node:
-    """Add both attributes to a Clip; returns the node unchanged if it has them."""
-    if node.attr("min") is not None and node.attr("max") is not None:
-        return node
-    low, high = read_clip_bounds(node)
-    return replace(node, attributes=read_attributes({"min": low, "max": high}))
 
 
 TensorWriter = Callable[[Constant, str], TensorProto]
@@ -221,7 +213,6 @@ _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[_Writer, Any, AttributeProto], Any]
 }
 
 
-EXTERNAL_BYTES = 1024  # constants from this size on are stored in the data file, if there is one
 # Protobuf is limited to 2 GB, so models with more constants than this get a data file by default.
 AUTOMATIC_BYTES = 1 << 30
 _PAGE = 4096  # aligned offsets let readers map each tensor separately
@@ -253,7 +244,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     layout = _Layout(function)
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
-    tensor = partial(layout.tensor, data.name)
+    tensor = partial(write_reference, lambda constant: (data.name, layout.offset(constant)))
     model = _serialize_model(
         write_styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
     )
@@ -281,11 +272,8 @@ class _Layout:
                 end = offset + _size(constant)
         self.digest = hashlib.sha256(b"".join(self._offsets)).hexdigest()[:12]
 
-    def tensor(self, location: str, constant: Constant, name: str) -> TensorProto:
-        """The message of a constant: a reference to the data file, unless it is small."""
-        if not _is_large(constant):
-            return write_tensor(constant, name)
-        return external_tensor(constant, name, location, self._offsets[constant.digest][1])
+    def offset(self, constant: Constant) -> int:
+        return self._offsets[constant.digest][1]
 
     def write(self, file: BinaryIO) -> None:
         """Write the data file."""
@@ -298,16 +286,12 @@ def _size(constant: Constant) -> int:
     return encode_bytes(constant.dtype, constant.array.size)
 
 
-def _is_large(constant: Constant) -> bool:
-    return constant.dtype is not DType.STRING and _size(constant) >= EXTERNAL_BYTES
-
-
 def _large_constants(function: Function) -> Iterator[Constant]:
-    yield from filter(_is_large, function.constants.values())
+    yield from filter(is_large, function.constants.values())
     for node in function.nodes:
         for attribute in node.attributes:
             values = attribute.value if attribute.kind.is_list else (attribute.value,)
-            yield from (value for value in values if isinstance(value, Constant) and _is_large(value))
+            yield from (value for value in values if isinstance(value, Constant) and is_large(value))
         for body in node.bodies:
             yield from _large_constants(body)
 

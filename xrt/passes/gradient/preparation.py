@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xrt.builder.builder import Builder
 from xrt.errors import ModelError
+from xrt.formats.onnx import upgrade_opset
 from xrt.formats.onnx.inference import node_types
 from xrt.graph import Function, Node
 from xrt.graph.node import list_names
@@ -20,7 +21,6 @@ from xrt.passes.constant_folding import fold_constants
 from xrt.passes.decomposition import find_decomposition
 from xrt.passes.gradient.table import RULES, Rule, RuleContext, add_up, may_have_gradient, refuse
 from xrt.passes.inlining import drop_dead_nodes
-from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.shape_inference import infer_shapes
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx import upgrade_opset
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.node import FreshNames
 from xrt.passes.inlining import drop_dead_nodes
-from xrt.passes.opset_upgrade import upgrade_opset
 from xrt.passes.quantize.candidates import QuantizationOptions
 
 Array: TypeAlias = np.ndarray[Any, Any]
