@@ -11,6 +11,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 from xrt.graph.function import pause_gc
+from xrt.graph.schemas import may_equal
 from xrt.operators import find_constant, is_deterministic
 from xrt.passes.inlining import BodyNames, Splice, find_taken_branch
 from xrt.passes.shape_inference import Knowledge, infer_shapes
@@ -162,12 +163,4 @@ def _count_bytes(type_: Type | None) -> float:
 
 def _fits(constant: Constant, type_: Type | None) -> bool:
     """Whether a constant matches the inferred type and is not too large."""
-    if constant.nbytes > LARGEST_BYTES:
-        return False
-    if not isinstance(type_, TensorType):
-        return type_ is None
-    if type_.dtype is not constant.dtype or type_.shape is None:
-        return type_.dtype is constant.dtype
-    return len(type_.shape) == len(constant.shape) and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(type_.shape, constant.shape, strict=True)
-    )
+    return constant.nbytes <= LARGEST_BYTES and (type_ is None or may_equal(type_, constant.type))

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Node, TensorType, Type
+from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type
 
 MOST_ELEMENTS = 128
 """Larger tensors are not tracked: shapes, pads and bounds are shorter."""
@@ -61,11 +61,20 @@ class PropagationCase:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def integers(self, index: int, attribute: str = "") -> list[int] | None:
-        """An integer input, or the attribute that it was in older opsets; None if unknown."""
+        """An input as a flat list of integers, or the attribute that it was in older opsets; None if unknown."""
         if attribute and (value := self.node.attr(attribute)) is not None:
             return list(value)
         contents = self.contents(index)
         return None if contents is None else contents.integers()
+
+    def extents(self, index: int) -> list[Dim] | None:
+        """A 1-d input of extents as numbers, names and None; None if it is unknown."""
+        contents = self.contents(index)
+        return None if contents is None or contents.elements.ndim != 1 else list(contents.elements)
+
+    def shape(self, index: int) -> Shape | None:
+        type_ = self.types[index] if index < len(self.types) else None
+        return type_.shape if isinstance(type_, TensorType) else None
 
     def has(self, index: int) -> bool:
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
@@ -428,3 +437,166 @@ def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Typ
     except (IndexError, ValueError, TypeError, OverflowError):
         return None  # invalid inputs are reported by the engine that runs the node
     return [contents if contents is None or contents.elements.size <= MOST_ELEMENTS else None for contents in outputs]
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def _shape_of_reshape(case: PropagationCase) -> Shape | None:
+    data, target = case.shape(0), case.extents(1)
+    if target is None:
+        return None
+    copies = not case.node.attr("allowzero", 0)
+    extents = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
+    if extents.count(-1) != 1:
+        return _clear_negative(extents)
+    place = extents.index(-1)
+    extents[place] = None if data is None else _infer_rest(data, extents[:place] + extents[place + 1 :])
+    return tuple(extents)
+
+
+def _clear_negative(extents: Sequence[Dim]) -> Shape:
+    return tuple(None if isinstance(extent, int) and extent < 0 else extent for extent in extents)
+
+
+def _infer_rest(data: Shape, others: Sequence[Dim]) -> Dim:
+    """Infer the extent of -1 in a Reshape: divide the shape by the other extents; equal symbols cancel."""
+    symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
+    for extent in others:
+        if not isinstance(extent, int):
+            if extent is None or extent not in symbols:
+                return None
+            symbols.remove(extent)
+    divisor = math.prod(d for d in others if isinstance(d, int))
+    if not divisor or numbers % divisor:
+        return None
+    factor = numbers // divisor
+    if not symbols:
+        return factor
+    return symbols[0] if len(symbols) == 1 and factor == 1 else None
+
+
+def _shape_of_expand(case: PropagationCase) -> Shape | None:
+    data, target = case.shape(0), case.extents(1)
+    if data is None or target is None:
+        return None
+    rank = max(len(data), len(target))
+    ones: list[Dim] = [1] * rank
+    pairs = zip((ones + list(data))[-rank:], (ones + target)[-rank:], strict=True) if rank else ()
+    return tuple(_broadcast(a, b) for a, b in pairs)
+
+
+def _broadcast(a: Dim, b: Dim) -> Dim:
+    # An extent other than 1 decides: in a valid model the other one is equal or 1.
+    if a == 1 or (isinstance(b, int) and b != 1):
+        return b
+    if b == 1 or (isinstance(a, int) and a != 1):
+        return a
+    return a if a == b else None
+
+
+def _shape_of_constant(case: PropagationCase) -> Shape | None:
+    target = case.extents(0)
+    return None if target is None else _clear_negative(target)
+
+
+def _shape_of_tile(case: PropagationCase) -> Shape | None:
+    data, repeats = case.shape(0), case.extents(1)
+    if data is None or repeats is None:
+        return None
+    return tuple(_calculate(int.__mul__, extent, count, 1) for extent, count in zip(data, repeats, strict=True))
+
+
+def _calculate(compute: Callable[[int, int], int], a: Dim, b: Dim, neutral: int) -> Dim:
+    """Add or multiply two extents; the neutral element changes nothing."""
+    if isinstance(a, int) and isinstance(b, int):
+        return compute(a, b)
+    return a if b == neutral else b if a == neutral else None
+
+
+def _shape_of_slice(case: PropagationCase) -> Shape | None:
+    data = case.shape(0)
+    if data is None or len(case.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
+        return None
+    starts, ends = case.extents(1), case.extents(2)
+    axes = case.integers(3) if case.has(3) else list(range(len(starts or ends or data)))
+    if axes is None:
+        return (None,) * len(data)
+    steps = (case.extents(4) or [None] * len(axes)) if case.has(4) else [1] * len(axes)
+    shape = list(data)
+    for k, axis in enumerate(axes):
+        start, end = (None if extents is None else extents[k] for extents in (starts, ends))
+        shape[axis] = _count_selected(data[axis], start, end, steps[k])
+    return tuple(shape)
+
+
+def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+    """Number of elements that a Slice selects along an axis."""
+    # Exporters write the largest int32, or more, as the end to mean "to the end of the axis".
+    if start == 0 and step == 1 and ((isinstance(end, int) and end >= 2**31 - 1) or (isinstance(end, str) and end == extent)):
+        return extent
+    if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
+        return None
+    return len(range(*make_slice(start, end, step, extent).indices(extent)))
+
+
+def _shape_of_pad(case: PropagationCase) -> Shape | None:
+    data, pads = case.shape(0), case.extents(1)
+    if data is None or len(case.inputs) < 2:
+        return None
+    axes = case.integers(3) if case.has(3) else list(range(len(data)))
+    if axes is None or pads is None or len(pads) != 2 * len(axes):
+        return (None,) * len(data)
+    shape = list(data)
+    for k, axis in enumerate(axes):
+        for pad in (pads[k], pads[k + len(axes)]):
+            shape[axis] = _calculate(int.__add__, shape[axis], pad, 0)
+    return tuple(shape)
+
+
+def _shape_of_range(case: PropagationCase) -> Shape | None:
+    """The length of a Range. ONNX infers it only from scalars; models, and ONNX's AffineGrid, pass tensors of one element."""
+    start, limit, step = (None if operand is None else operand.elements.item() for operand in case.inputs)
+    if start == 0 and step == 1 and isinstance(limit, str):
+        return (limit,)
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
+        return (len(range(start, limit, step)),)
+    return None
+
+
+def _shape_of_resize(case: PropagationCase) -> Shape | None:
+    data, sizes, scales = case.shape(0), case.extents(3), case.contents(2)
+    if data is None or case.node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return None
+    axes, shape = case.node.attr("axes") or range(len(data)), list(data)
+    if sizes is not None:
+        extents = sizes
+    elif scales is not None and scales.elements.size:
+        extents = [data[axis] if scale == 1 else None for axis, scale in zip(axes, scales.elements, strict=True)]  # onnx rounds
+    else:
+        return None
+    for axis, extent in zip(axes, extents, strict=True):
+        shape[axis] = extent
+    return tuple(shape)
+
+
+_SHAPES: Mapping[str, Callable[[PropagationCase], Shape | None]] = {
+    "ConstantOfShape": _shape_of_constant,
+    "Expand": _shape_of_expand,
+    "Pad": _shape_of_pad,
+    "Range": _shape_of_range,
+    "Reshape": _shape_of_reshape,
+    "Resize": _shape_of_resize,
+    "Slice": _shape_of_slice,
+    "Tile": _shape_of_tile,
+}
+SHAPED = frozenset(_SHAPES)
+"""Operators of ai.onnx whose output shape is the content of an input."""
+
+
+def infer_shape(node: Node, inputs: Sequence[Contents | None], types: Sequence[Type | None]) -> Shape | None:
+    """Output 0's shape of a node in `SHAPED`, from the contents and types of its inputs; None if unknown."""
+    try:
+        return _SHAPES[node.op_type](PropagationCase(node, inputs, types))
+    except (IndexError, ValueError, TypeError):
+        return None  # invalid inputs are reported by the engine that runs the node

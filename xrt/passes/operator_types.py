@@ -1,4 +1,4 @@
-"""Output types of the operators of com.microsoft and ai.onnx.ml, for which onnx has no inference."""
+"""Output types of the operators of com.microsoft and ai.onnx.ml for which onnx has no inference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.inference import node_types
-from xrt.graph import Constant, Dim, DType, MapType, Node, SequenceType, Shape, TensorType, Type, read_attributes
+from xrt.graph import Constant, Dim, DType, MapType, Node, Shape, TensorType, Type, read_attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +84,19 @@ def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **ext
     return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **extra))]
 
 
-_STRINGS = ("classlabels_strings", "classes_strings")
-_INTEGERS = ("classlabels_int64s", "classlabels_ints")
-
-
 def _count_rows(o: Operands) -> Dim:
     """Number of rows of input 0; a vector counts as one row."""
     shape = o.shape(0)
     return None if not shape else 1 if len(shape) == 1 else shape[0]
 
 
-def _read_labels(o: Operands) -> tuple[DType | None, Dim]:
-    """Type and number of the class labels."""
-    for names, dtype in ((_STRINGS, DType.STRING), (_INTEGERS, DType.INT64)):
-        for name in names:
-            if labels := o.attr(name):
-                return dtype, len(labels)
-    return None, None
-
-
-def _classify_rows(o: Operands, scores: Dim) -> Sequence[Type | None]:
-    dtype, _ = _read_labels(o)
-    return [make_type(dtype or DType.INT64, (_count_rows(o),)), TensorType(DType.FLOAT32, (_count_rows(o), scores))]
-
-
 def _classifier(o: Operands) -> Sequence[Type | None]:
-    _, count = _read_labels(o)
-    return _classify_rows(o, count if isinstance(count, int) and count > 1 else None)
-
-
-def _support_vectors(o: Operands) -> Sequence[Type | None]:
-    _, count = _read_labels(o)
-    # Without probabilities the scores are one-vs-one decisions, whose number differs.
-    return _classify_rows(o, count if o.attr("prob_a") else None)
+    strings = o.attr("classlabels_strings")
+    count = len(strings or o.attr("classlabels_int64s") or o.attr("classlabels_ints") or ())
+    # The scores of support vectors without probabilities are one-vs-one decisions, whose number differs.
+    is_counted = o.attr("prob_a") if o.node.op_type == "SVMClassifier" else count > 1
+    scores = (_count_rows(o), count if is_counted and count else None)
+    return [TensorType(DType.STRING if strings else DType.INT64, (_count_rows(o),)), TensorType(DType.FLOAT32, scores)]
 
 
 def _regressor(o: Operands) -> Sequence[Type | None]:
@@ -147,33 +127,6 @@ def _join_features(o: Operands) -> Sequence[Type | None]:
     return [TensorType(DType.FLOAT32, (_count_rows(o), sum(sizes) if sizes else None))]
 
 
-def _encode_one_hot(o: Operands) -> Sequence[Type | None]:
-    categories, shape = o.attr("cats_int64s") or o.attr("cats_strings"), o.shape(0)
-    encoded: Shape | None = None if shape is None or not categories else (*shape, len(categories))
-    return [TensorType(DType.FLOAT32, encoded)]
-
-
-def _map_categories(o: Operands) -> Sequence[Type | None]:
-    dtype = {DType.STRING: DType.INT64, DType.INT64: DType.STRING}.get(o.dtype(0) or DType.FLOAT32)
-    return [make_type(dtype, o.shape(0))]
-
-
-_VALUES = {
-    **dict.fromkeys(("values_strings", "classes_strings"), DType.STRING),
-    "values_int64s": DType.INT64,
-    "values_floats": DType.FLOAT32,
-}
-
-
-def _relabel(o: Operands) -> Sequence[Type | None]:
-    if (tensor := o.attr("values_tensor")) is not None:
-        return [make_type(tensor.dtype, o.shape(0))]
-    dtype = next((dtype for name, dtype in _VALUES.items() if o.attr(name)), None)
-    if o.attr("classes_strings") and o.dtype(0) is DType.STRING:
-        dtype = DType.INT64  # version 1 maps in both directions
-    return [make_type(dtype, o.shape(0))]
-
-
 def _cast_map(o: Operands) -> Sequence[Type | None]:
     dtype = {"TO_FLOAT": DType.FLOAT32, "TO_INT64": DType.INT64, "TO_STRING": DType.STRING}.get(o.attr("cast_to", "TO_FLOAT"))
     return [make_type(dtype, (1, None))]
@@ -186,31 +139,19 @@ def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
     return [TensorType(inner.dtype, (1, len(words) if words else None)) if isinstance(inner, TensorType) else None]
 
 
-def _zip_map(o: Operands) -> Sequence[Type | None]:
-    dtype, _ = _read_labels(o)
-    return [None if dtype is None else SequenceType(MapType(dtype, TensorType(DType.FLOAT32, ())))]
-
-
 ML: Mapping[str, Rule] = {
     "ArrayFeatureExtractor": _extract_features,
-    "Binarizer": as_first(),
     "CastMap": _cast_map,
-    "CategoryMapper": _map_categories,
     "DictVectorizer": _vectorize_dict,
     "FeatureVectorizer": _join_features,
     "Imputer": as_first(),
-    "LabelEncoder": _relabel,
-    "LinearClassifier": _classifier,
     "LinearRegressor": _regressor,
     "Normalizer": _floats,
-    "OneHotEncoder": _encode_one_hot,
-    "SVMClassifier": _support_vectors,
+    "SVMClassifier": _classifier,
     "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), 1))],
     "Scaler": _floats,
-    "TreeEnsemble": lambda o: [make_type(o.dtype(0), (_count_rows(o), o.attr("n_targets")))],
     "TreeEnsembleClassifier": _classifier,
     "TreeEnsembleRegressor": _regressor,
-    "ZipMap": _zip_map,
 }
 """Rules of ai.onnx.ml, after the operator documentation."""
 _WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from xrt.errors import InputError, ModelError, did_you_mean
 from xrt.formats.onnx.inference import InferredTypes, infer_types, node_types
@@ -18,206 +17,17 @@ from xrt.graph import (
     Node,
     OptionalType,
     SequenceType,
-    Shape,
     TensorType,
     Type,
     Value,
+    is_static,
     since_version,
 )
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import join_types
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.contents import PROPAGATED, Contents, make_slice, propagate
+from xrt.passes.contents import PROPAGATED, SHAPED, Contents, infer_shape, propagate
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
-
-_ALL = 2**31 - 1
-"""Exporters write this (or more) as the end of a Slice to mean "to the end of the axis"."""
-InputContents: TypeAlias = Sequence[Contents | None]
-
-
-def shape_from_contents(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    """Output 0's shape of a node in `SHAPED`, from the contents of its inputs; None if unknown."""
-    try:
-        return SHAPED[node.op_type](node, types, contents)
-    except (IndexError, ValueError, TypeError):
-        return None  # invalid inputs are reported by the engine that runs the node
-
-
-def _get_shape(types: Sequence[Type | None], index: int) -> Shape | None:
-    type_ = types[index] if index < len(types) else None
-    return type_.shape if isinstance(type_, TensorType) else None
-
-
-def _get_contents(contents: InputContents, index: int) -> Contents | None:
-    return contents[index] if index < len(contents) else None
-
-
-def _read_extents(contents: InputContents, index: int) -> list[Dim] | None:
-    """A 1-D input of extents as a list of numbers, names and None; None if it is unknown."""
-    extents = _get_contents(contents, index)
-    return None if extents is None or extents.elements.ndim != 1 else list(extents.elements)
-
-
-def _read_integers(contents: InputContents, index: int) -> list[int] | None:
-    numbers = _get_contents(contents, index)
-    return None if numbers is None else numbers.integers()
-
-
-def _reshape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, target = _get_shape(types, 0), _read_extents(contents, 1)
-    if target is None:
-        return None
-    copies = not node.attr("allowzero", 0)
-    extents = [(data[k] if data is not None else None) if extent == 0 and copies else extent for k, extent in enumerate(target)]
-    if extents.count(-1) != 1:
-        return tuple(None if _is_negative(extent) else extent for extent in extents)
-    place = extents.index(-1)
-    others = extents[:place] + extents[place + 1 :]
-    extents[place] = None if data is None else _infer_rest(data, others)
-    return tuple(extents)
-
-
-def _is_negative(extent: Dim) -> bool:
-    return isinstance(extent, int) and extent < 0
-
-
-def _infer_rest(data: Shape, others: Sequence[Dim]) -> Dim:
-    """Infer the extent of -1 in a Reshape: divide the shape by the other extents; equal symbols cancel."""
-    symbols, numbers = [d for d in data if not isinstance(d, int)], math.prod(d for d in data if isinstance(d, int))
-    for extent in others:
-        if not isinstance(extent, int):
-            if extent is None or extent not in symbols:
-                return None
-            symbols.remove(extent)
-    divisor = math.prod(d for d in others if isinstance(d, int))
-    if not divisor or numbers % divisor:
-        return None
-    factor = numbers // divisor
-    if not symbols:
-        return factor
-    return symbols[0] if len(symbols) == 1 and factor == 1 else None
-
-
-def _expand(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, target = _get_shape(types, 0), _read_extents(contents, 1)
-    if data is None or target is None:
-        return None
-    rank = max(len(data), len(target))
-    ones: list[Dim] = [1] * rank
-    pairs = zip((ones + list(data))[-rank:], (ones + target)[-rank:], strict=True) if rank else ()
-    return tuple(_broadcast(a, b) for a, b in pairs)
-
-
-def _broadcast(a: Dim, b: Dim) -> Dim:
-    # An extent other than 1 decides: in a valid model the other one is equal or 1.
-    if a == 1 or (isinstance(b, int) and b != 1):
-        return b
-    if b == 1 or (isinstance(a, int) and a != 1):
-        return a
-    return a if a == b else None
-
-
-def _constant_of_shape(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    target = _read_extents(contents, 0)
-    return None if target is None else tuple(None if _is_negative(extent) else extent for extent in target)
-
-
-def _tile(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, repeats = _get_shape(types, 0), _read_extents(contents, 1)
-    if data is None or repeats is None or len(data) != len(repeats):
-        return None
-    return tuple(_multiply(extent, count) for extent, count in zip(data, repeats, strict=True))
-
-
-def _multiply(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
-    return a if b == 1 else b if a == 1 else None
-
-
-def _slice(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data = _get_shape(types, 0)
-    if data is None or len(node.inputs) < 3:  # before opset 10 the bounds are attributes, which onnx handles
-        return None
-    starts, ends = (_read_extents(contents, index) for index in (1, 2))
-    optional = [len(node.inputs) > index and bool(node.inputs[index]) for index in (3, 4)]
-    axes = _read_integers(contents, 3) if optional[0] else list(range(len(starts or ends or data)))
-    if axes is None:
-        return (None,) * len(data)
-    steps = (_read_extents(contents, 4) or [None] * len(axes)) if optional[1] else [1] * len(axes)
-    shape = list(data)
-    for k, axis in enumerate(axes):
-        bounds = [None if extents is None else extents[k] for extents in (starts, ends)]
-        shape[axis] = _count_selected(data[axis], bounds[0], bounds[1], steps[k])
-    return tuple(shape)
-
-
-def _count_selected(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """Number of elements that a Slice selects along an axis."""
-    if start == 0 and step == 1 and ((isinstance(end, int) and end >= _ALL) or (isinstance(end, str) and end == extent)):
-        return extent
-    if not (isinstance(extent, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int)) or not step:
-        return None
-    return len(range(*make_slice(start, end, step, extent).indices(extent)))
-
-
-def _pad(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, pads = _get_shape(types, 0), _read_extents(contents, 1)
-    has_axes = len(node.inputs) > 3 and bool(node.inputs[3])
-    if data is None or len(node.inputs) < 2:
-        return None
-    axes = _read_integers(contents, 3) if has_axes else list(range(len(data)))
-    if axes is None or pads is None or len(pads) != 2 * len(axes):
-        return (None,) * len(data)
-    shape = list(data)
-    for k, axis in enumerate(axes):
-        shape[axis] = _add(_add(data[axis], pads[k]), pads[k + len(axes)])
-    return tuple(shape)
-
-
-def _add(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    return a if b == 0 else b if a == 0 else None
-
-
-def _range(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    """The length of a Range. ONNX infers it only from scalars; models, and ONNX's AffineGrid, pass tensors of one element."""
-    start, limit, step = (None if operand is None else operand.elements.item() for operand in contents)
-    if start == 0 and step == 1 and isinstance(limit, str):
-        return (limit,)
-    if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step:
-        return (len(range(start, limit, step)),)
-    return None
-
-
-def _resize(node: Node, types: Sequence[Type | None], contents: InputContents) -> Shape | None:
-    data, sizes = _get_shape(types, 0), _read_extents(contents, 3)
-    if data is None or node.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return None
-    shape, scales = list(data), _get_contents(contents, 2)
-    if sizes is None and scales is not None and scales.elements.size:
-        for axis, scale in zip(node.attr("axes") or range(len(data)), scales.elements, strict=True):
-            shape[axis] = shape[axis] if scale == 1 else None  # onnx rounds numeric extents
-        return tuple(shape)
-    if sizes is None:
-        return None
-    for axis, extent in zip(node.attr("axes") or range(len(data)), sizes, strict=True):
-        shape[axis] = extent
-    return tuple(shape)
-
-
-SHAPED: Mapping[str, Callable[[Node, Sequence[Type | None], InputContents], Shape | None]] = {
-    "ConstantOfShape": _constant_of_shape,
-    "Expand": _expand,
-    "Pad": _pad,
-    "Range": _range,
-    "Reshape": _reshape,
-    "Resize": _resize,
-    "Slice": _slice,
-    "Tile": _tile,
-}
-"""Operators of ai.onnx whose output shape is the content of an input."""
 
 
 def map_dims(type_: Type, change: Callable[[Dim], Dim]) -> Type:
@@ -404,16 +214,6 @@ def propagate_types(function: Function, knowledge: Knowledge) -> Function:
     return knowledge.add_types(function, None if same else nodes)
 
 
-def symbols_given(function: Function) -> frozenset[str]:
-    """Symbolic extents of the inputs."""
-    types = [value.type for value in function.inputs]
-    return frozenset(d for type_ in types if isinstance(type_, TensorType) for d in type_.shape or () if isinstance(d, str))
-
-
-def _is_full(type_: TensorType, symbols: frozenset[str]) -> bool:
-    return type_.shape is not None and all(type(dim) is int or dim in symbols for dim in type_.shape)
-
-
 class Knowledge:
     """Known types, constants and contents of the values of a Function, updated while its nodes are visited in order.
 
@@ -436,7 +236,8 @@ class Knowledge:
         self._contents: dict[str, Contents] = {}
         self._news: set[str] = set()
         self._opset = function.opsets.get("", 0)
-        self._symbols: frozenset[str] = symbols_given(function) if outer is None else outer._symbols
+        inputs = [value.type for value in function.inputs if value.type is not None]
+        self._symbols: frozenset[str] = outer._symbols if outer is not None else frozenset(d for t in inputs for d in _symbols(t))
 
     # ------------------------------------------------------------------ types, constants and contents of a value
 
@@ -504,15 +305,13 @@ class Knowledge:
 
     def _is_settled(self, node: Node) -> bool:
         """Whether the output types are complete: each extent is a number or a symbol of an input."""
-        for name in node.outputs:
-            type_ = self.get_type(name) if name else None
-            if name and (not isinstance(type_, TensorType) or not _is_full(type_, self._symbols)):
+        for name in node.defines:
+            type_ = self.get_type(name)
+            if not isinstance(type_, TensorType) or type_.shape is None:
+                return False
+            if not all(type(dim) is int or dim in self._symbols for dim in type_.shape):
                 return False
         return True
-
-    def _is_static(self, name: str) -> bool:
-        type_ = self.get_type(name)
-        return isinstance(type_, TensorType) and type_.is_static
 
     def _learn(self, name: str, type_: Type | None) -> None:
         old = self.get_type(name)
@@ -557,7 +356,7 @@ class Knowledge:
         contents = [self.find_contents(name) for name in node.inputs]
         if all(operand is None for operand in contents):
             return None
-        return shape_from_contents(node, [self._input_type(name) for name in node.inputs], contents)
+        return infer_shape(node, contents, [self._input_type(name) for name in node.inputs])
 
     def _with_shape(self, node: Node, types: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
         type_ = (types[0] if types else None) or self.get_type(node.outputs[0])
@@ -578,7 +377,7 @@ class Knowledge:
         for name, contents in zip(node.outputs, outputs, strict=False):
             if name and contents is not None:
                 self._contents[name] = contents
-                if not self._is_static(name):
+                if not is_static(self.get_type(name)):
                     self._learn(name, TensorType(contents.dtype, contents.elements.shape))
 
     # ------------------------------------------------------------------ nodes with bodies
@@ -659,17 +458,9 @@ def infer_shapes(function: Function) -> Function:
 
 def _is_settled(function: Function) -> bool:
     """Whether every value is a tensor of static shape and no node has a body."""
-    if any(not isinstance(v.type, TensorType) or not v.type.is_static for v in function.outputs):
+    if any(node.bodies for node in function.nodes) or not all(is_static(value.type) for value in function.outputs):
         return False
-    for node in function.nodes:
-        if node.bodies:
-            return False
-        for name in node.outputs:
-            if name:
-                type_ = function.get_type(name)
-                if not isinstance(type_, TensorType) or not type_.is_static:
-                    return False
-    return True
+    return all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
 
 
 def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
