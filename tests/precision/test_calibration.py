@@ -124,7 +124,8 @@ def test_a_table_outlasts_a_renaming_and_a_file(tmp_path: Path) -> None:
     assert read == table and read.dumps() == table.dumps()
     other = rename_values(function, {})
     assert set(read.bind(other)) == {f"{name}'" for name in read.bind(function)}
-    assert xrt.calibrate(other, [image], engine="ort").compare(table) == []
+    again = xrt.calibrate(other, [image], engine="ort")
+    assert {(f.key, f.low, f.high) for f in again.ranges} == {(f.key, f.low, f.high) for f in table.ranges}
 
 
 def make_range(key: int, low: float, high: float, batches: int = 1) -> ValueRange:
@@ -147,7 +148,6 @@ def test_tables_of_extremes_merge_in_any_order(a: CalibrationTable, b: Calibrati
     assert facts(a.merge(b).merge(c)) == facts(c.merge(b.merge(a)))
     assert all(f.low <= g.low <= g.high <= f.high for g in a.ranges if (f := a.merge(b).find(g.key)) is not None)
     assert CalibrationTable.loads(a.dumps()) == a
-    assert a.compare(a) == [] and len(a.compare(CalibrationTable(method="minmax"))) == len(a)
 
 
 def test_other_methods_average_by_batches_and_do_not_mix() -> None:
@@ -155,7 +155,6 @@ def test_other_methods_average_by_batches_and_do_not_mix() -> None:
     second = CalibrationTable(method="mse", ranges=(make_range(1, 0, 6, 1), make_range(2, 0, 1)))
     merged = first.merge(second)
     assert [(f.high, f.most, f.batches) for f in merged.ranges] == [(3, 6, 4), (1, 1, 1)]
-    assert [str(found) for found in first.compare(second, 0.1)] == ["v1: 0 to 2 and 0 to 6", "v2: no range and 0 to 1"]
     with pytest.raises(CalibrationError, match="cannot merge a calibration table of method 'mse'"):
         first.merge(CalibrationTable(method="minmax"))
 

@@ -20,7 +20,7 @@ from xrt.formats.documents import DocumentType
 from xrt.formats.output import replace_file
 from xrt.graph import Function, hash_values
 
-__all__ = ["CalibrationTable", "RangeDifference", "ValueRange"]
+__all__ = ["CalibrationTable", "ValueRange"]
 
 MOST_TEXT = 4000
 Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
@@ -49,22 +49,6 @@ class ValueRange(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("needs finite numbers")
         if not (self.low <= self.high and self.least <= self.most):
             raise ValueError("needs low <= high and least <= most")
-
-
-class RangeDifference(Struct, frozen=True):
-    """A value with different ranges in two tables; None if a table lacks it."""
-
-    first: ValueRange | None
-    second: ValueRange | None
-
-    def __str__(self) -> str:
-        value_range = self.first or self.second
-        label = value_range.name or value_range.key if value_range is not None else ""
-        return f"{label}: {_describe(self.first)} and {_describe(self.second)}"
-
-
-def _describe(value_range: ValueRange | None) -> str:
-    return "no range" if value_range is None else f"{value_range.low:g} to {value_range.high:g}"
 
 
 class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -130,12 +114,6 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             low, high = ((x * a.batches + y * b.batches) / total for x, y in ((a.low, b.low), (a.high, b.high)))
         return ValueRange(key=a.key, low=low, high=high, least=least, most=most, batches=total, name=a.name)
 
-    def compare(self, other: CalibrationTable, tolerance: float = 0.0) -> list[RangeDifference]:
-        """List the values whose ranges differ by more than ``tolerance`` times the wider one, or that one table lacks."""
-        pairs = [(entry, other.find(entry.key)) for entry in self.ranges]
-        differences = [RangeDifference(a, b) for a, b in pairs if b is None or _distance(a, b) > tolerance]
-        return [*differences, *(RangeDifference(None, entry) for entry in other.ranges if self.find(entry.key) is None)]
-
     # ------------------------------------------------------------------ serialization
 
     def dumps(self) -> str:
@@ -172,10 +150,3 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 _TYPE = DocumentType("xrt calibration table", "calibration table", CalibrationTable, 64 << 20)
-
-
-def _distance(a: ValueRange, b: ValueRange) -> float:
-    """The larger shift of the two ends, relative to the wider range."""
-    width = max(a.high - a.low, b.high - b.low)
-    shift = max(abs(a.low - b.low), abs(a.high - b.high))
-    return shift / width if width else shift

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import onnx
-from onnx import GraphProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, defs, shape_inference
+from onnx import GraphProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, shape_inference
 from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.messages import read_type, write_tensor, write_type
 from xrt.formats.onnx.writing import Style, node_message, write_model
-from xrt.graph import AttrKind, Constant, DType, Function, Node, TensorType, Type, find_schema
+from xrt.graph import AttrKind, Constant, Function, Node, TensorType, Type, find_schema
 
 # Shapes are computed from constants up to this size; larger ones are passed without values.
 SMALL_BYTES = 1024
@@ -130,6 +131,7 @@ def _graphs(proto: NodeProto) -> Iterator[GraphProto]:
 
 # Inference gets the values of constants up to this size, such as shapes and axes.
 SMALL = 1024
+_NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
 
 
 def node_types(
@@ -145,66 +147,38 @@ def node_types(
     schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
-    kind = _make_cache_key(node, types, constants, opsets)
-    output_types = None if kind is None else _cache.get(kind)
-    if output_types is None:
-        output_types = _infer_outputs(schema, node, types, constants, opsets)
-        if kind is not None:
-            _remember(kind, output_types)
-    return output_types
+    alone = replace(
+        node,
+        inputs=tuple(name and f"i{k}" for k, name in enumerate(node.inputs)),
+        outputs=tuple(name and f"o{k}" for k, name in enumerate(node.outputs)),
+        name="",
+        control=(),
+        device="",
+    )
+    operands = [(types.get(name), constants.get(name)) if name else (None, None) for name in node.inputs]
+    small = tuple((type_, c if c is not None and c.array.size <= SMALL else None) for type_, c in operands)
+    # Tensors among the attributes may be large, and would stay in memory with the cache entry.
+    infer = _infer_outputs if all(a.kind in _NUMBERS for a in node.attributes) else _infer_outputs.__wrapped__
+    return infer(alone, small, tuple(opsets.items()))
 
 
+@lru_cache(maxsize=8192)  # models repeat the same layer many times
 def _infer_outputs(
-    schema: defs.OpSchema, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
-) -> Sequence[Type | None]:
+    node: Node, operands: tuple[tuple[Type | None, Constant | None], ...], opsets: tuple[tuple[str, int], ...]
+) -> tuple[Type | None, ...]:
+    schema = find_schema(node.op_type, dict(opsets)[node.domain], node.domain)
+    inputs = list(zip(node.inputs, operands, strict=True))
     try:
         inferred = shape_inference.infer_node_outputs(
             schema,
             node_message(node),
-            {name: _type_message(type_) for name, type_ in types.items()},
-            {name: write_tensor(c, name) for name, c in constants.items() if c.array.size <= SMALL},
-            opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets.items()],
+            {name: _type_message(type_) for name, (type_, _) in inputs if type_ is not None},
+            {name: write_tensor(constant, name) for name, (_, constant) in inputs if constant is not None},
+            opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets],
         )
     except (shape_inference.InferenceError, ValidationError) as error:
         raise ModelError(_strip_tags(str(error))) from error
     return tuple(read_type(inferred[name]) if name in inferred else None for name in node.outputs)
-
-
-# ---------------------------------------------------------------------- cache
-
-# Models repeat the same layer many times, so inferred types are cached per process.
-_cache: dict[object, Sequence[Type | None]] = {}
-MAX_CACHED = 8192  # cache entries
-_NUMBERS = frozenset({AttrKind.FLOAT, AttrKind.INT, AttrKind.STRING, AttrKind.FLOATS, AttrKind.INTS, AttrKind.STRINGS})
-
-
-def _content(constant: Constant) -> bytes | str:
-    return repr(constant.array.tolist()) if constant.dtype is DType.STRING else constant.array.tobytes()
-
-
-def _remember(kind: object, types: Sequence[Type | None]) -> None:
-    if len(_cache) >= MAX_CACHED:
-        _cache.clear()
-    _cache[kind] = types
-
-
-def _make_cache_key(
-    node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
-) -> tuple[object, ...] | None:
-    """Cache key: everything that inference depends on, except names; None if it is too large to compare."""
-    if any(attribute.kind not in _NUMBERS for attribute in node.attributes):
-        return None
-    constant_inputs = ((at, constants[name]) for at, name in enumerate(node.inputs) if name in constants)
-    return (
-        node.op_type,
-        node.domain,
-        tuple(opsets.items()),
-        tuple((a.name, a.kind, repr(a.value)) for a in node.attributes),  # repr, because True == 1 == 1.0
-        tuple(types.get(name) if name else None for name in node.inputs),
-        tuple((at, c.dtype, c.shape, _content(c)) for at, c in constant_inputs if c.array.size <= SMALL),
-        tuple(map(bool, node.inputs)),
-        tuple(map(bool, node.outputs)),
-    )
 
 
 def _type_message(type_: Type) -> TypeProto:
