@@ -10,9 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from io import BufferedReader
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -136,13 +136,21 @@ Span = tuple[int, int]
 """Start and end offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightlessModel:
+class WeightlessModel(NamedTuple):
     """A model without its large data."""
 
     model: ModelProto
     spans: dict[str, Span]
     """Location of each large tensor's data in the original, by the external data location in the model."""
+
+    def read(self, read_part: Callable[[int, int], memoryview], directory: Path | None) -> tuple[Function, tuple[str, ...]]:
+        """Convert the model, whose large data ``read_part`` returns by offsets; also return the external files in use."""
+
+        def within(location: str) -> memoryview | None:
+            return read_part(*self.spans[location]) if location in self.spans else None
+
+        external = ExternalData(directory, within)
+        return read_function(self.model, external), external.locations
 
 
 def extract_weights(data: Buffer) -> WeightlessModel:
@@ -238,15 +246,8 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Function, tuple[str, ...]]:
 
 
 def _from_bytes(data: bytes, directory: Path | None = None) -> tuple[Function, tuple[str, ...]]:
-    excerpt = _read_excerpt(data)
     view = memoryview(data)
-
-    def within(location: str) -> memoryview | None:
-        span = excerpt.spans.get(location)
-        return None if span is None else view[span[0] : span[1]]
-
-    external = ExternalData(directory, within)
-    return read_function(excerpt.model, external), external.locations
+    return _read_excerpt(data).read(lambda start, end: view[start:end], directory)
 
 
 def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
@@ -255,28 +256,18 @@ def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
         raise ModelError(f"it is a directory; name the file in it{f' ({model_names})' if model_names else ''}")
     try:
         with path.open("rb") as file:
-            return _from_file(file, path.parent)
+            status = os.fstat(file.fileno())
+            if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+                raise ModelError("it is a device, which may have no end")
+            if not status.st_size:  # an empty file, or a pipe, which has no size and cannot be mapped
+                return _from_bytes(file.read(), path.parent)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                excerpt = _read_excerpt(data)
+            return excerpt.read(partial(read_file_part, file), path.parent)
     except FileNotFoundError:
         raise ModelError("there is no such file") from None
     except OSError as error:
         raise ModelError(f"it cannot be read: {error.strerror}") from error
-
-
-def _from_file(file: BufferedReader, directory: Path) -> tuple[Function, tuple[str, ...]]:
-    status = os.fstat(file.fileno())
-    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-        raise ModelError("it is a device, which may have no end")
-    if not status.st_size:
-        return _from_bytes(file.read(), directory)  # an empty file, or a pipe, which has no size and cannot be mapped
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        excerpt = _read_excerpt(data)
-
-    def within(location: str) -> memoryview | None:
-        span = excerpt.spans.get(location)
-        return None if span is None else read_file_part(file, *span)
-
-    external = ExternalData(directory, within)
-    return read_function(excerpt.model, external), external.locations
 
 
 def _read_excerpt(data: Buffer) -> WeightlessModel:
