@@ -142,11 +142,12 @@ def _normalize(name: str, value: Any, kind: AttrKind) -> Any:
     if kind is AttrKind.TENSOR and not isinstance(value, Constant):
         return Constant(value)
     if kind is AttrKind.STRING and isinstance(value, bytes):
-        return _text_or_bytes(value)
+        return decode_text(value)
     return value
 
 
-def _text_or_bytes(raw: bytes) -> str | bytes:
+def decode_text(raw: bytes) -> str | bytes:
+    """Decode UTF-8; other bytes are returned as they are."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

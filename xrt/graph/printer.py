@@ -18,13 +18,13 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from xrt.graph.constants import Constant
@@ -54,19 +54,15 @@ def format_function(function: Function, *, complete: bool = False) -> str:
 def format_type(type_: Type | None) -> str:
     """Print a type: ``float32[N,3,?]``, ``seq(int64[...])``, or ``?`` if unknown."""
     if isinstance(type_, TensorType):
-        shape = "..." if type_.shape is None else ",".join(map(_dim, type_.shape))
-        return f"{type_.dtype}[{shape}]"
+        if type_.shape is None:
+            return f"{type_.dtype}[...]"
+        extents = ("?" if dim is None else _name(dim) if isinstance(dim, str) else str(dim) for dim in type_.shape)
+        return f"{type_.dtype}[{','.join(extents)}]"
     if isinstance(type_, MapType):
         return f"map({type_.key},{format_type(type_.value)})"
     if isinstance(type_, SequenceType | OptionalType):
         return f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({format_type(type_.element)})"
     return "?"
-
-
-def _dim(dim: Dim) -> str:
-    if dim is None:
-        return "?"
-    return str(dim) if isinstance(dim, int) else _name(dim)
 
 
 def _name(name: str) -> str:
@@ -84,10 +80,6 @@ def _value_name(name: str) -> str:
 
 def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=not text.isprintable())
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(_value_name, names))
 
 
 class _Printer:
@@ -124,8 +116,10 @@ class _Printer:
     def _node(self, node: Node, function: Function, indent: str) -> Iterator[str]:
         outputs = ", ".join(_format_output(name, function) for name in node.outputs) or "()"
         domain = f"{_name(node.domain)}::" if node.domain else ""
-        start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({_names(node.inputs)})"
-        end = "".join(self._node_end(node))
+        start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({', '.join(map(_value_name, node.inputs))})"
+        end = f" @{_name(node.name)}" if node.name != next(node.defines, "") else ""
+        end += f" on {_quote(node.device)}" if node.device else ""
+        end += f" after {', '.join(map(_name, node.control))}" if node.control else ""
         if any(a.kind in (AttrKind.GRAPH, AttrKind.GRAPHS) for a in node.attributes):
             yield start + " {"
             for attribute in node.attributes:
@@ -134,15 +128,6 @@ class _Printer:
         else:
             attributes = ", ".join(f"{_name(a.name)} = {self._attribute(a)}" for a in node.attributes)
             yield f"{start}{f' {{{attributes}}}' if attributes else ''}{end}"
-
-    @staticmethod
-    def _node_end(node: Node) -> Iterator[str]:
-        if node.name != next(node.defines, ""):
-            yield f" @{_name(node.name)}"
-        if node.device:
-            yield f" on {_quote(node.device)}"
-        if node.control:
-            yield f" after {', '.join(map(_name, node.control))}"
 
     def _attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
         """Yield the lines of one attribute of a node with bodies, ending with a comma."""
@@ -192,14 +177,10 @@ def _format_output(name: str, function: Function) -> str:
     return f"{_value_name(name)}: {format_type(type_)}" if type_ is not None else _value_name(name)
 
 
-def _text_or_bytes(value: str | bytes) -> str:
-    return _quote(value) if isinstance(value, str) else f'bytes "{value.hex()}"'
-
-
 _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
     AttrKind.INT: str,
     AttrKind.FLOAT: lambda value: _float(np.float32(value)),
-    AttrKind.STRING: _text_or_bytes,
+    AttrKind.STRING: lambda value: _quote(value) if isinstance(value, str) else f'bytes "{value.hex()}"',
     AttrKind.TYPE: lambda value: f"type {format_type(value)}",
 }
 

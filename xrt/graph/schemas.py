@@ -11,7 +11,7 @@ from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import AttrKind, FrozenDict
 from xrt.graph.constants import Constant
 from xrt.graph.node import Node
-from xrt.graph.types import Dim, DType, OptionalType, SequenceType, Shape, TensorType, Type
+from xrt.graph.types import DType, OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
     from onnx import defs
@@ -373,7 +373,10 @@ def _find_selected_dtype(operator: Operator, node: Node) -> DType | None:
 def join_types(a: Type | None, b: Type | None) -> Type | None:
     """The common supertype of two types: differing extents become unknown. None if the types are incompatible."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype is b.dtype:
-        return TensorType(a.dtype, _join_shapes(a.shape, b.shape))
+        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+            return TensorType(a.dtype)
+        pairs = zip(a.shape, b.shape, strict=True)
+        return TensorType(a.dtype, tuple(x if x == y and type(x) is type(y) else None for x, y in pairs))
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         element = join_types(a.element, b.element)
         return None if element is None else SequenceType(element)
@@ -385,16 +388,6 @@ def join_types(a: Type | None, b: Type | None) -> Type | None:
 
 def _present(type_: Type | None) -> Type | None:
     return type_.element if isinstance(type_, OptionalType) else type_
-
-
-def _join_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
-    if a is None or b is None or len(a) != len(b):
-        return None
-    return tuple(_join_dims(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _join_dims(a: Dim, b: Dim) -> Dim:
-    return a if a == b and type(a) is type(b) else None
 
 
 def may_equal(a: Type, b: Type) -> bool:

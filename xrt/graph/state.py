@@ -152,7 +152,8 @@ def find_capacity(function: Function) -> Capacity | None:
         fields = json.loads(stored)
         capacity = Capacity(**fields)
         extents = capacity.axis, capacity.size
-        if not all(isinstance(n, int) and n >= 0 for n in extents) or not _are_ends(function, capacity):
+        is_named = {capacity.length, capacity.input} <= {value.name for value in function.inputs}
+        if not is_named or not isinstance(capacity.dim, str) or not all(isinstance(n, int) and n >= 0 for n in extents):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise ModelError(
@@ -160,7 +161,3 @@ def find_capacity(function: Function) -> Capacity | None:
             "its axis and a size"
         ) from None
     return capacity
-
-
-def _are_ends(function: Function, capacity: Capacity) -> bool:
-    return {capacity.length, capacity.input} <= {value.name for value in function.inputs} and isinstance(capacity.dim, str)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import onnx
-from onnx import GraphProto, NodeProto, OperatorSetIdProto, TensorProto, TypeProto, shape_inference
+from onnx import GraphProto, OperatorSetIdProto, TensorProto, shape_inference
 from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.messages import read_type, write_tensor, write_type
+from xrt.formats.onnx.messages import make_type, read_type, write_tensor
 from xrt.formats.onnx.writing import Style, node_message, write_model
 from xrt.graph import AttrKind, Constant, Function, Node, TensorType, Type, find_schema
 
@@ -83,14 +83,9 @@ def _drop_idle_rounding(node: Node) -> Node:
 
 def can_propagate(function: Function) -> bool:
     """Whether value propagation is affordable: onnx creates an object per element of each 1-d tensor."""
-    return all(_is_short(type_) for type_ in _known_types(function))
-
-
-def _is_short(type_: Type | None) -> bool:
-    if not isinstance(type_, TensorType) or type_.shape is None or len(type_.shape) != 1:
-        return True
-    (extent,) = type_.shape
-    return not isinstance(extent, int) or extent <= LONGEST_PROPAGATED
+    shapes = (type_.shape for type_ in _known_types(function) if isinstance(type_, TensorType))
+    vectors = (shape[0] for shape in shapes if shape is not None and len(shape) == 1)
+    return all(not isinstance(extent, int) or extent <= LONGEST_PROPAGATED for extent in vectors)
 
 
 def _known_types(function: Function) -> Iterator[Type | None]:
@@ -113,20 +108,13 @@ def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inf
         (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
     )
     types = {name: type_ for name, type_ in pairs if type_ is not None}
-    bodies = {
-        node.name: tuple(_read(inner, body, symbols) for inner, body in zip(_graphs(graph.node[k]), node.bodies, strict=True))
-        for k, node in enumerate(function.nodes)
-        if node.bodies
-    }
+    bodies: dict[str, tuple[InferredTypes, ...]] = {}
+    for k, node in enumerate(function.nodes):
+        if node.bodies:
+            # In the order of `Node.bodies`.
+            graphs = [g for a in graph.node[k].attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
+            bodies[node.name] = tuple(_read(inner, body, symbols) for inner, body in zip(graphs, node.bodies, strict=True))
     return InferredTypes(types, bodies)
-
-
-def _graphs(proto: NodeProto) -> Iterator[GraphProto]:
-    """Yield the graphs among a node's attributes, in the order of `Node.bodies`."""
-    for attribute in proto.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 # Inference gets the values of constants up to this size, such as shapes and axes.
@@ -172,19 +160,13 @@ def _infer_outputs(
         inferred = shape_inference.infer_node_outputs(
             schema,
             node_message(node),
-            {name: _type_message(type_) for name, (type_, _) in inputs if type_ is not None},
+            {name: make_type(type_) for name, (type_, _) in inputs if type_ is not None},
             {name: write_tensor(constant, name) for name, (_, constant) in inputs if constant is not None},
             opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets],
         )
     except (shape_inference.InferenceError, ValidationError) as error:
         raise ModelError(_strip_tags(str(error))) from error
     return tuple(read_type(inferred[name]) if name in inferred else None for name in node.outputs)
-
-
-def _type_message(type_: Type) -> TypeProto:
-    proto = TypeProto()
-    write_type(type_, proto)
-    return proto
 
 
 def _strip_tags(text: str) -> str:

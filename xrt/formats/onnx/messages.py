@@ -347,6 +347,13 @@ def read_border_value(proto: ValueInfoProto) -> Value:
     return read_value(proto)
 
 
+def make_type(type_: Type) -> TypeProto:
+    """Convert a type."""
+    proto = TypeProto()
+    write_type(type_, proto)
+    return proto
+
+
 def write_type(type_: Type, proto: TypeProto) -> None:
     """Write a type into the message."""
     if isinstance(type_, TensorType):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
@@ -240,7 +240,7 @@ def _insert_identities(function: Function, fresh: FreshNames, *, is_body: bool) 
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
 
 
-def identity_opset(type_: Type | None) -> int:
+def _find_identity_opset(type_: Type | None) -> int:
     """The first ai.onnx opset whose Identity supports the type; 1 if the type is unknown."""
     text = None if type_ is None else onnx_spelling(type_)
     versions = range(1, latest_opset() + 1)
@@ -279,13 +279,15 @@ def lowest_model(
         function = convert_function(function, max_opset)
     opsets = lowest_opsets(function)
     function = normalize(function)
-    opsets[""] = max(opsets[""], _find_identity_opset(function), min(least_opset, function.opsets.get("", 1)))
+    identities = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
+    opsets[""] = max(opsets[""], *map(_find_identity_opset, identities), min(least_opset, function.opsets.get("", 1)))
     return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _style(weights, location))
 
 
 def lowest_opset(node: Node, function: Function) -> int:
     """The lowest ai.onnx opset that preserves the semantics of a node and its bodies; 1 if it uses none."""
-    return max((since_version(inner, holder) or 1 for holder, inner in _walk(node, function) if not inner.domain), default=1)
+    nodes = ((function, node), *(pair for body in node.bodies for pair in body.walk()))
+    return max((since_version(inner, holder) or 1 for holder, inner in nodes if not inner.domain), default=1)
 
 
 def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str | None:
@@ -302,19 +304,6 @@ def why_not_downgradable(node: Node, function: Function, max_opset: int) -> str 
 def why_not_upgradable(node: Node, function: Function, opset: int) -> str | None:
     """Explain why `upgrade_opset` cannot convert this node to ``opset``, or return None. Never raises."""
     return None if function.opset() >= opset else _why_not_convertible(node, function, opset, _raise_node)
-
-
-def _walk(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
-    """Yield the node and all nodes in its bodies, each with its Function."""
-    yield function, node
-    for body in node.bodies:
-        yield from body.walk()
-
-
-def _find_identity_opset(function: Function) -> int:
-    """The first opset whose Identity supports the types of all Identity nodes."""
-    types = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
-    return max(map(identity_opset, types), default=1)
 
 
 def externalize_weights(function: Function) -> Function:

@@ -18,7 +18,6 @@ from onnx import (
     NodeProto,
     SparseTensorProto,
     TensorProto,
-    TypeProto,
     helper,
     inliner,
 )
@@ -38,6 +37,7 @@ from xrt.formats.onnx.messages import (
     text,
 )
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Type, Value, find_schema
+from xrt.graph.attributes import decode_text
 from xrt.graph.function import pause_gc
 from xrt.graph.schemas import domain_title, latest_version, why_unknown
 from xrt.operators import NodeWriter
@@ -273,7 +273,8 @@ class _Reader:
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
         inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_border_value(proto) for proto in graph.output)
-        _check_named(graph, (*inputs, *outputs))
+        if any(not value.name for value in (*inputs, *outputs)):
+            raise ModelError(f"graph {graph.name!r} has an input or output without a name")
         output_names = {value.name for value in outputs}
         types = _read_inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
         name, aliases, metadata = read_graph_metadata(graph)
@@ -379,39 +380,23 @@ class _Reader:
         if kind is AttrKind.FLOAT:
             return stored if stored == stored else math.nan  # the same NaN object, so that tuples compare equal
         if kind is AttrKind.STRING:
-            return _text(stored)
+            return decode_text(stored)
         if isinstance(stored, SparseTensorProto):
             return read_sparse(stored, self.external, what)
         if kind is AttrKind.TENSOR:
             return read_tensor(stored, self.external, what)
         if kind is AttrKind.GRAPH:
             return self.function(stored)
-        return _read_definite_type(stored, what)
-
-
-def _text(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw
-
-
-def _read_definite_type(proto: TypeProto, what: str) -> Type:
-    type_ = read_type(proto)
-    if type_ is None:
-        raise ModelError(f"{what} is a type without an element type")
-    return type_
+        type_ = read_type(stored)
+        if type_ is None:
+            raise ModelError(f"{what} is a type without an element type")
+        return type_
 
 
 def _describe_node(node: NodeProto) -> str:
     """How to name a node in an error: by its first output if it has no name."""
     name = node.name or next((output for output in node.output if output), "")
     return f"{name!r} ({node.op_type})"
-
-
-def _check_named(graph: GraphProto, values: Sequence[Value]) -> None:
-    if any(not value.name for value in values):
-        raise ModelError(f"graph {graph.name!r} has an input or output without a name")
 
 
 def _read_inner_types(graph: GraphProto, nodes: Sequence[Node], excluded: Set[str]) -> dict[str, Type]:

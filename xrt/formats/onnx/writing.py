@@ -32,6 +32,7 @@ from xrt.formats.onnx.messages import (
     encode_bytes,
     encode_data,
     is_large,
+    make_type,
     needs_metadata,
     write_graph_metadata,
     write_node_metadata,
@@ -42,7 +43,7 @@ from xrt.formats.onnx.messages import (
     write_value,
 )
 from xrt.formats.output import replace_file
-from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value, since_version
+from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Value, since_version
 from xrt.graph.schemas import latest_version
 
 # Before this version, initializers must also be inputs; XRT does not write them so.
@@ -189,11 +190,6 @@ class _Writer:
             self.body(function, proto.graphs.add())
 
 
-def _write_types(types: tuple[Type, ...], proto: AttributeProto) -> None:
-    for type_ in types:
-        write_type(type_, proto.type_protos.add())
-
-
 def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8")
 
@@ -210,7 +206,7 @@ _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[_Writer, Any, AttributeProto], Any]
     AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_bytes, value)),
     AttrKind.TENSORS: lambda writer, value, proto: proto.tensors.extend(writer.style.inner(item, "") for item in value),
     AttrKind.GRAPHS: lambda writer, value, proto: writer.bodies(value, proto),
-    AttrKind.TYPES: lambda _, value, proto: _write_types(value, proto),
+    AttrKind.TYPES: lambda _, value, proto: proto.type_protos.extend(map(make_type, value)),
 }
 
 
