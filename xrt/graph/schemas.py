@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,50 +54,71 @@ def latest_opset() -> int:
 UNBOUNDED = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
 class FormalParameter:
     """One declared input or output of an operator."""
 
-    name: str
-    types: frozenset[str]
-    """Allowed types in ONNX's spelling: ``tensor(float)``, ``seq(tensor(int64))``."""
-    variable: str
-    """The type variable (``T``), or a concrete type."""
-    is_optional: bool
-    is_variadic: bool
-    is_homogeneous: bool
-    """Whether all values of a variadic parameter have the same type."""
+    def __init__(self, parameter: defs.OpSchema.FormalParameter) -> None:
+        self.name = parameter.name
+        self.types = frozenset(parameter.types)
+        """Allowed types in ONNX's spelling: ``tensor(float)``, ``seq(tensor(int64))``."""
+        self.variable = parameter.type_str
+        """The type variable (``T``), or a concrete type."""
+        self.is_optional = parameter.option.name == "Optional"
+        self.is_variadic = parameter.option.name == "Variadic"
+        self.is_homogeneous = parameter.is_homogeneous
+        """Whether all values of a variadic parameter have the same type."""
 
 
-@dataclass(frozen=True, slots=True)
+_KINDS = {
+    "TYPE_PROTO": AttrKind.TYPE,
+    "TYPE_PROTOS": AttrKind.TYPES,
+    "SPARSE_TENSOR": AttrKind.TENSOR,
+    "SPARSE_TENSORS": AttrKind.TENSORS,
+}
+
+
 class FormalAttribute:
     """One declared attribute of an operator."""
 
-    name: str
-    kind: AttrKind
-    """Sparse tensors become dense when read, so they are TENSOR here."""
-    is_required: bool
-    default: Any
-    """None if the schema has no default."""
+    def __init__(self, name: str, formal: defs.OpSchema.Attribute) -> None:
+        self.name = name
+        self.kind = _KINDS.get(formal.type.name) or AttrKind[formal.type.name]
+        """Sparse tensors become dense when read, so they are TENSOR here."""
+        self.is_required = formal.required
+        self.default = _read_default(formal)
+        """None if the schema has no default."""
 
 
-@dataclass(frozen=True, slots=True)
+def _read_default(formal: defs.OpSchema.Attribute) -> Any:
+    """Convert the default of a schema, an ONNX message, to a plain value."""
+    from onnx import helper
+
+    if not formal.default_value.name:
+        return None
+    value = helper.get_attribute_value(formal.default_value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return tuple(value) if isinstance(value, list) else value
+
+
 class Operator:
     """An operator at one version of its semantics."""
 
-    name: str
-    domain: str
-    since_version: int
-    is_deprecated: bool
-    inputs: tuple[FormalParameter, ...]
-    outputs: tuple[FormalParameter, ...]
-    attributes: Mapping[str, FormalAttribute]
-    required: frozenset[str]
-    min_inputs: int
-    max_inputs: int | None
-    """None if unlimited, as for Concat."""
-    min_outputs: int
-    max_outputs: int | None
+    def __init__(self, schema: defs.OpSchema) -> None:
+        self.name = schema.name
+        self.domain = schema.domain
+        self.since_version = schema.since_version
+        self.is_deprecated = schema.deprecated
+        self.inputs = tuple(map(FormalParameter, schema.inputs))
+        self.outputs = tuple(map(FormalParameter, schema.outputs))
+        attributes = {name: FormalAttribute(name, formal) for name, formal in sorted(schema.attributes.items())}
+        self.attributes = FrozenDict(attributes)
+        self.required = frozenset(name for name, formal in attributes.items() if formal.is_required)
+        self.min_inputs = schema.min_input
+        self.max_inputs = None if schema.max_input >= UNBOUNDED else schema.max_input
+        """None if unlimited, as for Concat."""
+        self.min_outputs = schema.min_output
+        self.max_outputs = None if schema.max_output >= UNBOUNDED else schema.max_output
 
     @property
     def title(self) -> str:
@@ -137,7 +157,7 @@ def _span(low: int, high: int | None) -> str:
 def find_operator(op_type: str, version: int, domain: str = "") -> Operator | None:
     """The operator at an opset version; None if the domain or the operator is unknown."""
     schema = find_schema(op_type, version, domain)
-    return None if schema is None else _read(schema)
+    return None if schema is None else Operator(schema)
 
 
 def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
@@ -211,68 +231,6 @@ def _latest_versions() -> Mapping[str, int]:
 def domain_title(domain: str) -> str:
     """The display name of a domain: the empty string is ai.onnx."""
     return domain or "ai.onnx"
-
-
-def _read(schema: defs.OpSchema) -> Operator:
-    attributes = {name: _attribute(name, formal) for name, formal in sorted(schema.attributes.items())}
-    return Operator(
-        name=schema.name,
-        domain=schema.domain,
-        since_version=schema.since_version,
-        is_deprecated=schema.deprecated,
-        inputs=tuple(_formal(parameter) for parameter in schema.inputs),
-        outputs=tuple(_formal(parameter) for parameter in schema.outputs),
-        attributes=FrozenDict(attributes),
-        required=frozenset(name for name, formal in attributes.items() if formal.is_required),
-        min_inputs=schema.min_input,
-        max_inputs=_limit(schema.max_input),
-        min_outputs=schema.min_output,
-        max_outputs=_limit(schema.max_output),
-    )
-
-
-def _limit(count: int) -> int | None:
-    return None if count >= UNBOUNDED else count
-
-
-def _formal(parameter: defs.OpSchema.FormalParameter) -> FormalParameter:
-    from onnx import defs
-
-    option = defs.OpSchema.FormalParameterOption
-    return FormalParameter(
-        name=parameter.name,
-        types=frozenset(parameter.types),
-        variable=parameter.type_str,
-        is_optional=parameter.option == option.Optional,
-        is_variadic=parameter.option == option.Variadic,
-        is_homogeneous=parameter.is_homogeneous,
-    )
-
-
-_KINDS = {
-    "TYPE_PROTO": AttrKind.TYPE,
-    "TYPE_PROTOS": AttrKind.TYPES,
-    "SPARSE_TENSOR": AttrKind.TENSOR,
-    "SPARSE_TENSORS": AttrKind.TENSORS,
-}
-
-
-def _attribute(name: str, formal: defs.OpSchema.Attribute) -> FormalAttribute:
-    word = formal.type.name
-    kind = _KINDS.get(word) or AttrKind[word]
-    return FormalAttribute(name, kind, formal.required, _default(formal))
-
-
-def _default(formal: defs.OpSchema.Attribute) -> Any:
-    """Convert the default of a schema, an ONNX message, to a plain value."""
-    from onnx import helper
-
-    if not formal.default_value.name:
-        return None
-    value = helper.get_attribute_value(formal.default_value)
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    return tuple(value) if isinstance(value, list) else value
 
 
 Inference: TypeAlias = Callable[[Node, Mapping[str, Type], Mapping[str, Constant], Mapping[str, int]], Sequence[Type | None]]
