@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
-from tests.formats.test_onnx_errors import BRANCHES, RELU, message, model
+from tests.formats.test_onnx_errors import BRANCHES, RELU, changed, message, model
 from xrt.errors import ModelError
 from xrt.formats.onnx import load, to_model
 
@@ -15,11 +15,8 @@ from xrt.formats.onnx import load, to_model
 
 
 def with_weight(tensor: TensorProto) -> ModelProto:
-    whole = ModelProto()
-    whole.CopyFrom(RELU)
     tensor.name = "w"
-    whole.graph.initializer.append(tensor)
-    return whole
+    return changed(lambda whole: whole.graph.initializer.append(tensor))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +70,7 @@ def test_an_empty_tensor_of_an_impossible_shape() -> None:
 
 
 def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
-    whole = ModelProto()
-    whole.CopyFrom(RELU)
+    whole = changed(lambda whole: None)
     entry = whole.graph.sparse_initializer.add(dims=dims)
     entry.values.CopyFrom(numpy_helper.from_array(np.ones(values, np.float32), "w"))
     entry.indices.CopyFrom(numpy_helper.from_array(indices))

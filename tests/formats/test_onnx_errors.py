@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -96,91 +98,11 @@ def test_every_truncation_is_a_model_error() -> None:
             load(data[:size])
 
 
-# ---------------------------------------------------------------------------------------------- versions and operators
-
-
-def test_an_opset_newer_than_onnx() -> None:
-    newest = onnx.defs.onnx_opset_version()
-    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 999]>')) == (
-        f"cannot load the given ModelProto: it uses opset 999 of ai.onnx, but the installed onnx {VERSION} knows {newest} "
-        "at most; upgrade onnx, or export the model for an older opset"
-    )
-
-
-def test_an_ir_version_newer_than_onnx() -> None:
-    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 999, opset_import: ["": 17]>')) == (
-        f"cannot load the given ModelProto: it has IR version 999, but the installed onnx {VERSION} knows {onnx.IR_VERSION} "
-        "at most; upgrade onnx, or export the model with an older version"
-    )
-
-
-def test_an_opset_before_the_first() -> None:
-    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 0]>')) == (
-        "cannot load the given ModelProto: it uses opset 0 of ai.onnx; versions start at 1"
-    )
-
-
-def test_a_missing_opset_import() -> None:
-    assert message(model("(float x) => (float y) { y = com.acme.Relu(x) }")) == (
-        "cannot load the given ModelProto: node 'y' (Relu) is of domain com.acme, whose opset the model does not import "
-        "(it imports: ai.onnx 17)"
-    )
-    bare = ModelProto()
-    bare.CopyFrom(RELU)
-    del bare.opset_import[:]
-    assert message(bare) == (
-        "cannot load the given ModelProto: node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import "
-        "(it imports: none)"
-    )
-
-
-def test_an_opset_imported_at_two_versions() -> None:
-    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 17, "ai.onnx": 18]>')) == (
-        "cannot load the given ModelProto: it imports domain 'ai.onnx' twice, at versions 17 and 18"
-    )
-
-
-def test_an_unknown_operator_gets_the_nearest() -> None:
-    assert message(model("(float x) => (float y) { y = Rellu(x) }")) == (
-        "cannot load the given ModelProto: node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17."
-        " Did you mean 'Relu'?"
-    )
-
-
-def test_an_operator_newer_than_the_opset() -> None:
-    assert message(model("(float x) => (float y) { y = Gelu(x) }")) == (
-        "cannot load the given ModelProto: node 'y' (Gelu): Gelu came with opset 20 of ai.onnx; the graph is at opset 17"
-    )
-
-
-def test_a_node_without_an_operator() -> None:
-    broken = ModelProto()
-    broken.CopyFrom(RELU)
-    broken.graph.node[0].op_type = ""
-    assert message(broken) == "cannot load the given ModelProto: node 'y' () names no operator"
-
-
 # ---------------------------------------------------------------------------------------------- structure
 
 
-def test_a_cycle() -> None:
-    assert message(model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }")) == (
-        "cannot load the given ModelProto: the graph has a cycle of 2 node(s): b (Relu) -> a (Add) -> b (Relu); "
-        "a function must be acyclic"
-    )
-
-
-def test_an_undefined_value() -> None:
-    assert message(model("(float x_input) => (float y) { [n] y = Relu(x_imput) }")) == (
-        "cannot load the given ModelProto: node 'n' (Relu) reads value 'x_imput', which no input, initialiser or node defines."
-        " Did you mean 'x_input'?"
-    )
-
-
-def test_an_undefined_output() -> None:
-    assert message(model("(float x) => (float nowhere) { [n] y = Relu(x) }")) == (
-        "cannot load the given ModelProto: graph 'g' returns value 'nowhere', which no input, initialiser or node defines."
-    )
+def with_opsets(opsets: str, ir_version: int = 8) -> ModelProto:
+    return model("(float x) => (float y) { y = Relu(x) }", f"<ir_version: {ir_version}, opset_import: [{opsets}]>")
 
 
 BRANCHES = (
@@ -189,56 +111,123 @@ BRANCHES = (
 )
 
 
-def test_an_undefined_value_in_a_body() -> None:
-    text = BRANCHES.format(then="a = Relu(x)", other="[inner] b = Relu(zzz)")
-    assert message(model(text)) == (
-        "cannot load the given ModelProto: node 'inner' (Relu) reads value 'zzz', which no input, initialiser or node defines."
-    )
+def branches(other: str) -> ModelProto:
+    return model(BRANCHES.format(then="a = Relu(x)", other=other))
 
 
-def test_a_body_that_returns_an_undefined_value() -> None:
-    text = BRANCHES.format(then="a = Relu(x)", other="q = Relu(x)")
-    assert message(model(text)) == (
-        "cannot load the given ModelProto: body 'e' of node 'if' (If) returns value 'b', "
-        "which no input, initialiser or node defines."
-    )
+NEWEST, UNDEFINED = onnx.defs.onnx_opset_version(), "which no input, initialiser or node defines."
 
 
-def test_a_value_of_one_body_is_no_value_of_another() -> None:
-    text = BRANCHES.format(then="a = Relu(x)", other="b = Relu(a)")
-    assert "reads value 'a', which no input, initialiser or node defines" in message(model(text))
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            with_opsets('"": 999'),
+            (
+                f"it uses opset 999 of ai.onnx, but the installed onnx {VERSION} knows {NEWEST} at most; upgrade onnx, or "
+                "export the model for an older opset"
+            ),
+        ),
+        (
+            with_opsets('"": 17', 999),
+            (
+                f"it has IR version 999, but the installed onnx {VERSION} knows {onnx.IR_VERSION} at most; upgrade onnx, or "
+                "export the model with an older version"
+            ),
+        ),
+        (with_opsets('"": 0'), "it uses opset 0 of ai.onnx; versions start at 1"),
+        (with_opsets('"": 17, "ai.onnx": 18'), "it imports domain 'ai.onnx' twice, at versions 17 and 18"),
+        (
+            with_opsets('"com.acme": 1'),
+            "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: com.acme 1)",
+        ),
+        (
+            model("(float x) => (float y) { y = com.acme.Relu(x) }"),
+            "node 'y' (Relu) is of domain com.acme, whose opset the model does not import (it imports: ai.onnx 17)",
+        ),
+        (
+            model("(float x) => (float y) { y = Rellu(x) }"),
+            "node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17. Did you mean 'Relu'?",
+        ),
+        (
+            model("(float x) => (float y) { y = Gelu(x) }"),
+            "node 'y' (Gelu): Gelu came with opset 20 of ai.onnx; the graph is at opset 17",
+        ),
+        (
+            model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }"),
+            "the graph has a cycle of 2 node(s): b (Relu) -> a (Add) -> b (Relu); a function must be acyclic",
+        ),
+        (
+            model("(float x_input) => (float y) { [n] y = Relu(x_imput) }"),
+            f"node 'n' (Relu) reads value 'x_imput', {UNDEFINED} Did you mean 'x_input'?",
+        ),
+        (
+            model("(float x) => (float nowhere) { [n] y = Relu(x) }"),
+            f"graph 'g' returns value 'nowhere', {UNDEFINED}",
+        ),
+        (branches("[inner] b = Relu(zzz)"), f"node 'inner' (Relu) reads value 'zzz', {UNDEFINED}"),
+        (branches("q = Relu(x)"), f"body 'e' of node 'if' (If) returns value 'b', {UNDEFINED}"),
+        (branches("[inner] b = Relu(a)"), f"node 'inner' (Relu) reads value 'a', {UNDEFINED}"),
+        (
+            model("(float x) => (float y) { [m] y = Relu(x)  [n] y = Neg(x) }"),
+            "value 'y' of function 'g' is defined twice: by node 'n' (Neg) and by another node; every value has one definition",
+        ),
+        (
+            model("(float x) => (float y) { y = SimplifiedLayerNormalization(x) }"),
+            "node 'y' (SimplifiedLayerNormalization) needs two inputs and an output",
+        ),
+    ],
+)
+def test_a_model_that_violates_a_rule(source: ModelProto, reason: str) -> None:
+    assert message(source) == f"cannot load the given ModelProto: {reason}"
 
 
-def test_a_value_defined_twice() -> None:
-    assert message(model("(float x) => (float y) { [m] y = Relu(x)  [n] y = Neg(x) }")) == (
-        "cannot load the given ModelProto: value 'y' of function 'g' is defined twice: by node 'n' (Neg) and by another node; "
-        "every value has one definition"
-    )
+def changed(change: Callable[[ModelProto], Any], source: ModelProto = RELU) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(source)
+    change(copy)
+    return copy
 
 
-def test_two_initialisers_of_one_name_and_one_without() -> None:
-    twice = ModelProto()
-    twice.CopyFrom(RELU)
-    twice.graph.initializer.extend([numpy_helper.from_array(np.zeros(1), "w")] * 2)
-    assert message(twice) == "cannot load the given ModelProto: graph 'g' has two initialisers named 'w'"
-    twice.graph.initializer[0].name = ""
-    assert message(twice) == "cannot load the given ModelProto: graph 'g' has an initialiser without a name"
+LEAKY = model("(float x) => (float y) { [n] y = LeakyRelu<alpha = 1.0>(x) }")
+ZERO, UNNAMED = numpy_helper.from_array(np.zeros(1), "w"), numpy_helper.from_array(np.zeros(1))
 
 
-def test_an_input_without_a_name() -> None:
-    broken = ModelProto()
-    broken.CopyFrom(RELU)
-    broken.graph.input[0].name = ""
-    assert message(broken) == "cannot load the given ModelProto: graph 'g' has an input or output without a name"
-
-
-def test_an_attribute_twice_and_one_without_a_value() -> None:
-    broken = model("(float x) => (float y) { [n] y = LeakyRelu<alpha = 1.0>(x) }")
-    broken.graph.node[0].attribute.append(helper.make_attribute("alpha", 2.0))
-    assert message(broken) == "cannot load the given ModelProto: node 'n' (LeakyRelu) has two attributes named 'alpha'"
-    del broken.graph.node[0].attribute[:]
-    broken.graph.node[0].attribute.add(name="alpha")
-    assert message(broken) == ("cannot load the given ModelProto: attribute 'alpha' of node 'n' (LeakyRelu) has no kind")
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            changed(lambda m: m.ClearField("opset_import")),
+            "node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: none)",
+        ),
+        (changed(lambda m: m.graph.node[0].ClearField("op_type")), "node 'y' () names no operator"),
+        (changed(lambda m: m.graph.initializer.extend([ZERO, ZERO])), "graph 'g' has two initialisers named 'w'"),
+        (changed(lambda m: m.graph.initializer.append(UNNAMED)), "graph 'g' has an initialiser without a name"),
+        (changed(lambda m: m.graph.input[0].ClearField("name")), "graph 'g' has an input or output without a name"),
+        (
+            changed(lambda m: m.graph.node[0].attribute.append(helper.make_attribute("alpha", 2.0)), LEAKY),
+            "node 'n' (LeakyRelu) has two attributes named 'alpha'",
+        ),
+        (
+            changed(lambda m: m.graph.node[0].attribute[0].ClearField("type"), LEAKY),
+            "attribute 'alpha' of node 'n' (LeakyRelu) has no kind",
+        ),
+        (
+            changed(lambda m: m.graph.node[0].metadata_props.add(key="xrt.control", value="nonsense")),
+            "metadata 'xrt.control' is 'nonsense'; it must be JSON",
+        ),
+        (
+            changed(lambda m: m.graph.node[0].metadata_props.add(key="xrt.control", value="[1]")),
+            "metadata 'xrt.control' is '[1]'; it must be a list of node names, like [\"a\", \"b\"]",
+        ),
+        (
+            changed(lambda m: m.graph.metadata_props.add(key="xrt.aliases", value='[["x"]]')),
+            'metadata \'xrt.aliases\' is \'[["x"]]\'; it must be a list of pairs, like [["input", "output"]]',
+        ),
+    ],
+)
+def test_a_message_that_is_not_well_formed(source: ModelProto, reason: str) -> None:
+    assert message(source) == f"cannot load the given ModelProto: {reason}"
 
 
 def test_a_recursive_local_function() -> None:
@@ -264,27 +253,3 @@ def test_local_functions_in_a_long_line() -> None:
     )
     text = f'<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) {{ y = loc.f0(x) }}\n{bodies}'
     assert message(parser.parse_model(text)).endswith("more than 200 call one another in a line, from loc.f99 on")
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "wanted"),
-    [
-        ("xrt.control", "nonsense", "JSON"),
-        ("xrt.control", "[1]", 'a list of node names, like ["a", "b"]'),
-    ],
-)
-def test_metadata_of_ours_that_is_not_ours(key: str, text: str, wanted: str) -> None:
-    broken = ModelProto()
-    broken.CopyFrom(RELU)
-    broken.graph.node[0].metadata_props.add(key=key, value=text)
-    assert message(broken) == f"cannot load the given ModelProto: metadata {key!r} is {text!r}; it must be {wanted}"
-
-
-def test_malformed_aliases() -> None:
-    broken = ModelProto()
-    broken.CopyFrom(RELU)
-    broken.graph.metadata_props.add(key="xrt.aliases", value='[["x"]]')
-    assert message(broken) == (
-        "cannot load the given ModelProto: metadata 'xrt.aliases' is '[[\"x\"]]'; "
-        'it must be a list of pairs, like [["input", "output"]]'
-    )
