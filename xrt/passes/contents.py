@@ -156,40 +156,36 @@ def _neutral(a: Any, b: Any, neutral: int) -> Any:
     return a if b == neutral else b if a == neutral else None
 
 
+def _bounds(element: Any) -> tuple[float, float]:
+    """The least and the largest value of an element: extents are never negative, and nothing compares with NaN."""
+    if isinstance(element, str):
+        return 0, math.inf
+    return (math.nan, math.nan) if element is None else (element, element)
+
+
 def _larger(a: Any, b: Any) -> Any:
-    """Maximum of an extent and a number: extents are never negative."""
-    number, name = (b, a) if isinstance(a, str) else (a, b)
-    return name if isinstance(name, str) and _is_at_most(number, 0) else None
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return a if a_low >= b_high else b if b_low >= a_high else None
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    number, name = (b, a) if isinstance(a, str) else (a, b)
-    return number if isinstance(name, str) and _is_at_most(number, 0) else None
-
-
-def _is_at_most(number: Any, limit: int) -> bool:
-    return not isinstance(number, str) and number is not None and number <= limit
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return a if a_high <= b_low else b if b_high <= a_low else None
 
 
 def _equal(a: Any, b: Any) -> Any:
-    number, name = (b, a) if isinstance(a, str) else (a, b)
-    return False if isinstance(name, str) and _is_at_most(number, -1) else None
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return False if a_high < b_low or b_high < a_low else None
 
 
 def _less(a: Any, b: Any) -> Any:
-    if isinstance(a, str) and _is_at_most(b, 0):
-        return False
-    return True if isinstance(b, str) and _is_at_most(a, -1) else None
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return True if a_high < b_low else False if a_low >= b_high else None
 
 
 def _less_or_equal(a: Any, b: Any) -> Any:
-    if isinstance(a, str) and _is_at_most(b, -1):
-        return False
-    return True if isinstance(b, str) and _is_at_most(a, 0) else None
-
-
-def _swap_operands(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda a, b: rule(b, a)
+    greater = _less(b, a)
+    return None if greater is None else not greater
 
 
 def _mod(case: PropagationCase) -> Sequence[Contents | None]:
@@ -279,9 +275,9 @@ ARITHMETIC: Mapping[str, Rule] = {
     "Or": _elementwise(np.logical_or, lambda a, b: True if a is True or b is True else None),
     "Equal": _elementwise(np.equal, _equal, DType.BOOL),
     "Less": _elementwise(np.less, _less, DType.BOOL),
-    "Greater": _elementwise(np.greater, _swap_operands(_less), DType.BOOL),
+    "Greater": _elementwise(np.greater, lambda a, b: _less(b, a), DType.BOOL),
     "LessOrEqual": _elementwise(np.less_equal, _less_or_equal, DType.BOOL),
-    "GreaterOrEqual": _elementwise(np.greater_equal, _swap_operands(_less_or_equal), DType.BOOL),
+    "GreaterOrEqual": _elementwise(np.greater_equal, lambda a, b: _less_or_equal(b, a), DType.BOOL),
     "ReduceProd": _reduction(np.prod),
     "ReduceSum": _reduction(np.sum),
     "ReduceMax": _reduction(np.max),
