@@ -118,16 +118,19 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
         if all(operand.is_known for operand in operands):
             array = _compute(compute, [operand.elements.astype(operand.dtype.numpy) for operand in operands])
             return [None if array is None else Contents(to or dtype, array.astype(object))]
-        result = np.empty(np.broadcast_shapes(*(operand.elements.shape for operand in operands)), object)
-        if result.size > MOST_ELEMENTS:
+        elements = [operand.elements for operand in operands]
+        if math.prod(np.broadcast_shapes(*(array.shape for array in elements))) > MOST_ELEMENTS:
             return [None]
-        spread = [np.broadcast_to(operand.elements, result.shape) for operand in operands]
-        for index in np.ndindex(result.shape):
-            elements = [operand[index] for operand in spread]
-            result[index] = _compute_element(elements, dtype, compute, rule)
-        return [Contents(to or dtype, result)]
+        return [Contents(to or dtype, _map_elements(lambda *each: _compute_element(each, dtype, compute, rule), *elements))]
 
     return apply
+
+
+def _map_elements(change: Callable[..., Any], *operands: Elements) -> Elements:
+    """Apply a function to the elements of tensors, which are broadcast."""
+    result = np.empty(np.broadcast_shapes(*(operand.shape for operand in operands)), object)
+    result[...] = np.frompyfunc(change, len(operands), 1)(*operands)
+    return result
 
 
 def _compute(compute: Callable[..., Any], arrays: Sequence[Array]) -> Array | None:
@@ -205,14 +208,7 @@ def _cast(case: PropagationCase) -> Sequence[Contents | None]:
     if contents.dtype is DType.INT64 and dtype is DType.INT64:
         return [contents]
     with np.errstate(all="ignore"):
-        return [Contents(dtype, _objects_like(contents.elements, lambda e: _cast_element(e, contents.dtype, dtype)))]
-
-
-def _objects_like(elements: Elements, change: Callable[[Any], Any]) -> Elements:
-    result = np.empty(elements.shape, object)
-    for index in np.ndindex(elements.shape):
-        result[index] = change(elements[index])
-    return result
+        return [Contents(dtype, _map_elements(lambda e: _cast_element(e, contents.dtype, dtype), contents.elements))]
 
 
 def _cast_element(element: Any, source: DType, dtype: DType) -> Any:
@@ -229,15 +225,12 @@ def _where(case: PropagationCase) -> Sequence[Contents | None]:
     operands = case.spread()
     if operands is None:
         return [None]
-    condition, a, b = operands
-    shape = np.broadcast_shapes(condition.elements.shape, a.elements.shape, b.elements.shape)
-    result = np.empty(shape, object)
-    spread = [np.broadcast_to(operand.elements, shape) for operand in (condition, a, b)]
-    for index in np.ndindex(shape):
-        flag, x, y = (operand[index] for operand in spread)
+
+    def choose(flag: Any, x: Any, y: Any) -> Any:
         # With an unknown condition the result is known if both branches agree.
-        result[index] = (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
-    return [Contents(a.dtype, result)]
+        return (x if flag else y) if flag is not None else x if x == y and type(x) is type(y) else None
+
+    return [Contents(operands[1].dtype, _map_elements(choose, *(operand.elements for operand in operands)))]
 
 
 def _reduction(compute: Callable[..., Any]) -> Rule:
