@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tests.formats.test_onnx_errors import BRANCHES, RELU, changed, message, model
-from xrt.errors import ModelError
-from xrt.formats.onnx import load, to_model
+from tests.formats.test_onnx_errors import changed, message
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -146,31 +143,3 @@ def test_text_that_is_not_utf8(place: bytes, what: str) -> None:
     broken = data.replace(place, NOT_TEXT + place[len(NOT_TEXT) :], 1)  # where it stands first
     assert message(broken).startswith(f"cannot load the given bytes: {what}")
     assert "is not UTF-8 text: b'" in message(broken)
-
-
-SMALL = [
-    RELU,
-    model("(float[N,3] x) => (float y) <int64[2] s = {3, -1}> { a = Reshape(x, s)  y = Softmax<axis=1>(a) }"),
-    model(BRANCHES.format(then="a = Neg(x)", other="b = Abs(x)")),
-    parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) { y = loc.f(x) }
-        <domain: "loc", opset_import: ["": 17]> f <k: float=1.0> (a) => (b) { b = Elu<alpha: float=@k>(a) }"""
-    ),
-]
-
-
-@pytest.mark.slow
-@given(
-    st.sampled_from(SMALL), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255), st.booleans()), min_size=1, max_size=4)
-)
-@settings(max_examples=400, deadline=None)
-def test_a_damaged_model_is_refused_or_read(whole: ModelProto, damage: list[tuple[int, int, bool]]) -> None:
-    data = bytearray(whole.SerializeToString())
-    for place, byte, insert in damage:
-        at = place % len(data)
-        data[at : at + (not insert)] = bytes([byte])
-    try:
-        function = load(bytes(data))
-    except ModelError:
-        return
-    assert load(to_model(function)) == function

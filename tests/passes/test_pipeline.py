@@ -88,6 +88,18 @@ def test_what_cannot_be_raised_has_a_reason() -> None:
     assert told is not None and told.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
 
 
+def test_the_nodes_of_a_body_are_raised_too() -> None:
+    sum_ = Node("ReduceSum", ("x",), ("s",), read_attributes({"axes": [0], "keepdims": 0}))
+    body = Function((), (Value("s"),), (sum_,), opsets={"": 12})
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="n")
+    inputs = (Value("x", TensorType(DType.FLOAT32, (2, 3))), Value("c", TensorType(DType.BOOL, ())))
+    f = infer_shapes(Function(inputs, (Value("y"),), (node,), opsets={"": 12}))
+    assert why_not_upgradable(f.nodes[0], f, 13) == "node 'n' (If) cannot be brought from opset 12 to 13: it has a body"
+    f = infer_shapes(f.replace(nodes=(node.map_bodies(lambda b: b.replace(opsets={"": 11})),), opsets={"": 11}))
+    newer = upgrade_opset(f, 12)
+    assert [part.opset() for part in (newer, *newer.nodes[0].bodies)] == [12, 12, 12]
+
+
 F = TensorType(DType.FLOAT32, (2,))
 
 
