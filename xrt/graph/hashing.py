@@ -83,7 +83,9 @@ class _Encoder:
         def number(name: str) -> int:
             return numbers.setdefault(name, len(numbers)) if name else -1
 
-        yield _encode_tagged("O", ",".join(f"{d}:{v}" for d, v in sorted(self._opsets(function).items())))
+        # An imported domain without nodes does not change the computation.
+        used = {node.domain for node in function.nodes}
+        yield _encode_tagged("O", ",".join(f"{d}:{v}" for d, v in sorted(function.opsets.items()) if d in used))
         for value in function.inputs:
             number(value.name)
             yield _encode_tagged("I", self.type(value.type))
@@ -106,12 +108,6 @@ class _Encoder:
                 yield self.constant(function.constants[value.name])
             yield _encode_tagged("R", f"{number(value.name)}{self.type(value.type)}")
         yield _encode_tagged("A", str(sorted((number(i), number(o)) for i, o in function.aliases)))
-
-    @staticmethod
-    def _opsets(function: Function) -> dict[str, int]:
-        # An imported domain without nodes does not change the computation.
-        used = {node.domain for node in function.nodes}
-        return {d: v for d, v in function.opsets.items() if d in used}
 
     def constant(self, constant: Constant) -> bytes:
         is_small = constant.dtype.is_integer and constant.array.size <= SMALL

@@ -145,16 +145,12 @@ class _Printer:
             yield f"{indent}{head}{self._attribute(attribute)},"
 
     def _attribute(self, attribute: Attribute) -> str:
-        if not attribute.kind.is_list:
-            return self._item(attribute.kind, attribute.value)
-        if not attribute.value:
-            return f"{attribute.kind.name.lower()} []"
-        return f"[{', '.join(self._item(attribute.kind.element, item) for item in attribute.value)}]"
-
-    def _item(self, kind: AttrKind, value: Any) -> str:
-        if kind is AttrKind.TENSOR:
-            return f"tensor {self._tensor(value, ' ')}"
-        return _ITEMS[kind](value)
+        kind = attribute.kind
+        if kind.is_list and not attribute.value:
+            return f"{kind.name.lower()} []"
+        items = attribute.value if kind.is_list else (attribute.value,)
+        texts = [f"tensor {self._tensor(x, ' ')}" if kind.element is AttrKind.TENSOR else _ITEMS[kind.element](x) for x in items]
+        return f"[{', '.join(texts)}]" if kind.is_list else texts[0]
 
     def _tensor(self, constant: Constant, between: str) -> str:
         return f"{format_type(constant.type)}{between}{self._content(constant)}"
