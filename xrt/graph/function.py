@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -283,20 +284,21 @@ class Function:
     ) -> Function:
         """Copy with new types for inner values and optionally for the outputs, whose names must not change.
 
-        ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Much faster
-        than `replace`, because neither order nor definitions change.
+        ``nodes``, if passed, are the nodes of this Function in order, which may differ only in types inside bodies. Return this
+        Function if nothing changes. Much faster than `replace`, because neither order nor definitions change.
         """
+        outputs = self.outputs if outputs is None else tuple(outputs)
+        nodes = self.nodes if nodes is None else tuple(nodes)
+        if [v.name for v in outputs] != [v.name for v in self.outputs] or len(nodes) != len(self.nodes):
+            raise ModelError(f"function {self.name!r} returns {[v.name for v in self.outputs]}; with_types cannot change that")
+        has_same_nodes = all(map(operator.is_, nodes, self.nodes))
+        if has_same_nodes and outputs == self.outputs and types == self.types:
+            return self
         # Skip __post_init__, which would sort and check the nodes again.
         other = object.__new__(Function)
-        fields = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
+        fields = _KEPT_WITH_TYPES if has_same_nodes else _KEPT_WITH_BODIES
         other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in fields)
-        other.__dict__["types"] = FrozenDict(types)
-        if outputs is not None:
-            other.__dict__["outputs"] = tuple(outputs)
-        if nodes is not None:
-            other.__dict__["nodes"] = tuple(nodes)
-        if [v.name for v in other.outputs] != [v.name for v in self.outputs] or len(other.nodes) != len(self.nodes):
-            raise ModelError(f"function {self.name!r} returns {[v.name for v in self.outputs]}; with_types cannot change that")
+        other.__dict__.update(types=FrozenDict(types), outputs=outputs, nodes=nodes)
         return other
 
     @cached_property

@@ -88,14 +88,14 @@ def infer_by_onnx(function: Function) -> Function:
         # A declaration added types that the operators do not imply: infer again from these.
         again = infer_types(merged, symbols)
         merged = merged if again is None else _merge_types(merged, again)
-    return function if merged == function else merged
+    return merged
 
 
 def _drop_claims(function: Function) -> Function:
     """Drop the declared types of values that onnx can infer, so that a wrong declaration does not win."""
     types = {name: type_ for name, type_ in function.types.items() if not _has_schema(name, function)}
     outputs = [Value(v.name) if _has_schema(v.name, function) else _as_defined(v, function) for v in function.outputs]
-    return function.with_types(types, outputs, _if_changed(function, [node.map_bodies(_drop_claims) for node in function.nodes]))
+    return function.with_types(types, outputs, [node.map_bodies(_drop_claims) for node in function.nodes])
 
 
 def _as_defined(value: Value, function: Function) -> Value:
@@ -111,30 +111,20 @@ def _has_schema(name: str, function: Function) -> bool:
     return node is not None and since_version(node, function) is not None
 
 
-def _if_changed(function: Function, nodes: list[Node]) -> list[Node] | None:
-    """The nodes, or None if they are identical to those of the Function."""
-    return None if all(new is old for new, old in zip(nodes, function.nodes, strict=True)) else nodes
-
-
 def _merge_types(function: Function, inferred: InferredTypes) -> Function:
-    """Merge the inferred types into the outputs and inner values."""
+    """Merge the inferred types into the outputs, inner values and bodies."""
+    output_names = {value.name for value in function.outputs}
     types = dict(function.types)
-    for name in _inner_values(function):
-        type_ = combine(inferred.types.get(name), types.get(name))
-        if type_ is not None:
-            types[name] = type_
+    for node in function.nodes:
+        for name in node.defines:
+            if name not in output_names and (type_ := combine(inferred.types.get(name), types.get(name))) is not None:
+                types[name] = type_
     outputs = [_merge_value(value, inferred) for value in function.outputs]
-    nodes = [_merge_bodies(node, inferred) for node in function.nodes]
-    return function.with_types(types, outputs, _if_changed(function, nodes))
+    return function.with_types(types, outputs, [_merge_bodies(node, inferred) for node in function.nodes])
 
 
 def _merge_value(value: Value, inferred: InferredTypes) -> Value:
     return Value(value.name, combine(inferred.types.get(value.name), value.type))
-
-
-def _inner_values(function: Function) -> Iterator[str]:
-    outputs = {value.name for value in function.outputs}
-    return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
 
 
 def _merge_bodies(node: Node, inferred: InferredTypes) -> Node:
@@ -210,8 +200,7 @@ def propagate_types(function: Function, knowledge: Knowledge) -> Function:
             node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, knowledge)))  # noqa: PLW2901
             knowledge.infer_from_bodies(node)
         nodes.append(node)
-    same = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return knowledge.add_types(function, None if same else nodes)
+    return knowledge.add_types(function, nodes)
 
 
 class Knowledge:
@@ -428,10 +417,8 @@ class Knowledge:
             integers[name] = constant
         return integers
 
-    def add_types(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
+    def add_types(self, function: Function, nodes: Sequence[Node]) -> Function:
         """The Function with the known types and the given nodes; `function` itself if nothing changes."""
-        if not self.types and nodes is None:
-            return function
         outputs = [Value(v.name, self.types.get(v.name, v.type)) for v in function.outputs]
         output_names = {value.name for value in function.outputs}
         inner = {name: type_ for name, type_ in self.types.items() if name not in output_names}
