@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from xrt.errors import ModelError
@@ -122,11 +123,6 @@ def _multiply_all(extents: Sequence[Dim]) -> Dim:
     return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
-def _join_features(o: Operands) -> Sequence[Type | None]:
-    sizes = o.attr("inputdimensions")
-    return [TensorType(DType.FLOAT32, (_count_rows(o), sum(sizes) if sizes else None))]
-
-
 def _cast_map(o: Operands) -> Sequence[Type | None]:
     dtype = {"TO_FLOAT": DType.FLOAT32, "TO_INT64": DType.INT64, "TO_STRING": DType.STRING}.get(o.attr("cast_to", "TO_FLOAT"))
     return [make_type(dtype, (1, None))]
@@ -143,7 +139,7 @@ ML: Mapping[str, Rule] = {
     "ArrayFeatureExtractor": _extract_features,
     "CastMap": _cast_map,
     "DictVectorizer": _vectorize_dict,
-    "FeatureVectorizer": _join_features,
+    "FeatureVectorizer": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), sum(o.attr("inputdimensions") or ()) or None))],
     "Imputer": as_first(),
     "LinearRegressor": _regressor,
     "Normalizer": _floats,
@@ -160,10 +156,6 @@ _POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "
 
 def _divide_extent(extent: Dim, divisor: int) -> Dim:
     return extent // divisor if isinstance(extent, int) and divisor > 0 and extent % divisor == 0 else None
-
-
-def _multiply_extents(a: Dim, b: Dim) -> Dim:
-    return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
 def _rows_by(o: Operands, columns: Dim) -> list[Type | None]:
@@ -190,19 +182,9 @@ def _transpose(shape: Shape, turns: int) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if turns and len(shape) > 1 else shape
 
 
-def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
-    shape = o.like("Gemm", (0, 3), "transA", "transB")
-    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
-
-
-def _quantized_conv(o: Operands) -> Sequence[Type | None]:
-    # Inference of Conv assumes channels first.
-    last = o.attr("channels_last", 0)
-    return [make_type(o.dtype(7), None if last else o.like("Conv", (0, 3), *_WINDOW))]
-
-
-def _quantized_pool(o: Operands) -> Sequence[Type | None]:
-    return [make_type(o.dtype(0), None if o.attr("channels_last", 0) else o.like("AveragePool", (0,), *_POOL))]
+def _if_channels_first(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0) -> Rule:
+    """Rule: like the ai.onnx operator `op`, whose inference assumes channels first; else the shape is unknown."""
+    return lambda o: [make_type(o.dtype(dtype), None if o.attr("channels_last", 0) else o.like(op, inputs, *attributes))]
 
 
 def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
@@ -211,10 +193,6 @@ def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
         return [make_type(o.dtype(0), None)]
     ones = (1,) * (len(shape) - 2)
     return [make_type(o.dtype(0), (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones))]
-
-
-def _quantized_concat(o: Operands) -> Sequence[Type | None]:
-    return [make_type(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))]
 
 
 def _quantized_mean(o: Operands) -> Sequence[Type | None]:
@@ -233,16 +211,10 @@ def _skip_norm(o: Operands) -> Sequence[Type | None]:
     return [first, mean, mean, first]
 
 
-def _embed(o: Operands) -> Sequence[Type | None]:
+def _embed(o: Operands, dtype: int = 2) -> Sequence[Type | None]:
     ids = o.shape(0)
-    shape = (*ids, o.dim(2, 1)) if ids is not None else None
-    embedded = make_type(o.dtype(2), shape)
+    embedded = make_type(o.dtype(dtype), (*ids, o.dim(2, 1)) if ids is not None else None)
     return [embedded, make_type(DType.INT32, None), embedded]
-
-
-def _quantized_embed(o: Operands) -> Sequence[Type | None]:
-    ids = o.shape(0)
-    return [make_type(o.dtype(8), (*ids, o.dim(2, 1)) if ids is not None else None), make_type(DType.INT32, None)]
 
 
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
@@ -260,9 +232,9 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
     query, value = o.shape(0), o.shape(2)
     heads, hidden = o.attr("num_heads"), None
     if query is not None and len(query) == 5:
-        hidden = _multiply_extents(query[2], query[4])
+        hidden = _multiply_all([query[2], query[4]])
     elif query is not None and len(query) == 3 and value is not None:
-        hidden = _multiply_extents(value[1], value[3]) if len(value) == 4 else value[-1]
+        hidden = _multiply_all([value[1], value[3]]) if len(value) == 4 else value[-1]
     cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
@@ -271,7 +243,7 @@ def _grouped_attention(o: Operands) -> Sequence[Type | None]:
     heads, shared = o.attr("num_heads", 0), o.attr("kv_num_heads", 0)
     width = o.dim(0, 2)
     size = _divide_extent(width, heads if o.has(1) else heads + 2 * shared)
-    hidden = width if o.has(1) else _multiply_extents(heads, size)
+    hidden = width if o.has(1) else _multiply_all([heads, size])
     cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
     return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
@@ -282,11 +254,6 @@ def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
     steps, batch = o.dim(0, 0), o.dim(0, 1)
     last = make_type(dtype, (directions, batch, hidden))
     return [make_type(dtype, (steps, directions, batch, hidden)), last, last]
-
-
-def _tokens(o: Operands) -> Sequence[Type | None]:
-    shape = o.shape(0)
-    return [make_type(DType.STRING, None if shape is None else (*shape, None))]
 
 
 def _block_gather(o: Operands) -> Sequence[Type | None]:
@@ -304,6 +271,10 @@ def _qkv_product(o: Operands) -> Sequence[Type | None]:
 
 
 MICROSOFT: Mapping[str, Rule] = {
+    # of these, only the element type is inferred
+    **dict.fromkeys(("ConvTransposeWithDynamicPads", "CropAndResize", "GridSample", "MaxpoolWithMask"), of_dtype(0)),
+    **dict.fromkeys(("GatedRelativePositionBias", "MatMulFpQ4", "NhwcConv", "NhwcFusedConv", "NhwcMaxPool"), of_dtype(0)),
+    **dict.fromkeys(("GatherND", "Irfft", "Pad", "RelativePositionBias", "Rfft"), of_dtype(0)),
     # elementwise, and normalizations
     **dict.fromkeys(("BiasAdd", "BiasGelu", "BiasSoftmax", "ComplexMulConj", "FastGelu", "Gelu", "QuickGelu"), as_first()),
     **dict.fromkeys(("ComplexMul", "GatedAdd", "GatedRMSNorm", "GroupNorm", "Inverse", "ScaledSiLU", "Trilu"), as_first()),
@@ -311,10 +282,9 @@ MICROSOFT: Mapping[str, Rule] = {
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QOrderedGelu"), as_first()),
     "BiasSplitGelu": lambda o: _rows_by(o, _divide_extent(o.dim(0, -1), 2)),
     "SkipGroupNorm": as_first(also=2),
-    "SkipLayerNormalization": _skip_norm,
-    "SkipSimplifiedLayerNormalization": _skip_norm,
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), _skip_norm),
     "EmbedLayerNormalization": _embed,
-    "QEmbedLayerNormalization": _quantized_embed,
+    "QEmbedLayerNormalization": partial(_embed, dtype=8),
     "QuantizeLinear": lambda o: [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))],
     "DequantizeLinear": as_first(dtype=1),
     "QLinearAdd": like("Add", (0, 3)),
@@ -324,53 +294,37 @@ MICROSOFT: Mapping[str, Rule] = {
     # products
     "MatMulNBits": _packed_product,
     "MatMulBnb4": lambda o: _packed_product(o) if o.attr("transB", 1) else [make_type(o.dtype(0), None)],
-    "MatMulFpQ4": of_dtype(0),
     "MatMulNBitsMlp": lambda o: [*_packed_product(o), o.tensor(0)],
     "MatMulNBitsQkv": _qkv_product,
-    "FusedMatMul": _fused_product,
-    "FusedMatMulActivation": _fused_product,
-    "TransposeMatMul": _fused_product,
+    **dict.fromkeys(("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"), _fused_product),
     "FusedGemm": like("Gemm", (0, 1), "transA", "transB"),
     "GemmFastGelu": like("MatMul", (0, 1)),
-    "QGemm": _quantized_gemm,
+    "QGemm": lambda o: [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, o.like("Gemm", (0, 3), "transA", "transB"))],
     "DynamicQuantizeMatMul": like("MatMul", (0, 1)),
     "MatMulIntegerToFloat": like("MatMul", (0, 1), dtype=2),
     "MatMulInteger16": lambda o: [make_type(DType.INT32, o.like("MatMul", (0, 1)))],
     "GatherBlockQuantized": _block_gather,
     # windows
     "FusedConv": like("Conv", (0, 1), *_WINDOW),
-    "NhwcConv": of_dtype(0),
-    "NhwcFusedConv": of_dtype(0),
-    "NhwcMaxPool": of_dtype(0),
-    "QLinearConv": _quantized_conv,
-    "QLinearAveragePool": _quantized_pool,
+    "QLinearConv": _if_channels_first("Conv", (0, 3), *_WINDOW, dtype=7),
+    "QLinearAveragePool": _if_channels_first("AveragePool", (0,), *_POOL),
     "QLinearGlobalAveragePool": _quantized_global_pool,
-    "QLinearConcat": _quantized_concat,
+    "QLinearConcat": lambda o: [make_type(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))],
     "QLinearReduceMean": _quantized_mean,
-    "ConvTransposeWithDynamicPads": of_dtype(0),
-    "CropAndResize": of_dtype(0),
-    "GridSample": of_dtype(0),
-    "MaxpoolWithMask": of_dtype(0),
     # sequences and attention
     "Attention": _attention,
     "QAttention": lambda o: _attention(o, dtype=3, past=8),
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _grouped_attention,
     "LongformerAttention": as_first(),
-    "GatedRelativePositionBias": of_dtype(0),
-    "RelativePositionBias": of_dtype(0),
     "DynamicQuantizeLSTM": _quantized_lstm,
     "NGramRepeatBlock": as_first(dtype=1),
     # the rest
     "CDist": lambda o: [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))],
-    "GatherND": of_dtype(0),
-    "Irfft": of_dtype(0),
     "IsAllFinite": lambda o: [make_type(DType.BOOL, ())],
     "MurmurHash3": lambda o: [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))],
-    "Pad": of_dtype(0),
     "ReduceSumInteger": of_dtype(DType.INT32),
-    "Rfft": of_dtype(0),
-    "Tokenizer": _tokens,
+    "Tokenizer": lambda o: [make_type(DType.STRING, None if (shape := o.shape(0)) is None else (*shape, None))],
 }
 """Rules of com.microsoft, after the contrib operator documentation of ONNX Runtime."""
 OPERATOR_TYPES: Mapping[str, Mapping[str, Rule]] = {"com.microsoft": MICROSOFT, "ai.onnx.ml": ML}
