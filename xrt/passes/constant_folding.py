@@ -142,15 +142,11 @@ def _is_bounded(alone: Function) -> bool:
 
 
 def _are_small(function: Function, node: Node) -> bool:
-    if node.op == "Loop" and not _count_trips(node, function) <= MOST_TRIPS:
-        return False
+    if node.op == "Loop":
+        trips = function.constants.get(node.inputs[0])
+        if trips is None or int(trips.array.reshape(())) > MOST_TRIPS:
+            return False
     return all(_count_bytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defines)
-
-
-def _count_trips(node: Node, function: Function) -> float:
-    """Upper bound on the iterations of a Loop; infinity if no constant limits it."""
-    limit = function.constants.get(node.inputs[0])
-    return math.inf if limit is None else int(limit.array.reshape(()))
 
 
 def _count_bytes(type_: Type | None) -> float:

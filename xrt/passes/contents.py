@@ -280,11 +280,10 @@ ARITHMETIC: Mapping[str, Rule] = {
 
 
 def _shape(case: PropagationCase) -> Sequence[Contents | None]:
-    (type_,) = case.types
-    if not isinstance(type_, TensorType) or type_.shape is None:
+    shape = case.shape(0)
+    if shape is None:
         return [None]
-    extents = type_.shape[case.node.attr("start", 0) : case.node.attr("end")]
-    return [Contents(DType.INT64, _to_objects(extents))]
+    return [Contents(DType.INT64, _to_objects(shape[case.node.attr("start", 0) : case.node.attr("end")]))]
 
 
 def _size(case: PropagationCase) -> Sequence[Contents | None]:
@@ -349,11 +348,6 @@ def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:
     return elements.squeeze(tuple(axes)) if axes is not None else elements.squeeze()
 
 
-def _unsqueeze(case: PropagationCase, elements: Elements) -> Elements | None:
-    axes = case.integers(1, "axes")
-    return None if axes is None else np.expand_dims(elements, tuple(axes))
-
-
 def _reshape(case: PropagationCase, elements: Elements) -> Elements | None:
     shape = case.integers(1, "shape")
     if shape is None:
@@ -405,7 +399,9 @@ MOVES: Mapping[str, Rule] = {
     "Gather": _move_elements(_gather),
     "Slice": _move_elements(_slice),
     "Squeeze": _move_elements(_squeeze),
-    "Unsqueeze": _move_elements(_unsqueeze),
+    "Unsqueeze": _move_elements(
+        lambda case, elements: None if (axes := case.integers(1, "axes")) is None else np.expand_dims(elements, tuple(axes))
+    ),
     "Reshape": _move_elements(_reshape),
     "Expand": _move_elements(_expand),
     "Transpose": _move_elements(lambda case, elements: elements.transpose(case.node.attr("perm"))),
@@ -482,11 +478,6 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     if b == 1 or (isinstance(a, int) and a != 1):
         return a
     return a if a == b else None
-
-
-def _shape_of_constant(case: PropagationCase) -> Shape | None:
-    target = case.extents(0)
-    return None if target is None else _clear_negative(target)
 
 
 def _shape_of_tile(case: PropagationCase) -> Shape | None:
@@ -570,7 +561,7 @@ def _shape_of_resize(case: PropagationCase) -> Shape | None:
 
 
 _SHAPES: Mapping[str, Callable[[PropagationCase], Shape | None]] = {
-    "ConstantOfShape": _shape_of_constant,
+    "ConstantOfShape": lambda case: None if (extents := case.extents(0)) is None else _clear_negative(extents),
     "Expand": _shape_of_expand,
     "Pad": _shape_of_pad,
     "Range": _shape_of_range,
