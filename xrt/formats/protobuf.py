@@ -18,7 +18,7 @@ from xrt.formats import xrt_pb2
 from xrt.formats.onnx import to_model
 from xrt.formats.onnx.messages import ExternalData, write_reference
 from xrt.formats.onnx.reading import read_function
-from xrt.formats.onnx.writing import Style, write_styled_model
+from xrt.formats.onnx.writing import GraphWriter
 from xrt.graph import Constant, Function
 
 Keep: TypeAlias = Callable[[Constant], str]
@@ -79,7 +79,7 @@ def _to_message(value: Any, keep: Keep | None) -> Any:
     if keep is None:
         return to_model(value)
     tensor = partial(write_reference, lambda constant: (keep(constant), 0))
-    return write_styled_model(value, Style(constants=tensor, inner=tensor))
+    return to_model(value, GraphWriter(tensor, tensor))
 
 
 def _from_message(value: Any, lookup: Lookup) -> Any:

@@ -12,7 +12,7 @@ from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.messages import make_type, read_type, write_tensor
-from xrt.formats.onnx.writing import Style, node_message, write_model
+from xrt.formats.onnx.writing import GraphWriter, node_message, write_model
 from xrt.graph import AttrKind, Constant, Function, Node, TensorType, Type, find_schema
 
 # Shapes are computed from constants up to this size; larger ones are passed without values.
@@ -44,9 +44,9 @@ def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | 
     onnx and become unknown.
     """
     pools: list[Node] = []
-    style = Style(constants=_write_type_only, inner=_write_type_only, with_metadata=False)
+    writer = GraphWriter(_write_type_only, _write_type_only, with_metadata=False)
     called = _call_rounded_pools(function, pools)
-    model = write_model(called, {**function.opsets, _POOL_DOMAIN: 1} if pools else function.opsets, onnx.IR_VERSION, style)
+    model = write_model(called, {**function.opsets, _POOL_DOMAIN: 1} if pools else function.opsets, onnx.IR_VERSION, writer)
     for number, pool in enumerate(pools):
         definition = model.functions.add(domain=_POOL_DOMAIN, name=str(number), input=pool.inputs, output=pool.outputs)
         definition.node.append(node_message(pool))

@@ -17,7 +17,8 @@ from xrt.formats.onnx.messages import ExternalData, encode_data, is_large, summa
 from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import (
     BOUNDS_ARE_INPUTS,
-    Style,
+    PLAIN,
+    GraphWriter,
     lowest_ir,
     lowest_opsets,
     newest_nodes,
@@ -151,7 +152,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         return None, "its inputs are too long for onnx's converter"
     if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
-    model = write_model(function, function.opsets, lowest_ir(function.opsets), Style(with_metadata=False))
+    model = write_model(function, function.opsets, lowest_ir(function.opsets), PLAIN)
     try:
         converted = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(converted, check_type=True, strict_mode=True)
@@ -281,7 +282,7 @@ def lowest_model(
     function = normalize(function)
     identities = (holder.get_type(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
     opsets[""] = max(opsets[""], *map(_find_identity_opset, identities), min(least_opset, function.opsets.get("", 1)))
-    return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _style(weights, location))
+    return write_model(function, opsets, lowest_ir(opsets, ceiling=max_ir), _make_writer(weights, location))
 
 
 def lowest_opset(node: Node, function: Function) -> int:
@@ -326,11 +327,11 @@ def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
     return {name: c.array if c.dtype.bits >= 8 else np.frombuffer(encode_data(c), np.uint8) for name, c in large.items()}
 
 
-def _style(weights: str, location: str) -> Style:
+def _make_writer(weights: str, location: str) -> GraphWriter:
     if weights == "inline":
-        return Style(with_metadata=False)
+        return PLAIN
     if weights == "external":
-        return Style(constants=partial(write_reference, lambda constant: (location, 0)), with_metadata=False)
+        return GraphWriter(partial(write_reference, lambda constant: (location, 0)), with_metadata=False)
     raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
 
 

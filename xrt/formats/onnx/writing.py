@@ -43,7 +43,7 @@ from xrt.formats.onnx.messages import (
     write_value,
 )
 from xrt.formats.output import replace_file
-from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Value, since_version
+from xrt.graph import AttrKind, Constant, Function, Node, Value, since_version
 from xrt.graph.schemas import latest_version
 
 # Before this version, initializers must also be inputs; XRT does not write them so.
@@ -104,8 +104,8 @@ TensorWriter = Callable[[Constant, str], TensorProto]
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """Options for writing a Function."""
+class GraphWriter:
+    """Writes Functions into messages."""
 
     constants: TensorWriter = write_tensor
     """Writes constants of the main graph."""
@@ -114,47 +114,8 @@ class Style:
     with_metadata: bool = True
     """Include docs, metadata, and properties without an ONNX equivalent; engines do not need them."""
 
-
-def to_model(function: Function) -> ModelProto:
-    """Convert to a model that `load` converts back to an equal Function.
-
-    The IR version is the one released with its opsets. Constants are copied into the model; if they exceed 2 GB it
-    cannot be serialized: use `save`.
-    """
-    return write_styled_model(function, Style())
-
-
-def write_styled_model(function: Function, style: Style) -> ModelProto:
-    """Like `to_model`, with the options of ``style``."""
-    floor = METADATA_IR if needs_metadata(function) else 0
-    return write_model(function, function.opsets, lowest_ir(function.opsets, floor=floor), style)
-
-
-def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
-    """Write a model at exactly these versions, which are not checked."""
-    model = ModelProto(ir_version=ir_version, producer_name="xrt")
-    for domain in sorted(opsets):
-        model.opset_import.add(domain=domain, version=opsets[domain])
-    if style.with_metadata:
-        write_props(function.metadata, model)
-    _Writer(style).graph(function, model.graph, style.constants, is_body=False)
-    return model
-
-
-def node_message(node: Node) -> NodeProto:
-    """Convert one node, without properties that ONNX cannot express."""
-    graph = GraphProto()
-    _Writer(Style(with_metadata=False)).node(node, graph.node)
-    return graph.node[0]
-
-
-class _Writer:
-    """Writes the graphs of one model."""
-
-    def __init__(self, style: Style) -> None:
-        self.style = style
-
-    def graph(self, function: Function, proto: GraphProto, constants: TensorWriter, *, is_body: bool) -> None:
+    def graph(self, function: Function, proto: GraphProto, *, is_body: bool = False) -> None:
+        write_constant = self.inner if is_body else self.constants
         proto.name = function.name or "main"
         for value in function.inputs:
             write_value(value.name, value.type, proto.input.add())
@@ -163,10 +124,10 @@ class _Writer:
         for name, type_ in function.types.items():
             write_value(name, type_, proto.value_info.add())
         for name, constant in function.constants.items():
-            proto.initializer.append(constants(constant, name))
+            proto.initializer.append(write_constant(constant, name))
         for node in function.nodes:
             self.node(node, proto.node)
-        if self.style.with_metadata:
+        if self.with_metadata:
             proto.doc_string = function.doc
             write_graph_metadata(function, proto, with_metadata=is_body)
 
@@ -175,36 +136,62 @@ class _Writer:
         if node.domain:
             proto.domain = node.domain
         for attribute in node.attributes:
-            self.attribute(attribute, proto.attribute.add(name=attribute.name, type=attribute.kind.value))
-        if self.style.with_metadata and (node.control or node.device):
+            target = proto.attribute.add(name=attribute.name, type=attribute.kind.value)
+            _ATTRIBUTE_WRITERS[attribute.kind](self, attribute.value, target)
+        if self.with_metadata and (node.control or node.device):
             write_node_metadata(node, proto)
-
-    def attribute(self, attribute: Attribute, proto: AttributeProto) -> None:
-        _ATTRIBUTE_WRITERS[attribute.kind](self, attribute.value, proto)
-
-    def body(self, function: Function, proto: GraphProto) -> None:
-        self.graph(function, proto, self.style.inner, is_body=True)
 
     def bodies(self, functions: tuple[Function, ...], proto: AttributeProto) -> None:
         for function in functions:
-            self.body(function, proto.graphs.add())
+            self.graph(function, proto.graphs.add(), is_body=True)
+
+
+PLAIN, COMPLETE = GraphWriter(with_metadata=False), GraphWriter()
+
+
+def to_model(function: Function, writer: GraphWriter = COMPLETE) -> ModelProto:
+    """Convert to a model that `load` converts back to an equal Function.
+
+    The IR version is the one released with its opsets. Constants are copied into the model, unless ``writer`` writes them
+    otherwise; if they exceed 2 GB it cannot be serialized: use `save`.
+    """
+    floor = METADATA_IR if needs_metadata(function) else 0
+    return write_model(function, function.opsets, lowest_ir(function.opsets, floor=floor), writer)
+
+
+def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, writer: GraphWriter) -> ModelProto:
+    """Write a model at exactly these versions, which are not checked."""
+    model = ModelProto(ir_version=ir_version, producer_name="xrt")
+    for domain in sorted(opsets):
+        model.opset_import.add(domain=domain, version=opsets[domain])
+    if writer.with_metadata:
+        write_props(function.metadata, model)
+    writer.graph(function, model.graph)
+    return model
+
+
+def node_message(node: Node) -> NodeProto:
+    """Convert one node, without properties that ONNX cannot express."""
+    graph = GraphProto()
+    PLAIN.node(node, graph.node)
+    return graph.node[0]
 
 
 def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8")
 
 
-_ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[_Writer, Any, AttributeProto], Any]] = {
+_ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[GraphWriter, Any, AttributeProto], Any]] = {
     AttrKind.FLOAT: lambda _, value, proto: setattr(proto, "f", value),
     AttrKind.INT: lambda _, value, proto: setattr(proto, "i", value),
     AttrKind.STRING: lambda _, value, proto: setattr(proto, "s", _bytes(value)),
-    AttrKind.TENSOR: lambda writer, value, proto: proto.t.CopyFrom(writer.style.inner(value, "")),
-    AttrKind.GRAPH: lambda writer, value, proto: writer.body(value, proto.g),
+    AttrKind.TENSOR: lambda writer, value, proto: proto.t.CopyFrom(writer.inner(value, "")),
+    AttrKind.GRAPH: lambda writer, value, proto: writer.graph(value, proto.g, is_body=True),
     AttrKind.TYPE: lambda _, value, proto: write_type(value, proto.tp),
     AttrKind.FLOATS: lambda _, value, proto: proto.floats.extend(value),
     AttrKind.INTS: lambda _, value, proto: proto.ints.extend(value),
     AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_bytes, value)),
-    AttrKind.TENSORS: lambda writer, value, proto: proto.tensors.extend(writer.style.inner(item, "") for item in value),
+    AttrKind.TENSORS: lambda writer, value, proto: proto.tensors.extend(writer.inner(item, "") for item in value),
     AttrKind.GRAPHS: lambda writer, value, proto: writer.bodies(value, proto),
     AttrKind.TYPES: lambda _, value, proto: proto.type_protos.extend(map(make_type, value)),
 }
@@ -242,9 +229,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
     tensor = partial(write_reference, lambda constant: (data.name, layout.offset(constant)))
-    model = _serialize_model(
-        write_styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
-    )
+    model = _serialize_model(to_model(function, GraphWriter(tensor, tensor)), "it does so even without its large constants")
     try:
         replace_file(data, layout.write)
         replace_file(path, lambda file: file.write(model))
