@@ -129,7 +129,8 @@ def _elementwise(compute: Callable[..., Any], rule: Callable[..., Any] | None = 
 def _map_elements(change: Callable[..., Any], *operands: Elements) -> Elements:
     """Apply a function to the elements of tensors, which are broadcast."""
     result = np.empty(np.broadcast_shapes(*(operand.shape for operand in operands)), object)
-    result[...] = np.frompyfunc(change, len(operands), 1)(*operands)
+    with np.errstate(all="ignore"):  # NumPy warns of comparisons with NaN
+        result[...] = np.frompyfunc(change, len(operands), 1)(*operands)
     return result
 
 
