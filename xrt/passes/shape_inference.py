@@ -176,13 +176,8 @@ def _combine_tensors(inferred: TensorType, declared: TensorType) -> TensorType:
         return declared
     if len(inferred.shape) != len(declared.shape):
         return inferred
-    return TensorType(inferred.dtype, tuple(map(_combine_dims, inferred.shape, declared.shape)))
-
-
-def _combine_dims(inferred: Dim, declared: Dim) -> Dim:
-    if isinstance(inferred, int) or declared is None:
-        return inferred
-    return declared
+    pairs = zip(inferred.shape, declared.shape, strict=True)
+    return TensorType(inferred.dtype, tuple(new if isinstance(new, int) or old is None else old for new, old in pairs))
 
 
 _EXACT = frozenset({DType.INT64, DType.INT32, DType.BOOL})
@@ -269,9 +264,6 @@ class Knowledge:
 
     def is_news(self, name: str) -> bool:
         return name in self._news or (self.outer is not None and not self._is_local(name) and self.outer.is_news(name))
-
-    def value(self, name: str) -> Value:
-        return Value(name, self.get_type(name))
 
     def add_news(self, names: Iterable[str]) -> None:
         """Mark values as news, for example folded constants."""
@@ -394,8 +386,8 @@ class Knowledge:
         names = dict.fromkeys(node.uses)
         constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
         return Function(
-            inputs=tuple(self.value(name) for name in names if name not in constants),
-            outputs=tuple(self.value(name) for name in dict.fromkeys(node.defines)),
+            inputs=tuple(Value(name, self.get_type(name)) for name in names if name not in constants),
+            outputs=tuple(Value(name, self.get_type(name)) for name in dict.fromkeys(node.defines)),
             nodes=(node,),
             constants=constants,
             opsets=self.function.opsets,
@@ -490,12 +482,9 @@ def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:
         fixed = bound.setdefault(dim, size) if isinstance(dim, str) else dim
         if fixed is not None and fixed != size:
             raise InputError(
-                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {_describe_size(dim, fixed)}"
+                f"input {value.name!r} is {type_}; axis {axis} was given as {size}, but must be {fixed}"
+                + (f", as {dim!r} is elsewhere" if isinstance(dim, str) else "")
             )
-
-
-def _describe_size(dim: Dim, fixed: int) -> str:
-    return f"{fixed}, as {dim!r} is elsewhere" if isinstance(dim, str) else str(fixed)
 
 
 def _with_shape(value: Value, shape: tuple[int, ...]) -> Value:
