@@ -40,7 +40,8 @@ def hash_values(function: Function) -> dict[str, str]:
     extents and opset versions, so it survives renaming, other input sizes and version conversion. Linear.
     """
     encoder = _Encoder(by_content=True)
-    keys = {value.name: _hash_text(f"input {place} {_element_type(value.type)}") for place, value in enumerate(function.inputs)}
+    elements = [v.type.dtype if isinstance(v.type, TensorType) else v.type for v in function.inputs]
+    keys = {v.name: _hash_text(f"input {place} {elements[place]}") for place, v in enumerate(function.inputs)}
     keys |= {name: _hash_text(f"constant {constant.digest.hex()}") for name, constant in function.constants.items()}
     for node in function.nodes:
         value = node.attr("value") if node.op == "Constant" else None
@@ -58,10 +59,6 @@ def hash_values(function: Function) -> dict[str, str]:
 
 def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _element_type(type_: Type | None) -> str:
-    return str(type_.dtype) if isinstance(type_, TensorType) else str(type_)
 
 
 def _hash_function(function: Function, *, by_content: bool) -> str:

@@ -90,7 +90,10 @@ class _Printer:
 
     def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
         """Yield the lines; ``head`` is prepended to the first one."""
-        inputs, outputs = (", ".join(map(_format_value, values)) for values in (function.inputs, function.outputs))
+        inputs, outputs = (
+            ", ".join(f"{_value_name(value.name)}: {format_type(value.type)}" for value in values)
+            for values in (function.inputs, function.outputs)
+        )
         yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
         yield from (inner + line for line in self._declarations(function))
@@ -164,10 +167,6 @@ class _Printer:
         return texts[0] if constant.shape == () else f"[{', '.join(texts)}]"
 
 
-def _format_value(value: Value) -> str:
-    return f"{_value_name(value.name)}: {format_type(value.type)}"
-
-
 def _format_output(name: str, function: Function) -> str:
     type_ = function.types.get(name) if name else None
     return f"{_value_name(name)}: {format_type(type_)}" if type_ is not None else _value_name(name)
@@ -198,7 +197,9 @@ def format_elements(constant: Constant) -> list[str] | None:
 def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
     """Parse numbers to a 1-d array; raises ValueError or OverflowError for text that is not a value of ``dtype``."""
     if dtype is DType.BOOL:
-        return np.asarray([_TRUTH[text] for text in texts], dtype.numpy)
+        if (wrong := next((text for text in texts if text not in ("true", "false")), None)) is not None:
+            raise ValueError(f"{wrong!r} is neither true nor false")
+        return np.asarray([text == "true" for text in texts], dtype.numpy)
     if dtype.is_integer:
         wide = np.asarray([int(text) for text in texts], np.uint64 if dtype is DType.UINT64 else np.int64)
         narrow = wide.astype(dtype.numpy)
@@ -214,14 +215,6 @@ def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
         if np.isinf(number) and "inf" not in text:
             raise OverflowError(f"{text} is out of the range of {dtype}")
     return wide.astype(dtype.numpy)
-
-
-class _Truth(dict[str, bool]):
-    def __missing__(self, text: str) -> bool:
-        raise ValueError(f"{text!r} is neither true nor false")
-
-
-_TRUTH = _Truth(true=True, false=False)
 
 
 def _number(element: Any, dtype: DType) -> str:

@@ -97,7 +97,10 @@ def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[
         key = _make_key(node, scope)
         if key in valid_keys:
             continue
-        texts = [text for rule in node_rules for text in rule(_make_case(node, scope))]
+        version = scope.function.opsets.get(node.domain)
+        operator = None if version is None else find_operator(node.op_type, version, node.domain)
+        case = _Case(node, scope, operator, version)
+        texts = [text for rule in node_rules for text in rule(case)]
         yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
         # A violation is reported for every node, and bodies are checked one by one.
         if not texts and not node.bodies:
@@ -114,11 +117,6 @@ def _make_key(node: Node, scope: _Scope) -> object:
     presence = tuple(map(bool, node.inputs)) if "" in node.inputs else None
     attributes = tuple([(a.name, a.kind) for a in node.attributes])
     return node.op_type, node.domain, types, presence, len(node.outputs), attributes, node.device
-
-
-def _make_case(node: Node, scope: _Scope) -> _Case:
-    version = scope.function.opsets.get(node.domain)
-    return _Case(node, scope, None if version is None else find_operator(node.op_type, version, node.domain), version)
 
 
 # ---------------------------------------------------------------------- rules of a function
