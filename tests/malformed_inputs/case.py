@@ -1,17 +1,54 @@
-"""A reader, what is valid for it, and the mutants that are made of that."""
+"""A reader, what is valid for it, and the mutants that are made of that: files in a folder, some of which may be no files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
-from tests.malformed_inputs.files import Files
 from tests.malformed_inputs.mutators import Damage, mutate
 
-__all__ = ["Crafted", "HostileCase", "Reader"]
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """A named pipe that nobody writes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An empty folder."""
+
+
+Laid: TypeAlias = "bytes | Link | Pipe | Folder"
+Files: TypeAlias = Mapping[str, Laid]
+"""What lies at each path below the folder; ``..`` leads beside it, for what a reader must not reach."""
+
+
+def create_files(files: Files, folder: Path) -> int:
+    """Make the files, and return how many bytes they hold together."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Link):
+            path.symlink_to(content.target)
+        elif isinstance(content, Pipe):
+            os.mkfifo(path)
+        elif isinstance(content, Folder):
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+    return sum(len(content) for content in files.values() if isinstance(content, bytes))
 
 
 @dataclass(frozen=True, slots=True)

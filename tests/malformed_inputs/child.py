@@ -14,14 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.malformed_inputs.case import HostileCase
-from tests.malformed_inputs.files import create_files
+from tests.malformed_inputs.case import HostileCase, create_files
 from tests.malformed_inputs.readers import READERS
 from xrt.errors import XRTError
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
-
-__all__ = ["ADDRESSES", "CPU_SECONDS", "MEMORY", "PER_BYTE", "WALL_SECONDS", "main"]
 
 CPU_SECONDS = 10.0
 """Of computing for one case; a file here has some thousand bytes."""

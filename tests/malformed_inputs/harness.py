@@ -16,8 +16,6 @@ from tests.malformed_inputs import child
 from tests.malformed_inputs.readers import READERS
 from xrt.processes.client import WorkerDied, WorkerProcess
 
-__all__ = ["Report", "cases", "run"]
-
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "XRT_CACHE": "off", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Key = tuple[str, str]

@@ -16,11 +16,8 @@ from onnx import (
     helper,
 )
 
-from tests.malformed_inputs.case import Crafted
-from tests.malformed_inputs.files import Files, Folder, Laid, Link, Pipe
+from tests.malformed_inputs.case import Crafted, Files, Folder, Laid, Link, Pipe
 from tests.malformed_inputs.messages import nest, write_field
-
-__all__ = ["external", "locks", "models", "no_files", "pins", "specs", "texts"]
 
 _MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR = (
     message.DESCRIPTOR.fields_by_name for message in (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto)

@@ -13,8 +13,6 @@ import numpy as np
 from tests.malformed_inputs.case import Crafted
 from tests.malformed_inputs.malicious import no_files
 
-__all__ = ["arrays", "libraries"]
-
 
 def _npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
     text = header.encode() + b"\n"

@@ -15,8 +15,6 @@ from typing import TypeAlias
 from tests.malformed_inputs.mutators import NUMBERS, WORDS
 from xrt.formats.onnx.files import Field, MalformedMessage, Walk, encode
 
-__all__ = ["alter_field", "nest", "write_field"]
-
 _VARINT, _BYTES = 0, 2
 _DEEPEST = 24
 _LONGEST = 1 << 15

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeAlias
 
-__all__ = ["BLIND", "NUMBERS", "TEXTUAL", "WORDS", "Damage", "mutate"]
-
 Damage: TypeAlias = Callable[[bytes, Random], bytes]
 
 MOST = 4

@@ -33,8 +33,6 @@ from xrt.placement.records import list_mismatches, plan_from_ranges, read_lock
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import read_entry
 
-__all__ = ["READERS"]
-
 _FIELDS: tuple[Damage, ...] = (alter_field,) * 10 + BLIND
 _SEALED: tuple[Damage, ...] = (alter_section,) * 8 + (alter_table,) * 3 + BLIND
 

@@ -12,8 +12,6 @@ from tests.malformed_inputs.mutators import BLIND, mutate, renumber
 from xrt.errors import XRTError
 from xrt.formats.container import ALIGNMENT, ContainerWriter, read_table
 
-__all__ = ["alter_section", "alter_table", "reseal"]
-
 _HEAD = struct.Struct("<8sQQI")
 _INSIDE = (alter_field, alter_field, renumber, *BLIND)
 _TABLE = (renumber, renumber, renumber, *BLIND)

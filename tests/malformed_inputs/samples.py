@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from tests.malformed_inputs.files import Files
+from tests.malformed_inputs.case import Files
 from xrt.cache import CompileCache, Store
 from xrt.cache.entries import CacheEntry, StoredFailure
 from xrt.cache.signature import Signature
@@ -32,25 +32,6 @@ from xrt.placement.records import create_lock, list_node_ranges
 from xrt.placement.result import CandidateComparison, CandidateResult, PlacementRequest, TuningResult
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node, write_entry
-
-__all__ = [
-    "arrays",
-    "bundles",
-    "cache_entries",
-    "corpus_entries",
-    "costs",
-    "decisions",
-    "external",
-    "locks",
-    "model_plans",
-    "models",
-    "pins",
-    "plans",
-    "small_function",
-    "specs",
-    "statuses",
-    "texts",
-]
 
 _LARGE = 1 << 16
 """Bytes of a tensor that the reader of ONNX does not hand to protobuf."""

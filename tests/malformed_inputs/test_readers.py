@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.malformed_inputs import child, harness
-from tests.malformed_inputs.files import create_files
+from tests.malformed_inputs.case import create_files
 from tests.malformed_inputs.readers import READERS
 from xrt.errors import XRTError
 from xrt.formats.output import identify_file
