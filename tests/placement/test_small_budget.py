@@ -13,14 +13,14 @@ import pytest
 
 from tests.module.test_faults import chain
 from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned
-from tests.placement.uneven import Uneven
+from tests.placement.uneven import Uneven, simulate_time
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import PlacementWarning, RunFailed
 from xrt.graph import Function, Node
 from xrt.measure.timing import median_interval
+from xrt.partition.partitioner import plan_from_assignment
 from xrt.placement import CandidateComparison, CostStore, TuningBudget
-from xrt.placement.race import Entrant, select_winner
-from xrt.placement.result import CandidateResult, TuningResult, more_than
+from xrt.placement.race import Entrant, StoppingRule, select_winner
 from xrt.processes.background import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify.execution import Stopped
@@ -87,6 +87,30 @@ def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyP
     assert found.race.winner is not None
     assert (found.race.winner.title, found.race.rounds >= 6) == (SLOW_EXP.spec, True)
     assert found.notes == ("the budget ended while the planner was looking for mixtures",)
+
+
+UNARY = "Abs Atan Asinh Ceil Cos Cosh Elu Erf Exp Floor HardSigmoid HardSwish LeakyRelu Mish Neg Relu Round Selu Sigmoid Sin Tanh"
+
+
+@pytest.mark.slow
+def test_mixtures_leave_time_for_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regions of a mixture were measured until the end of the budget, so that no round was left."""
+    clock = simulate_time(monkeypatch)
+
+    def sample(*given: Any) -> list[float]:
+        clock.now += 1.0
+        return [0.001] * 7
+
+    def propose(function: Function, engines: Sequence[GraphCompiler], *given: Any, **options: Any) -> Any:
+        homes = {node.name: engines[number % 2].spec for number, node in enumerate(function.nodes)}
+        return (plan_from_assignment(function, engines, homes),)
+
+    monkeypatch.setattr("xrt.placement.profiler.sample_call_times", sample)
+    monkeypatch.setattr("xrt.placement.autotune.choose_requests", lambda *given, **options: ())
+    monkeypatch.setattr("xrt.placement.autotune.propose_plans", propose)
+    found = tuned(chain(*UNARY.split()), SLOW_EXP, SLOW_COS, budget=20.0, clock=clock)
+    assert found.race.rounds >= StoppingRule().least and found.spent <= found.budget
+    assert {one.note for one in found.race.contenders if not one.is_single} == {"the search ended before its turn in the race"}
 
 
 def endless(*given: Any, **options: Any) -> Any:
@@ -192,17 +216,6 @@ def test_a_provisional_decision_is_kept_and_says_so(tmp_path: Path) -> None:
     results = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(2)]
     assert [(one.how, one.is_provisional) for one in results] == [("measured", True), ("remembered", True)]
     assert results[1].remarks[0] == "provisional: 2 rounds cannot tell plans apart; give more time, such as budget=180"
-
-
-def test_one_is_reported_in_the_singular() -> None:
-    plan = tuned(chain("Exp"), TOY, budget=1e-6, clock=ticking()).plan
-    race = CandidateComparison((CandidateResult(plan, "won", 0.001),), 1, 0)
-    shown = str(TuningResult(plan, race=race, budget=3.0, spent=1.0, measurements=1))
-    assert shown.splitlines()[1] == "  1 measurement of regions, 1 round, 1.0 of 3 s"
-
-
-def test_the_advice_is_a_larger_budget() -> None:
-    assert [more_than(budget) for budget in (1e-6, 3.0, 15.0, 20.0, 100.0)] == [20.0, 20.0, 30.0, 60.0, 300.0]
 
 
 # ---------------------------------------------------------------------- bounded work

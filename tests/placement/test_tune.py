@@ -207,7 +207,7 @@ def test_an_interrupt_gives_the_best_found(stage: str) -> None:
         assert found.how == "priority"
         return
     found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
-    assert found.how == "interrupted"
+    assert found.how == "interrupted" and "failed" not in verdicts(found).values()
     assert found.table.regions
     assert str(found).startswith("placed by measurement, which was interrupted: ")
     assert told[-1].best
@@ -355,11 +355,6 @@ def test_a_decision_with_a_long_note_can_be_read() -> None:
     request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
     again = records.read_decision(records.make_decision(found, request), request)
     assert again.notes == (found.notes[0][:2000],)
-
-
-@pytest.mark.full
-def test_a_contender_of_which_less_is_known_prints_too() -> None:
-    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("chosen: toy")
 
 
 @pytest.mark.slow

@@ -31,7 +31,6 @@ from xrt.placement.profiler import (
     WorkerRunner,
     choose_runner,
     compute_truth,
-    find_first_viable,
     is_refuted,
     make_stand_in,
 )
@@ -266,9 +265,10 @@ def propose_mixtures(search: Search) -> Sequence[Plan]:
         _log.info("no mixtures are proposed", exc_info=True)
         search.notes.append(f"the search for mixtures ended early: {error}")
         return ()
-    met = {make_partition_key(x.plan) for x in (*search.excluded, *search.entrants)} | {make_partition_key(best)}
+    considered = (best, *(result.plan for result in search.excluded), *(entrant.plan for entrant in search.entrants))
+    keys = {make_partition_key(plan) for plan in considered}
     allowed = search.get_candidates(started=True).is_allowed
-    return [plan for plan in plans if make_partition_key(plan) not in met and len(plan.launches) > 1 and allowed(plan)]
+    return [plan for plan in plans if make_partition_key(plan) not in keys and len(plan.launches) > 1 and allowed(plan)]
 
 
 def race_plans(search: Search, mixtures: Sequence[Plan]) -> None:
@@ -457,15 +457,19 @@ class Search:
 
     def estimate_race(self, *plans: Plan) -> float:
         """Estimate the seconds of the minimum rounds of the plans that are ready and of ``plans``."""
-        return self.bounds.rules.seconds(self._predict(plan) for plan in (*plans, *(x.plan for x in self.entrants)))
+        calls = (self._predict(plan) for plan in (*plans, *(entrant.plan for entrant in self.entrants)))
+        # Half as much again: rounds vary by up to 28 %, and a turn waits at most 0.2 s for the threads of the last one.
+        return 1.5 * self.bounds.rules.seconds(calls)
 
     def prepare(self, plan: Plan, until: float, limit: float = math.inf) -> None:
         """Check a plan in workers and here, and let it race; exclude it if it fails or its regions exceed ``limit`` seconds."""
-        if self.entrants and self.clock() >= min(until, self.end - self.estimate_race(plan)):
+        # Leave time for the race, unless there is no other plan to race.
+        latest = self.end - self.estimate_race(plan) if self.entrants else self.end
+        if self.entrants and self.clock() >= min(until, latest):
             self.exclude_late(plan)
             return
         regions = [ProfilingRequest.of(launch) for launch in plan.launches]
-        self.measure(regions, self.end)
+        self.measure(regions, latest)
         costs = [self.table.region(region.key, region.spec) for region in regions]
         if (reason := next((cost for cost in costs if isinstance(cost, str)), None)) is not None:
             self.exclude(plan, reason)
@@ -476,7 +480,7 @@ class Search:
             self.excluded.append(CandidateResult(plan, "lost", seconds, note=note))
         else:
             self.report_stage(f"compiling {describe_plan(plan)}")
-            self.compile(plan, max(self.remaining, LEAST))
+            self.compile(plan, max(latest - self.clock(), LEAST))
 
     def exclude(self, plan: Plan, note: str, cost: MeasuredCost | None = None) -> None:
         """Exclude a plan: it lost by its measured cost, or it is wrong or failed."""
@@ -487,7 +491,7 @@ class Search:
 
     def exclude_late(self, plan: Plan) -> None:
         """Exclude a plan because time ran out, with its measured time if it is a single region."""
-        note = "the budget ended before it was made ready"
+        note = "the search ended before its turn in the race"
         if isinstance(cost := alone(plan, self.table), MeasuredCost):
             self.exclude(plan, f"measured alone; {note}", cost)
         else:
@@ -545,6 +549,9 @@ class Search:
 
     def make_result(self, how: Origin) -> TuningResult:
         """Choose the best plan known now: the winner, else the fastest single engine, else the plan by priority."""
+        for entrant in [x for x in self.entrants if not x.rounds and not x.failure]:
+            self.entrants.remove(entrant)  # it has not failed: the search ended before the race
+            self.exclude_late(entrant.plan)
         least = self.bounds.rules.least
         race = select_winner(self.entrants, self.excluded, self.rounds, least)
         spent, best = self.clock() - self.began, self.get_candidates().best_alone(self.table)
@@ -556,8 +563,9 @@ class Search:
             plan = race.winner.plan
         else:
             candidates = self._find_participants(race)
-            plan = with_reasons(find_first_viable([candidates.priority, *candidates.wholes], self.table), unmeasured)
-            how = "priority"
+            plans = candidates.priority, *candidates.wholes
+            plan = next((plan for plan in plans if not is_refuted(plan, self.table)), plans[0])
+            plan, how = with_reasons(plan, unmeasured), "priority"
         return TuningResult(
             plan,
             self.table,

@@ -105,11 +105,6 @@ def capture_activations(
     return values
 
 
-def select_values(names: Sequence[str], values: Mapping[str, Any]) -> list[Any] | None:
-    """Look up values in order; None if one was not captured."""
-    return [values[name] for name in names] if all(name in values for name in names) else None
-
-
 def find_first_random_node(function: Function) -> str:
     """Describe the first nondeterministic node; empty if there is none."""
     node = next((node for node in function.nodes if not is_deterministic(node, function)), None)
@@ -215,22 +210,17 @@ class LocalRunner:
     def __init__(self, engine: GraphCompiler) -> None:
         self.compiler = engine
 
-    @classmethod
-    def of(cls, engine: GraphCompiler) -> LocalRunner:
-        """Make a runner for an engine, without its isolating worker."""
-        return cls(_load_inner(engine))
-
     def start(self) -> None:
         """Nothing to start."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
-        seconds_allowed = [seconds for seconds in (limits.compiling, limits.running) if seconds is not None]
-        if not seconds_allowed:
+        allowed = [seconds for seconds in (limits.compiling, limits.running) if seconds is not None]
+        if not allowed:
             return self._run_trial(function, context, inputs, limits)
         try:
-            return within(sum(seconds_allowed), partial(self._run_trial, function, context, inputs, limits))
+            return within(sum(allowed), partial(self._run_trial, function, context, inputs, limits))
         except OutOfTime as error:
-            message = f"engine {self.compiler.spec!r} gave no answer within {sum(seconds_allowed):.3g} s"
+            message = f"engine {self.compiler.spec!r} gave no answer within {sum(allowed):.3g} s"
             raise RunFailed(message) from TimeoutError(str(error))
 
     def _run_trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], limits: TrialLimits) -> TrialResult:
@@ -257,15 +247,12 @@ Runner: TypeAlias = WorkerRunner | LocalRunner
 
 
 def choose_runner(engine: GraphCompiler, limits: WorkerLimits) -> Runner:
-    """Run the engine in a worker if possible, else in this process."""
+    """Run the engine, without its isolating worker, in a worker if possible, else in this process."""
+    inner = load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
     try:
-        return WorkerRunner(_load_inner(engine), limits)
+        return WorkerRunner(inner, limits)
     except OptionError:
-        return LocalRunner.of(engine)
-
-
-def _load_inner(engine: GraphCompiler) -> GraphCompiler:
-    return load_engine(engine.inner if isinstance(engine, IsolatedEngine) else engine)
+        return LocalRunner(inner)
 
 
 PATIENCE = 3.0
@@ -504,10 +491,10 @@ class RegionProfiler:
     def _measure(self, subject: ProfilingRequest, until: float) -> RegionCost:
         """Measure a part and check its results; raises _NotMeasured if another search may succeed."""
         function = subject.function  # with its updates in place, as in a plan
-        inputs = select_values([value.name for value in function.inputs], self.truth.values)
-        expected = select_values([value.name for value in function.outputs], self.truth.values)
-        if inputs is None or expected is None:
+        captured = self.truth.values
+        if any(value.name not in captured for value in (*function.inputs, *function.outputs)):
             raise _NotMeasured("its values were not captured")
+        inputs, expected = ([captured[value.name] for value in values] for values in (function.inputs, function.outputs))
         hung = self._hung.get(subject.spec, [])
         if len(hung) >= MOST_HANGS or any(size <= len(function.nodes) for size in hung):
             raise _NotMeasured("the engine did not end with what is no larger")
@@ -552,11 +539,6 @@ class RegionProfiler:
 
 class _NotMeasured(Exception):
     """Explains why a part has no cost in this search."""
-
-
-def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:
-    """The first plan without a region known to fail or to be wrong; the first plan if there is none."""
-    return next((plan for plan in plans if not is_refuted(plan, table)), plans[0])
 
 
 def is_refuted(plan: Plan, table: CostTable) -> bool:
