@@ -183,7 +183,7 @@ LEFT = Counter(
         "engines/torch/kernels.py": 3,
         "engines/torch/support.py": 4,
         "engines/toy/devices.py": 4,
-        "engines/toy/tape.py": 1,
+        "engines/toy/native.py": 1,
         "engines/tvm/engine.py": 3,
         "engines/tvm/schedules.py": 1,
         "engines/xla/engine.py": 1,

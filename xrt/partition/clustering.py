@@ -322,6 +322,11 @@ class Clustering:
     dissolved: dict[tuple[int, int], int] = field(default_factory=dict)
     """(node, engine) to the size of the cluster in which the node was on that engine."""
 
+    def engines(self) -> list[int]:
+        """The engine of each node."""
+        engine_of = {node: cluster.engine for cluster in self.clusters for node in cluster.nodes}
+        return [engine_of[node] for node in range(len(engine_of))]
+
 
 Devices: TypeAlias = Callable[[Sequence[int]], Sequence[str]]
 """Maps the engine of each node to its device; an empty device means any."""
@@ -369,18 +374,15 @@ def _select_leaving_nodes(
 def _form_clusters(
     function: Function, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str], options: ClusteringOptions
 ) -> list[Cluster]:
-    groups = _number_groups(QuotientGraph.of(graph, engines, devices), function, options)
+    units = QuotientGraph.of(graph, engines, devices)
+    ends = {place for value in function.outputs if (place := function.position(value.name)) is not None}
+    groups = minimize_cut(units, find_engine_sequence(units), ends, SWEEPS)
     members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for node, group in enumerate(groups):
         members[group].append(node)
     parts = (part for nodes in members if nodes for part in _split_evenly(nodes, options.maximum_nodes))
     # Nodes of one part share a device or have none; the empty string sorts first.
     return [Cluster(tuple(part), engines[part[0]], max(devices[node] for node in part)) for part in parts]
-
-
-def _number_groups(units: QuotientGraph, function: Function, options: ClusteringOptions) -> list[int]:
-    ends = {place for value in function.outputs if (place := function.position(value.name)) is not None}
-    return minimize_cut(units, find_engine_sequence(units), ends, SWEEPS)
 
 
 def _split_evenly(nodes: list[int], most: int | None) -> list[list[int]]:

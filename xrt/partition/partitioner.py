@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.graph.device_names import normalize_device
 from xrt.graph.function import pause_gc
-from xrt.partition.clustering import Cluster, Clustering, DependencyGraph, cluster
+from xrt.partition.clustering import Cluster, DependencyGraph, cluster
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
@@ -147,7 +147,12 @@ def partition(
         check_all_taken(function, choices, candidates, options.pins, strict)
         clustering = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
         folded = fold(function, clustering.clusters, names)
-        reasons = tuple(_explain(function, choices, clustering, options))
+
+        def why_dissolved(node: int, engine: int) -> str:
+            size = clustering.dissolved[node, engine]
+            return f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
+
+        reasons = tuple(_explain(function, choices, clustering.engines(), why_dissolved))
         return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
 
 
@@ -164,19 +169,16 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
         )
 
 
-def _explain(function: Function, choices: EligibleEngines, result: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
-    """Yield for each node, in order, why it is not on each engine before its own."""
-    home = [0] * len(function.nodes)
-    for group in result.clusters:
-        for number in group.nodes:
-            home[number] = group.engine
+def _explain(
+    function: Function, choices: EligibleEngines, home: Sequence[int], why_passed_over: Callable[[int, int], str]
+) -> Iterator[Reason]:
+    """Yield for each node, in order, why it is not on each engine before its own.
+
+    ``why_passed_over`` explains it of an engine that may run the node.
+    """
     for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
-            # If the node was allowed on the engine, its cluster there was dissolved.
-            text = choices.reason(number, earlier)
-            if text is None:
-                size = result.dissolved[number, earlier]
-                text = f"its cluster of {size} node{'s' * (size != 1)} is smaller than minimum_nodes={options.minimum_nodes}"
+            text = choices.reason(number, earlier) or why_passed_over(number, earlier)
             yield Reason(node.name, node.op, choices.engines[earlier], text, choices.updating_engines.get((number, earlier), ""))
 
 
@@ -215,7 +217,7 @@ def plan_from_assignment(
         else:
             clusters = _make_clusters(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
-        reasons = tuple(_list_reasons(function, choices, home))
+        reasons = tuple(_explain(function, choices, home, lambda node, engine: MEASURED_REASON))
         return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
 
 
@@ -250,12 +252,6 @@ def _number_engines(function: Function, choices: EligibleEngines, homes: Mapping
             raise PlanError(f"node {node.name!r} ({node.op}) is assigned to {spec!r}, which does not take it: {reason}")
         indices.append(numbers[spec])
     return indices
-
-
-def _list_reasons(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
-    for place, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
-        for earlier in range(engine):
-            yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or MEASURED_REASON)
 
 
 # ------------------------------------------------------------------ regions

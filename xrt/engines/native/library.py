@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xrt.engines.native import abi
-from xrt.engines.native.marshalling import MarshalledNode, marshal_node, why_not_marshalled
+from xrt.engines.native.marshalling import marshal_node, why_not_marshalled
 from xrt.errors import EngineUnavailable, did_you_mean
 
 if TYPE_CHECKING:
@@ -65,13 +65,9 @@ class NativeKernel:
         reason = why_not_marshalled(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
-        message = MessageBuffer()
-        status = self.structure.why_not(marshal_node(node, function).structure, message.structure)
+        message, owned = MessageBuffer(), list[Any]()
+        status = self.structure.why_not(marshal_node(node, function, owned), message.structure)
         return None if status == abi.OK else f"{self.name}: {message.text}"
-
-    def show(self, node: Node, function: Function) -> MarshalledNode:
-        """Marshal the node for the kernel."""
-        return marshal_node(node, function)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,16 +15,6 @@ Array = np.ndarray[Any, Any]
 UNKNOWN_RANK, LEFT_OUT, UNKNOWN = -2, -1, -1
 
 
-class MarshalledNode:
-    """An ``xrt_node`` and everything that it points to; keep it alive while a kernel may read it."""
-
-    __slots__ = ("_owned", "structure")
-
-    def __init__(self, structure: abi.NodeC, owned: list[Any]) -> None:
-        self.structure = structure
-        self._owned = owned
-
-
 def why_not_marshalled(node: Node, function: Function) -> str | None:
     """Explain why the node cannot be passed to a native kernel; None if it can."""
     for which, names in (("input", node.inputs), ("output", node.outputs)):
@@ -38,12 +28,14 @@ def why_not_marshalled(node: Node, function: Function) -> str | None:
     return None
 
 
-def marshal_node(node: Node, function: Function) -> MarshalledNode:
-    """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes."""
-    owned: list[Any] = []
+def marshal_node(node: Node, function: Function, owned: list[Any]) -> abi.NodeC:
+    """Marshal a node for which `why_not_marshalled` returns None. Linear in inputs and attributes.
+
+    ``owned`` receives the memory that the structure points to; keep it while a kernel may read the node.
+    """
     attributes = [_marshal_attribute(a, owned) for a in node.attributes if a.kind in _KINDS]
     inputs = [_marshal_input(name, function, owned) for name in node.inputs]
-    structure = abi.NodeC(
+    return abi.NodeC(
         domain=node.domain.encode(),
         op_type=node.op_type.encode(),
         version=function.opset(node.domain),
@@ -54,7 +46,6 @@ def marshal_node(node: Node, function: Function) -> MarshalledNode:
         inputs=_make_array(abi.TensorC, inputs, owned),
         n_outputs=len(node.outputs),
     )
-    return MarshalledNode(structure, owned)
 
 
 def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, owned: list[Any]) -> abi.TensorC:

@@ -15,7 +15,7 @@ from xrt.engines.contract.graph_compiler import Executable, MemoryUse
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.native import abi, bindings as c
 from xrt.engines.native.library import MessageBuffer, NativeKernel
-from xrt.engines.native.marshalling import align, tensor_c
+from xrt.engines.native.marshalling import align, marshal_node, tensor_c
 from xrt.engines.toolkit.memory import LiveRange, assign_offsets
 from xrt.engines.toolkit.support import is_compatible
 from xrt.errors import CompileFailed, CompileRefused, InputError, RunFailed
@@ -278,7 +278,7 @@ MOST_SCRATCH = 1 << 40
 class PreparedKernel:
     """A kernel with its node and the state that ``prepare`` created, which is destroyed with this object."""
 
-    __slots__ = ("__weakref__", "_shown", "kernel", "node", "outputs", "scratch", "state")
+    __slots__ = ("__weakref__", "_node_c", "_node_memory", "kernel", "node", "outputs", "scratch", "state")
 
     def __init__(self, kernel: NativeKernel, node: Node, function: Function) -> None:
         """Prepare the kernel for a node whose inputs have static types.
@@ -287,10 +287,11 @@ class PreparedKernel:
         function.
         """
         self.kernel, self.node = kernel, node
-        self._shown = kernel.show(node, function)
+        self._node_memory: list[Any] = []
+        self._node_c = marshal_node(node, function, self._node_memory)
         outputs_c = (abi.OutputC * len(node.outputs))()
         plan, message = abi.PlanC(outputs=outputs_c), MessageBuffer()
-        status = kernel.structure.prepare(self._shown.structure, plan, message.structure)
+        status = kernel.structure.prepare(self._node_c, plan, message.structure)
         if status == abi.REFUSED:
             raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {message.text}", [node.name])
         if status != abi.OK:

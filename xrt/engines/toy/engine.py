@@ -21,7 +21,7 @@ from xrt.engines.toy.devices import plan_device_steps, why_not_on_device
 from xrt.engines.toy.kernels import namespace, ops
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, KernelSelection, order_updates, select_kernel, with_segments
 from xrt.engines.toy.reference import isolate_node
-from xrt.engines.toy.tape import VIEWS, DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
+from xrt.engines.toy.tape import DeviceExecutable, InterpretedExecutable, StepKernel, Tape, ToyExecutable, make_tape
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
@@ -156,7 +156,7 @@ class _Compiler:
     def _interpret(
         self, function: Function, segment: Callable[[Node], StepKernel | None] = lambda node: None
     ) -> InterpretedExecutable:
-        function = order_updates(function, VIEWS)
+        function = order_updates(function)
         return InterpretedExecutable(function, self.make_tape(function, segment), self._threads, self._choice.has_native)
 
     def _has_native_kernel(self, function: Function) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -119,45 +119,46 @@ def _redirect_control(nodes: Sequence[Node], runs: Mapping[str, Sequence[Node]])
         yield node if control == node.control else replace(node, control=control)
 
 
-def order_updates(function: Function, views: Collection[str] = ()) -> Function:
-    """Add control edges from the nodes that read an aliased input to the node that writes its output.
+VIEWS = frozenset(
+    {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators whose results are often views of an argument."""
 
-    Results of operators in ``views`` may alias the input, so their readers count as readers of the input. A reader that depends
-    on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies the edges.
+
+def order_updates(function: Function) -> Function:
+    """Add control edges from the nodes that read an aliased input, or a view of it, to the node that writes its output.
+
+    A reader that depends on the output gets no edge; the output is then copied. Linear if the Function's order already satisfies
+    the edges.
     """
-    edges = {edge for source, result in function.aliases for edge in _list_edges(function, source, result, views)}
-    if not edges:
+    if not function.aliases:
         return function
-    before: dict[str, list[str]] = {}
-    for reader, writer in sorted(edges):
-        before.setdefault(writer, []).append(reader)
-    nodes = [
-        replace(node, control=tuple(dict.fromkeys((*node.control, *before[node.name])))) if node.name in before else node
-        for node in function.nodes
-    ]
+    index = {node.name: number for number, node in enumerate(function.nodes)}
+    earlier: dict[str, set[str]] = {}
+    for source, result in function.aliases:
+        writer = function.producer(result)
+        if writer is None:
+            continue
+        readers = _find_readers(function, source) - {writer.name, *writer.control}
+        late = max((index[name] for name in readers), default=-1)
+        if readers := readers - _find_dependents(function, writer, index[writer.name], late):
+            earlier.setdefault(writer.name, set()).update(readers)
+    if not earlier:
+        return function
+    nodes = [replace(node, control=(*node.control, *sorted(earlier.get(node.name, ())))) for node in function.nodes]
     try:
         return function.replace(nodes=tuple(nodes))
     except ModelError:  # two updates that depend on each other
         return function
 
 
-def _list_edges(function: Function, source: str, result: str, views: Collection[str]) -> set[tuple[str, str]]:
-    writer, place = function.producer(result), function.position(result)
-    if writer is None or place is None:
-        return set()
-    index = {node.name: number for number, node in enumerate(function.nodes)}
-    readers = _find_readers(function, source, views) - {writer.name, *writer.control}
-    late = max((index[name] for name in readers), default=-1)
-    return {(name, writer.name) for name in readers - _find_dependents(function, writer, place, late)}
-
-
-def _find_readers(function: Function, value: str, views: Collection[str]) -> set[str]:
+def _find_readers(function: Function, value: str) -> set[str]:
     """Names of the nodes that read a value or a view of it."""
     readers: set[str] = set()
     names = [value]
     for name in names:
         for use in function.users(name):
-            if use.node.name not in readers and use.node.op in views:
+            if use.node.name not in readers and use.node.op in VIEWS:
                 names += filter(None, use.node.outputs)
             readers.add(use.node.name)
     return readers

@@ -39,10 +39,6 @@ ABSENT = 0
 CONDITION = np.dtype(bool)
 SMALLEST_REUSED = 1 << 15
 """In bytes. For smaller results, allocating is as fast as checking whether an argument's buffer can be reused."""
-VIEWS = frozenset(
-    {"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-)
-"""Operators whose results are often views of an argument."""
 
 
 @dataclass(frozen=True, slots=True)
