@@ -150,21 +150,6 @@ def test_a_value_read_twice_by_one_node_is_right_in_place() -> None:
     same(run(f, x)[0], x * x)
 
 
-def test_an_input_that_a_view_is_made_of_is_not_proposed_to_be_written_to() -> None:
-    """The output lay over the input, and what was read through the view afterwards was the output."""
-    f = function(
-        "x",
-        "y z",
-        node("Reshape", "x s", "view"),
-        node("ReduceMean", "view", "mean", keepdims=0),
-        node("Add", "x mean", "y"),
-        node("ReduceMax", "y", "largest", keepdims=0),
-        node("Mul", "view largest", "z"),
-        constants={"s": i64([-1])},
-    )
-    assert ready(f, Toy(native="off")).inplace_pairs() == ()
-
-
 # ---------------------------------------------------------------------- threads
 
 

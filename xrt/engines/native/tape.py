@@ -390,38 +390,37 @@ class NativeExecutable(Executable):
 def check_buffers(
     function: str,
     names: Sequence[str],
-    types: Sequence[tuple[object, np.dtype[Any] | None, Sequence[int]]],
+    outputs: Sequence[tuple[Any, np.dtype[Any] | None, Sequence[int]]],
     out: Sequence[Any],
+    describe: Callable[[Any], str] = str,
     *,
     aligned: bool,
 ) -> None:
     """Raise InputError for a buffer of the caller that cannot hold its output.
 
-    ``types`` are a text, dtype and shape per output; the dtype is None for an output that is no array.
+    ``outputs`` are a value to describe, dtype and shape of each; the dtype is None for an output that is no array.
     """
     if len(out) != len(names):
         raise InputError(f"function {function!r} has {len(names)} outputs; out= holds {len(out)} buffers")
-    for name, (text, dtype, shape), buffer in zip(names, types, out, strict=True):
+    for name, (output, dtype, shape), buffer in zip(names, outputs, out, strict=True):
         if buffer is None:
             continue
-        reason = _why_not_fillable(text, dtype, shape, buffer)
-        if reason is None and aligned and not buffer.flags.aligned:
+        if dtype is None:
+            reason = f"the output is {describe(output)}, which no buffer holds"
+        elif not isinstance(buffer, np.ndarray):
+            reason = f"the output is {describe(output)}, the buffer {type(buffer).__name__}"
+        elif buffer.dtype != dtype or buffer.shape != shape:
+            actual = f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]"
+            reason = f"the output is {describe(output)}, the buffer {actual}"
+        elif not buffer.flags.c_contiguous:
+            reason = "the buffer is not C-contiguous"
+        elif not buffer.flags.writeable:
+            reason = "the buffer is read-only"
+        elif aligned and not buffer.flags.aligned:
             reason = "the buffer is not aligned"
-        if reason is not None:
-            raise InputError(f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one")
-
-
-def _why_not_fillable(text: object, dtype: np.dtype[Any] | None, shape: Sequence[int], buffer: Any) -> str | None:
-    """Explain why an output of this type cannot be copied into the buffer; None if it can."""
-    if dtype is None:
-        return f"the output is {text}, which no buffer holds"
-    if not isinstance(buffer, np.ndarray):
-        return f"the output is {text}, the buffer {type(buffer).__name__}"
-    if buffer.dtype != dtype or buffer.shape != shape:
-        return f"the output is {text}, the buffer {buffer.dtype}[{','.join(map(str, buffer.shape))}]"
-    if not (buffer.flags.c_contiguous and buffer.flags.writeable):
-        return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
-    return None
+        else:
+            continue
+        raise InputError(f"out= for output {name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one")
 
 
 # ---------------------------------------------------------------------- one kernel, for tests of kernel authors

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
-from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
@@ -22,16 +21,6 @@ from xrt.engines.toolkit.blas import BlasThreads, find_blas
 
 ops = shared.extend("toy", eager, numpy_only)
 """All kernels of `xrt.engines.kernels`."""
-
-
-@lru_cache(maxsize=1)
-def _make_numpy_namespace() -> ArrayNamespace:
-    return ArrayNamespace(np, multiply)
-
-
-def namespace(module: Any) -> ArrayNamespace:
-    """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
-    return _make_numpy_namespace() if module is np else ArrayNamespace(module)
 
 
 # ---------------------------------------------------------------------- matrix products
@@ -95,3 +84,11 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
         return np.matmul(a, b)  # type: ignore[no-any-return]
     result = native.multiply(calls, a, b, threads)
     return np.matmul(a, b) if result is None else result
+
+
+_NUMPY = ArrayNamespace(np, multiply)
+
+
+def namespace(module: Any) -> ArrayNamespace:
+    """The array namespace of a module: NumPy's, with matrix products on the threads of a run, or that of a device's module."""
+    return _NUMPY if module is np else ArrayNamespace(module)

@@ -472,8 +472,8 @@ class InterpretedExecutable(Executable):
     def _copy_to_buffers(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
         """Copy results into the caller's buffers and return the buffers in their place."""
         names = [value.name for value in self.function.outputs]
-        types = [(describe_value(x), getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
-        check_buffers(self.function.name, names, types, out, aligned=False)
+        outputs = [(x, getattr(x, "dtype", None), getattr(x, "shape", ())) for x in results]
+        check_buffers(self.function.name, names, outputs, out, describe_value, aligned=False)
         for result, buffer in zip(results, out, strict=True):
             if buffer is not None and result is not buffer:
                 np.copyto(buffer, result)
