@@ -21,7 +21,6 @@ from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
 from xrt.partition import CostTable, MeasuredCost, RegionCost
 from xrt.partition.clustering import (
-    CutCounter,
     DependencyGraph,
     QuotientGraph,
     find_earliest_slots,
@@ -221,7 +220,7 @@ def is_grouping(units: QuotientGraph, group: list[int]) -> bool:
 @pytest.mark.slow
 @given(units())
 def test_a_sequence_gives_a_grouping(units: QuotientGraph) -> None:
-    assert is_grouping(units, minimize_cut(units, find_engine_sequence(units), (), None))
+    assert is_grouping(units, minimize_cut(units, find_engine_sequence(units), ()))
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -248,31 +247,26 @@ def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset
 
 
 @pytest.mark.slow
-@given(units(most=14, devices=1), st.sampled_from([0, 1, None]))
-def test_sweeps_let_fewer_values_cross(units: QuotientGraph, sweeps: int | None) -> None:
+@given(units(most=14, devices=1))
+def test_fewer_values_cross_than_where_all_run_as_early_as_they_can(units: QuotientGraph) -> None:
     found = find_engine_sequence(units)
     ends = [unit for unit in range(len(units)) if unit % 3 == 0]
-    swept = minimize_cut(units, found, ends, sweeps)
-    assert is_grouping(units, swept)
-    assert crossings(units, swept, ends) <= crossings(units, find_earliest_slots(units, found), ends)
-    if sweeps is None:
-        assert crossings(units, swept, ends) <= crossings(units, minimize_cut(units, found, ends, 1), ends)
+    moved = minimize_cut(units, found, ends)
+    assert is_grouping(units, moved)
+    assert crossings(units, moved, ends) <= crossings(units, find_earliest_slots(units, found), ends)
 
 
-def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
+def test_a_side_branch_runs_with_its_reader() -> None:
     """x -> a(0) -> b(1) -> c(0), and s(0) from nothing into c: s belongs to c's region, not to a's."""
     units = QuotientGraph.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
     assert find_earliest_slots(units, find_engine_sequence(units)) == [0, 0, 1, 2]
-    assert minimize_cut(units, find_engine_sequence(units), (), 1) == [0, 2, 1, 2]
+    assert minimize_cut(units, find_engine_sequence(units), ()) == [0, 2, 1, 2]
 
 
-def test_a_sweep_that_saves_nothing_is_taken_back() -> None:
+def test_a_unit_stays_where_its_operands_would_cross_instead() -> None:
     """s(0) reads p and q(0), which b(1) reads too, and c(0) reads b and s: moving s to c only lets p and q cross instead."""
     units = QuotientGraph.of(DependencyGraph([(), (), (0, 1), (0, 1), (2, 3)]), [0, 0, 0, 1, 0], [""] * 5)
-    state = CutCounter(units, find_engine_sequence(units), (), find_earliest_slots(units, find_engine_sequence(units)))
-    assert state.sweep() == 0
-    assert state.place == [0, 0, 2, 1, 2]
-    assert minimize_cut(units, find_engine_sequence(units), (), 1) == [0, 0, 0, 1, 2]
+    assert minimize_cut(units, find_engine_sequence(units), ()) == [0, 0, 0, 1, 2]
 
 
 def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:

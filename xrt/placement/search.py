@@ -408,7 +408,7 @@ def _cluster(graph: PlanningGraph, homes: Sequence[int]) -> Iterator[Partitionin
         return
     units = QuotientGraph.of(graph.dependencies, homes, [node.device for node in graph.function.nodes])
     regions: dict[int, list[int]] = {}
-    for at, slot in enumerate(minimize_cut(units, find_engine_sequence(units), (), 2)):
+    for at, slot in enumerate(minimize_cut(units, find_engine_sequence(units), ())):
         regions.setdefault(slot, []).append(at)
     yield tuple((homes[nodes[0]], to_mask(nodes)) for _, nodes in sorted(regions.items()))
 

@@ -414,10 +414,12 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _spell_default(field: dataclasses.Field[Any]) -> str:
-    has_factory = field.default_factory is not dataclasses.MISSING
-    if field.default is dataclasses.MISSING and not has_factory:
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    elif field.default is not dataclasses.MISSING:
+        value = field.default
+    else:
         return "required"
-    value = field.default_factory() if has_factory else field.default  # type: ignore[operator]  # mypy does not follow has_factory
     if value == FrozenDict():
         return "{}"
     return f"{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
