@@ -226,7 +226,7 @@ def test_a_sequence_gives_a_grouping(units: QuotientGraph) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_the_count_of_regions_is_near_the_least(seed: int) -> None:
     units = seeded(30, 4, seed)
-    assert shortest(units) <= len(find_engine_sequence(units)) <= shortest(units) + 1
+    assert shortest(units) <= len(find_engine_sequence(units)) <= shortest(units) + 2
 
 
 def shortest(units: QuotientGraph) -> int:

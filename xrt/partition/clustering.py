@@ -59,10 +59,6 @@ class QuotientGraph:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def reverse(self) -> QuotientGraph:
-        """Reverse all dependencies; unit ``i`` becomes ``len - 1 - i``."""
-        return QuotientGraph(self.graph.reverse(), list(reversed(self.kind)), self.kinds)
-
     def tails(self) -> list[int]:
         """For each unit, a lower bound on the regions along any path from it, including its own. Linear."""
         apart = [[0 if share else 1 for share in row] for row in self.kinds.shareable()]
@@ -108,11 +104,6 @@ class DependencyGraph:
             for earlier in before:
                 after[earlier].append(number)
         return after
-
-    def reverse(self) -> DependencyGraph:
-        """Reverse every edge; number ``i`` becomes ``len - 1 - i``."""
-        last = len(self) - 1
-        return DependencyGraph([tuple(last - later for later in after) for after in reversed(self.successors())])
 
 
 def find_earliest_slots(units: QuotientGraph, sequence: Sequence[int]) -> list[int]:
@@ -171,36 +162,18 @@ def _count_crossings(after: Sequence[Sequence[int]], place: Sequence[int], outpu
 
 
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
-    """Find a short sequence of kinds in which all units can run.
+    """Find a short sequence of kinds in which all units can run: next the one with the longest remaining path.
 
-    Greedy in both directions: optimal for up to two kinds of regions, rarely more than one slot longer for more. Linear.
+    On a tie the one with the largest total. Optimal for up to two kinds of regions, rarely more than one slot longer for more.
+    Linear.
     """
-    if not len(units):
-        return ()
-    tails = units.tails()
-    sequence = _run_greedily(units, tails)
-    # max(tails) is a lower bound, so a sequence of that length is optimal. Otherwise try the reverse direction.
-    if len(sequence) > max(tails):
-        turned = units.reverse()
-        backward = _run_greedily(turned, turned.tails())[::-1]
-        sequence = min(_drop_empty_slots(turned, sequence[::-1])[::-1], _drop_empty_slots(units, backward), key=len)
-    return sequence
-
-
-def _run_greedily(units: QuotientGraph, tails: Sequence[int]) -> tuple[int, ...]:
-    """Choose kinds greedily: next the one with the longest remaining path, and on a tie with the largest total."""
-    run = _Run(units, tails)
+    run = _Run(units, units.tails())
     sequence = []
     while run.remaining:
         phase = run.most_urgent()
         run.exhaust(phase)
         sequence.append(phase)
     return tuple(sequence)
-
-
-def _drop_empty_slots(units: QuotientGraph, sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Remove the slots that stay empty when each unit runs as early as possible."""
-    return tuple(sequence[at] for at in sorted(set(find_earliest_slots(units, sequence))))
 
 
 class _Run:
