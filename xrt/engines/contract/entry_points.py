@@ -6,8 +6,8 @@ falls back to `importlib.metadata` if the import path has archives or foreign fi
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,10 +51,7 @@ class EntryPoint(NamedTuple):
 
     def load(self) -> Any:
         """Import the module and get the attribute; errors of the import pass through."""
-        target: Any = importlib.import_module(self.module)
-        for name in filter(None, self._target.partition(":")[2].strip().split(".")):
-            target = getattr(target, name)
-        return target
+        return pkgutil.resolve_name(self._target)
 
 
 def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:

@@ -405,11 +405,10 @@ def _read_fields(cls: type) -> Iterator[tuple[str, tuple[str, str]]]:
     body = getattr(tree.body[0], "body", [])
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            meaning = ""
             match following:
                 case ast.Expr(value=ast.Constant(value=str(text))):
                     meaning = " ".join(text.split())
-                case _:
-                    meaning = ""
             yield statement.target.id, (ast.unparse(statement.annotation), meaning)
 
 
