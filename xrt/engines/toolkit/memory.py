@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -30,69 +30,42 @@ def assign_offsets(spans: Sequence[LiveRange]) -> int:
     """Set offsets so that ranges that are live at the same step do not overlap; return the arena size in bytes.
 
     In order of time, each range gets the smallest gap that fits (best fit); of those that begin together the largest goes first.
-    O(n log n), plus insertion into one sorted list of gaps.
+    O(n log n), plus a search through the gaps for each range.
     """
-    gaps = _Gaps()
-    ends: dict[int, list[LiveRange]] = defaultdict(list)
-    step = -1
+    gaps: list[tuple[int, int]] = []  # (start, size), none adjacent to another
+    end = 0
+    live: list[tuple[int, int, int]] = []  # (last step, start, size)
     for span in sorted(spans, key=lambda span: (span.first, -span.nbytes)):
         # Free buffers whose last reader is done before placing the next ones.
-        while step < span.first - 1:
-            step += 1
-            for dead in ends.pop(step, ()):
-                gaps.free(dead.offset, _align(dead.nbytes))
-        span.offset = gaps.allocate(_align(span.nbytes))
-        ends[span.last].append(span)
-    return gaps.end
+        while live and live[0][0] < span.first:
+            _, start, size = heappop(live)
+            _free(gaps, start, size)
+        size = _align(span.nbytes)
+        gap = min((gap for gap in gaps if gap[1] >= size), key=lambda gap: gap[::-1], default=None)
+        if gap is None:
+            # Extend a gap at the end of the arena instead of leaving it unused.
+            span.offset = gaps.pop()[0] if gaps and sum(gaps[-1]) == end else end
+            end = span.offset + size
+        else:
+            span.offset = gap[0]
+            gaps.remove(gap)
+            _free(gaps, gap[0] + size, gap[1] - size)
+        heappush(live, (span.last, span.offset, size))
+    return end
 
 
-class _Gaps:
-    """Free memory below `end` as gaps, none adjacent to another."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        self._by_size: list[tuple[int, int]] = []
-        self._size_at: dict[int, int] = {}
-        self._start_of: dict[int, int] = {}
-
-    def allocate(self, nbytes: int) -> int:
-        """Allocate bytes in the smallest gap that fits, else at the end, including a gap that ends there."""
-        index = bisect_left(self._by_size, (nbytes, 0))
-        if index < len(self._by_size):
-            size, start = self._by_size[index]
-            self._remove(start)
-            if size > nbytes:
-                self._add(start + nbytes, size - nbytes)
-            return start
-        # Extend a gap at the end of the arena instead of leaving it unused.
-        start = self._start_of.get(self.end, self.end)
-        if start != self.end:
-            self._remove(start)
-        self.end = start + nbytes
-        return start
-
-    def free(self, start: int, nbytes: int) -> None:
-        """Free a block and merge it with adjacent gaps."""
-        if not nbytes:
-            return
-        if start in self._start_of:
-            before = self._start_of[start]
-            nbytes += self._remove(before)
-            start = before
-        if start + nbytes in self._size_at:
-            nbytes += self._remove(start + nbytes)
-        self._add(start, nbytes)
-
-    def _add(self, start: int, nbytes: int) -> None:
-        insort(self._by_size, (nbytes, start))
-        self._size_at[start] = nbytes
-        self._start_of[start + nbytes] = start
-
-    def _remove(self, start: int) -> int:
-        nbytes = self._size_at.pop(start)
-        del self._start_of[start + nbytes]
-        del self._by_size[bisect_left(self._by_size, (nbytes, start))]
-        return nbytes
+def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
+    """Add a block to the sorted gaps, merged with adjacent ones."""
+    if not size:
+        return
+    at = bisect_left(gaps, (start, 0))
+    if at < len(gaps) and gaps[at][0] == start + size:
+        size += gaps.pop(at)[1]
+    if at and sum(gaps[at - 1]) == start:
+        at -= 1
+        start, before = gaps.pop(at)
+        size += before
+    gaps.insert(at, (start, size))
 
 
 def _align(nbytes: int) -> int:
