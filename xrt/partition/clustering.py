@@ -164,8 +164,7 @@ def _count_crossings(after: Sequence[Sequence[int]], place: Sequence[int], outpu
 def find_engine_sequence(units: QuotientGraph) -> tuple[int, ...]:
     """Find a short sequence of kinds in which all units can run: next the one with the longest remaining path.
 
-    On a tie the one with the largest total. Optimal for up to two kinds of regions, rarely more than one slot longer for more.
-    Linear.
+    Optimal for up to two kinds of regions, rarely more than one slot longer for more. Linear.
     """
     run = _Run(units, units.tails())
     sequence = []
@@ -187,7 +186,6 @@ class _Run:
         self._waiting = [len(before) for before in units.graph.predecessors]
         self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
         self._longest = [0] * len(units.kinds)
-        self._total = [0] * len(units.kinds)
         self.remaining = len(units)
         for unit, count in enumerate(self._waiting):
             if not count:
@@ -195,24 +193,19 @@ class _Run:
 
     def most_urgent(self) -> int:
         """The phase whose ready units have the longest remaining path; by priority if equal."""
-        return max(self._accepted, key=self._urgency)
-
-    def _urgency(self, phase: int) -> tuple[int, int, int]:
-        kinds = self._accepted[phase]
-        return max(self._longest[k] for k in kinds), sum(self._total[k] for k in kinds), -phase
+        return max(self._accepted, key=lambda phase: (max(self._longest[kind] for kind in self._accepted[phase]), -phase))
 
     def _put(self, unit: int) -> None:
-        kind, tail = self._kind[unit], self._tail[unit]
+        kind = self._kind[unit]
         self._ready[kind].append(unit)
-        self._longest[kind] = max(self._longest[kind], tail)
-        self._total[kind] += tail
+        self._longest[kind] = max(self._longest[kind], self._tail[unit])
 
     def exhaust(self, phase: int) -> None:
         """Run everything reachable in a region of that kind."""
         accepted = self._accepted[phase]
         stack = [unit for kind in accepted for unit in self._ready[kind]]
         for kind in accepted:
-            self._ready[kind], self._longest[kind], self._total[kind] = [], 0, 0
+            self._ready[kind], self._longest[kind] = [], 0
         while stack:
             self.remaining -= 1
             for unit in self._after[stack.pop()]:
