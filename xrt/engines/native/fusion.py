@@ -262,7 +262,9 @@ def _group_candidates(function: Function, shapes: dict[int, Shape]) -> list[list
     if not shapes:
         return []
     edges = list(_iter_edges(function, shapes))
-    stage = _assign_stages(len(function.nodes), edges)
+    stage = [0] * len(function.nodes)
+    for edge in edges:
+        stage[edge.target] = max(stage[edge.target], stage[edge.source] + (not edge.joins))
     leader = list(range(len(function.nodes)))
     for edge in edges:
         if edge.joins and stage[edge.source] == stage[edge.target]:
@@ -292,21 +294,6 @@ def _iter_edges(function: Function, shapes: dict[int, Shape]) -> Iterator[_Edge]
                 yield _Edge(source, target, joins)
         for name in node.control:
             yield _Edge(index[name], target, False)
-
-
-def _assign_stages(count: int, edges: Sequence[_Edge]) -> list[int]:
-    """Assign stages: as early as possible, then moved later to join the first reader that it can be fused with."""
-    stage = [0] * count
-    for edge in edges:
-        stage[edge.target] = max(stage[edge.target], stage[edge.source] + (not edge.joins))
-    readers: list[list[_Edge]] = [[] for _ in range(count)]
-    for edge in edges:
-        readers[edge.source].append(edge)
-    for index in reversed(range(count)):
-        latest = min((stage[edge.target] - (not edge.joins) for edge in readers[index]), default=0)
-        if any(edge.joins and stage[edge.target] == latest for edge in readers[index]):
-            stage[index] = max(stage[index], latest)
-    return stage
 
 
 def _find_root(leader: list[int], index: int) -> int:
