@@ -92,47 +92,29 @@ class _NodeClasses:
 
     def __init__(self, function: Function) -> None:
         self._function = function
-        self._types: dict[Type | None, int] = {}
-        self._known_types: dict[int, int] = {}
-        self._attributes: dict[int, tuple[object, ...]] = {}
-        self._looks: dict[str, _Look] = {"": -1}
+        self._looks: dict[str, _Look] = {"": 0}
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, node: Node) -> int:
         """The question index of a node; a new question gets the next index."""
-        inputs, looks = node.inputs, self._looks
-        input_looks = [looks[name] if name in looks else self._find_look(name) for name in inputs]
-        output_looks = [looks[name] if name in looks else self._find_look(name) for name in node.outputs]
+        inputs = node.inputs
+        input_looks = tuple(map(self._find_look, inputs))
+        output_looks = tuple(map(self._find_look, node.outputs))
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         read = tuple(name in self._read for name in node.outputs) if len(output_looks) > 1 else ()
-        attributes = self._get_content(node.attributes) if node.attributes else ()
-        key = (node.op_type, node.domain, node.device, tuple(input_looks), tuple(output_looks), same, read, attributes)
-        if node.op_type in OF_TYPES or all(isinstance(look, str) or look < 0 for look in input_looks):
-            looks.update((name, name) for name in node.defines)
+        attributes = tuple(map(_make_attribute_key, node.attributes))
+        key = (node.op_type, node.domain, node.device, input_looks, output_looks, same, read, attributes)
+        if node.op_type in OF_TYPES or all(isinstance(look, str | int) for look in input_looks):
+            self._looks.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _find_look(self, name: str) -> _Look:
+        if name in self._looks:
+            return self._looks[name]
+        # A constant by identity, so that its content need not be hashed.
         constant = self._function.constants.get(name)
-        if constant is not None:
-            # A constant by identity, so that its content need not be hashed.
-            look = -2 - id(constant)
-        else:
-            look = self._number_type(self._function.get_type(name))
-        self._looks[name] = look
+        look = self._looks[name] = self._function.get_type(name) if constant is None else id(constant)
         return look
-
-    def _number_type(self, type_: Type | None) -> int:
-        """Number the type; first by identity, because hashing types would dominate the time here."""
-        number = self._known_types.get(id(type_))
-        if number is None:
-            number = self._known_types[id(type_)] = self._types.setdefault(type_, len(self._types))
-        return number
-
-    def _get_content(self, attributes: tuple[Attribute, ...]) -> tuple[object, ...]:
-        content = self._attributes.get(id(attributes))
-        if content is None:
-            content = self._attributes[id(attributes)] = tuple(map(_make_attribute_key, attributes))
-        return content
 
     @cached_property
     def _read(self) -> set[str]:
@@ -142,11 +124,11 @@ class _NodeClasses:
         return read
 
 
-_Look: TypeAlias = int | str
+_Look: TypeAlias = "Type | int | str | None"
 """What an engine can see of a value.
 
-Its type (0 and above), the constant (below -1), or, for a value computed only from constants or types, its name, because an
-engine may look at its computation.
+Its type, the identity of a constant, or, for a value computed only from constants or types, its name, because an engine may
+look at its computation.
 """
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
