@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from xrt.engines.native import abi
 from xrt.engines.native.marshalling import marshal_node, why_not_marshalled
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 
 ENTRY = "xrt_library_entry"
-MOST_ANSWERS = 4096
-"""Limit on memoized answers of a kernel; beyond it, all are dropped."""
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,25 +40,12 @@ class NativeKernel:
     flags: int
     in_place: int
     """Bit k set: output 0 may alias input k."""
-    _answers: dict[Any, str | None] = field(default_factory=dict, repr=False)
-    """Memoized answers for nodes without constants, which large models repeat."""
 
     def __str__(self) -> str:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Explain why the kernel does not support the node; None if it does. The predicate of the table's entry."""
-        # The answer may depend on the values of constants, which are no part of the key.
-        if any(name in function.constants for name in node.inputs):
-            return self._query(node, function)
-        key = _make_key(node, function)
-        if key not in self._answers:
-            if len(self._answers) >= MOST_ANSWERS:
-                self._answers.clear()
-            self._answers[key] = self._query(node, function)
-        return self._answers[key]
-
-    def _query(self, node: Node, function: Function) -> str | None:
         reason = why_not_marshalled(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
@@ -112,12 +96,6 @@ class NativeLibrary:
                 return kernel
         suggestion = did_you_mean(name, [kernel.name for kernel in self.kernels])
         raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{suggestion}")
-
-
-def _make_key(node: Node, function: Function) -> Any:
-    """Everything that a kernel sees of a node without constants, except its name: the key of memoized answers."""
-    types = tuple((bool(name), function.get_type(name)) for name in (*node.inputs, *node.outputs))
-    return node.attributes, function.opset(node.domain), len(node.inputs), types
 
 
 class MessageBuffer:
