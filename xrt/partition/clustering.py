@@ -130,8 +130,6 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
     Units start in their earliest slot. From the last to the first, a unit then moves to the slot of its first reader if at most
     one of its operands stays behind, which crosses in its place. An operand that only this unit reads can follow it. ``ends``
     are the units that compute outputs. Linear.
-
-    On 24 models with random engines per operator, 0.3 % more values cross than if each move were counted.
     """
     earliest = find_earliest_slots(units, sequence)
     if len(sequence) < 2:
@@ -145,13 +143,15 @@ def minimize_cut(units: QuotientGraph, sequence: Sequence[int], ends: Collection
         target = min([place[later] for later in after[unit]])
         if target == place[unit] or units.kind[unit] not in accepted[target]:
             continue
-        followers = (
-            len(after[operand]) == 1 and operand not in outputs and units.kind[operand] in accepted[target]
+        staying = (
+            len(after[operand]) > 1 or operand in outputs or units.kind[operand] not in accepted[target]
             for operand in units.graph.predecessors[unit]
         )
-        if sum(not follows for follows in followers) <= 1:
+        if sum(staying) <= 1:
             place[unit] = target
-    return min(place, earliest, key=lambda slots: _count_crossings(after, slots, outputs))
+    place = min(place, earliest, key=lambda slots: _count_crossings(after, slots, outputs))
+    numbers = {slot: number for number, slot in enumerate(sorted(set(place)))}  # all units of a slot may have moved
+    return [numbers[slot] for slot in place]
 
 
 def _count_crossings(after: Sequence[Sequence[int]], place: Sequence[int], outputs: Collection[int]) -> int:

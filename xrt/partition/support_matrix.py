@@ -125,11 +125,8 @@ class _NodeClasses:
 
 
 _Look: TypeAlias = "Type | int | str | None"
-"""What an engine can see of a value.
-
-Its type, the identity of a constant, or, for a value computed only from constants or types, its name, because an engine may
-look at its computation.
-"""
+"""What an engine can see of a value: its type, the identity of a constant, or, if it is computed only from constants or types,
+its name, because an engine may look at its computation."""
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
