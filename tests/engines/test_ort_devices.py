@@ -21,9 +21,9 @@ from xrt.engines.contract.graph_compiler import Accelerator
 from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
 from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned
-from xrt.engines.ort.executable import session_function
-from xrt.engines.ort.export import export_model
+from xrt.engines.ort.export import export_model, session_function
 from xrt.engines.ort.session import open_session, quiet_options
+from xrt.engines.toolkit.rewrites import compute_outputs
 from xrt.errors import CompileRefused, EngineUnavailable, PlanError, RunFailed
 from xrt.graph import Function
 from xrt.passes import infer_shapes
@@ -82,6 +82,7 @@ class Host(Accelerator):
 
 
 def bound(function: Function, host: Host) -> OrtOnDevice:
+    function = compute_outputs(function)
     export = export_model(session_function(function))
     session = open_session(export, quiet_options(), ["CPUExecutionProvider"])
     made = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), export.files)

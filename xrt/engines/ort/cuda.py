@@ -18,7 +18,7 @@ from onnxruntime import InferenceSession
 
 from xrt.engines.contract.graph_compiler import Executable
 from xrt.engines.contract.options import RunOptions
-from xrt.engines.ort.executable import ValueTransport, choose_transport, list_computed_outputs
+from xrt.engines.ort.executable import ValueTransport, choose_transport
 from xrt.engines.ort.session import LIBRARY, summarize_error
 from xrt.errors import CompileRefused, RunFailed
 from xrt.forking import renew_after_fork
@@ -115,28 +115,17 @@ class OrtOnDevice(Executable):
         device: DeviceBuffer,
         owner: object = None,
     ) -> None:
-        """``session`` computes `list_computed_outputs` on the stream. ``owner`` is kept alive with it."""
+        """``session`` computes the Function on the stream. ``owner`` is kept alive with it."""
         self.function = function
         self._session: InferenceSession | None = session
         self._accelerator = accelerator
         self._stream = stream
         self._device = device
         self._owner = owner
-        self._outputs = list_computed_outputs(function)
-        self._constants: dict[str, Any] = {}
         self._lock = renew_after_fork(threading.Lock())
         self._options = onnxruntime.RunOptions()
         if device.kind != "cpu":
             self._options.add_run_config_entry(UNSYNCHRONIZED, "1")
-
-    def prepare(self) -> None:
-        """Upload constants that are outputs."""
-        accelerator = self._accelerator
-        with accelerator.activate(self._stream):
-            for value in self.function.outputs:
-                if value.name in self.function.constants:
-                    self._constants[value.name] = accelerator.upload(self.function.constants[value.name].array)
-        accelerator.wait([self._stream])
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         session = self._session
@@ -145,7 +134,7 @@ class OrtOnDevice(Executable):
         accelerator, stream = self._accelerator, self._stream
         caller_stream = stream if options.stream is None else options.stream
         arguments = dict(zip((value.name for value in self.function.inputs), map(self._make_contiguous, inputs), strict=True))
-        results = {value.name: self._allocate(value) for value in self._outputs}
+        results = {value.name: self._allocate(value) for value in self.function.outputs}
         try:
             with self._lock:
                 # Order: caller's earlier work, the session's work, caller's later work.
@@ -154,7 +143,7 @@ class OrtOnDevice(Executable):
                 accelerator.follow(caller_stream, stream)
         except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
-        return self._order_outputs(arguments, computed)
+        return list(computed.values())
 
     def _compute(self, session: InferenceSession, arguments: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any]:
         """Enqueue the session's work on its stream and return its outputs."""
@@ -193,13 +182,8 @@ class OrtOnDevice(Executable):
         with self._accelerator.activate(self._stream) if self._device.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
-    def _order_outputs(self, arguments: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
-        """One value per output of the Function; copies inputs, constants and repeated outputs."""
-        fresh, sources = dict(computed), {**self._constants, **arguments, **computed}
-        return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]
-
     def why_not_capturable(self) -> str | None:
-        dynamic = next((value for value in self._outputs if not is_static(value.type)), None)
+        dynamic = next((value for value in self.function.outputs if not is_static(value.type)), None)
         return None if dynamic is None else f"the size of {dynamic.name!r} is known only after a run"
 
     def close(self) -> None:

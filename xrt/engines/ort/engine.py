@@ -26,13 +26,7 @@ from xrt.engines.ort.cuda import (
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import (
-    OrtExecutable,
-    ParallelOrtExecutable,
-    list_computed_outputs,
-    session_function,
-    why_not_carried,
-)
+from xrt.engines.ort.executable import OrtExecutable, ParallelOrtExecutable, why_not_bindable, why_not_carried
 from xrt.engines.ort.options import (
     as_names,
     as_texts,
@@ -146,10 +140,9 @@ class Ort(GraphCompiler):
         On a device the session is bound to device arrays and has its own stream. Raises CompileRefused if the library rejects the
         model; its other errors pass through.
         """
-        computed = list_computed_outputs(function)
-        # Every output is an input or a constant: copied by the executable, without a session.
-        if not computed and context.device == "cpu":
-            return OrtExecutable(function, None)
+        from xrt.engines.toolkit.rewrites import compute_outputs  # not needed for a start from the cache
+
+        function = compute_outputs(function)
         _check_border(function)
         try:
             export = _export(function)
@@ -201,20 +194,27 @@ class Ort(GraphCompiler):
         return [(CUDA, {**self._select_options(CUDA), **stream_options}), *_CPU]
 
     def _open(
-        self, function: Function, export: ExportedModel, options: SessionOptions, inplace: Mapping[int, int] | None = None
+        self, function: Function, export: ExportedModel, options: SessionOptions, saved: SavedSession | None = None
     ) -> OrtExecutable:
-        """Open a session on the exported model."""
+        """Open a session on the exported model, which is that of ``saved`` if given."""
+        if saved is None:
+            from xrt.engines.toolkit.scatters import find_inplace_outputs  # not needed for a start from the cache
+
+            inputs, outputs, inplace = function.inputs, function.outputs, find_inplace_outputs(function)
+        else:
+            inputs, outputs, inplace = saved.name_inputs(function), saved.name_outputs(function), dict(saved.header["inplace"])
         with AllocationTracker(export.nbytes) as growth:
             session = open_session(export, options, self._list_providers())
+        uses = partial(report_memory, export.copied, export.mapped, growth)
         kind = OrtExecutable if self.execution_mode == "sequential" else ParallelOrtExecutable
-        executable = kind(function, session, export.files, partial(report_memory, export.copied, export.mapped, growth), inplace)
+        executable = kind(function, session, inputs, outputs, export.files, uses, inplace)
         # The calling thread counts in both pools but is not the library's.
         executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Serialize the optimized model; optimizes the Function again unless `compile` kept it."""
-        if not isinstance(executable, OrtExecutable) or not list_computed_outputs(executable.function):
+        if not isinstance(executable, OrtExecutable):
             raise CompileRefused("there is no session to save")
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
@@ -222,11 +222,10 @@ class Ort(GraphCompiler):
             return self._pack(executable.saved, executable.files, context)
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        export = _export(executable.function)
-        options = self.make_session_options(context.threads, function=executable.function)
-        with (context.workdir / "session").open("w+b") as file:
-            data = optimize_model(executable.function, export, options, file)
         function = executable.function
+        options = self.make_session_options(context.threads, function=function)
+        with (context.workdir / "session").open("w+b") as file:
+            data = optimize_model(function, _export(function), options, file)
         return self._pack(data, SavedSession.read(data).export(function).files, context)
 
     def _pack(self, data: memoryview, files: Mapping[str, Bytes], context: CompileContext) -> memoryview:
@@ -254,11 +253,9 @@ class Ort(GraphCompiler):
 
     def _restore(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = SavedSession.read(data)
-        # The session has the names of the Function that was saved.
-        border, inplace = saved.border(function), dict(saved.header["inplace"])
-        executable = self._open_mapped(saved, function, border, threads)
+        executable = self._open_mapped(saved, function, threads)
         if executable is None:
-            executable = self._open(border, saved.export(function), self._load_options(threads), inplace)
+            executable = self._open(function, saved.export(function), self._load_options(threads), saved)
         # `save` can return the same bytes.
         executable.saved = data
         return executable
@@ -267,13 +264,13 @@ class Ort(GraphCompiler):
         """The engine itself for int8: the CPU provider has integer kernels for quantized Functions."""
         return self if precision == "int8" and self.providers == _CPU and self.optimization != "none" else None
 
-    def _open_mapped(self, saved: SavedSession, function: Function, border: Function, threads: int) -> OrtExecutable | None:
+    def _open_mapped(self, saved: SavedSession, function: Function, threads: int) -> OrtExecutable | None:
         """Open a session with memory-mapped packed weights; None if that is not possible."""
         placed = saved.place(function)
         if placed is None:
             return None
         try:
-            executable = self._open(border, placed.export, self._load_options(threads), dict(saved.header["inplace"]))
+            executable = self._open(function, placed.export, self._load_options(threads), saved)
         except Exception:  # noqa: BLE001  # no common base class; an invalid model fails again without mapping
             _log.info("ONNX Runtime cannot map packed weights", exc_info=True)
             return None
@@ -373,24 +370,20 @@ _CPU_CONFIG = {**_CONFIG, _DISABLED: f"{_CONFIG[_DISABLED]};SkipLayerNormFusion"
 
 
 def _export(function: Function) -> ExportedModel:
-    from xrt.engines.ort.export import export_model
+    from xrt.engines.ort.export import export_model, session_function  # not needed for a start from the cache
 
     return export_model(session_function(function))
 
 
 def _check_border(function: Function) -> None:
     """Raise CompileRefused if an input or output has an unknown or unsupported type."""
-    from xrt.engines.ort.executable import why_not_bindable
-
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(
                 f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
             )
-    computed = list_computed_outputs(function)
-    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
-    reason = next(filter(None, reasons), None) or why_not_bindable(function.inputs, computed)
-    if reason:
+    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *function.outputs))
+    if reason := next(filter(None, reasons), None) or why_not_bindable(function.inputs, function.outputs):
         raise CompileRefused(reason)
 
 

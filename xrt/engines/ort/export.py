@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, newest_ir, newest_opset
+from xrt.engines.toolkit.rewrites import compute_outputs, write_convolutions_as_products
 from xrt.formats.onnx import external_weights, externalize_weights, lowest_model
-from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph import Constant, DType, Node
 from xrt.operators import NodeWriter, rewrite_nodes
 
 if TYPE_CHECKING:
@@ -59,37 +60,30 @@ def _name_file(tensor: Any, file: str) -> None:
 
 # ---------------------------------------------------------------------- forms that are exported instead
 
+
+def session_function(function: Function) -> Function:
+    """The Function to export: every output computed by a node, and some convolutions and sums rewritten as products."""
+    function = write_convolutions_as_products(compute_outputs(function))
+    return give_bytes_one_reader(rewrite_nodes(function, _write_sum_as_product))
+
+
 LEAST, MOST = 16, 1 << 16
 """Minimum number of rows for which the product is faster, and maximum for which a constant row of ones is added."""
 
 
-def write_sums_as_products(function: Function) -> Function:
-    """Rewrite each ReduceSum over constant leading axes of static extents as a product; same Function if none."""
-    return rewrite_nodes(function, _write_sum)
-
-
-def _write_sum(writer: NodeWriter) -> str | None:
-    sizes = _find_sizes(writer.node, writer.function)
-    return None if sizes is None else _write_product(writer, *sizes)
-
-
-def _find_sizes(node: Node, function: Function) -> tuple[tuple[int, ...], int] | None:
-    """Shape of the input and number of leading axes summed; None for other nodes."""
-    axes = function.constants.get(node.inputs[1]) if node.op == "ReduceSum" and len(node.inputs) == 2 else None
-    type_ = None if axes is None else function.get_type(node.inputs[0])
-    if axes is None or not isinstance(type_, TensorType) or type_.dtype not in (DType.FLOAT32, DType.FLOAT64):
+def _write_sum_as_product(writer: NodeWriter) -> str | None:
+    """Write a ReduceSum over constant leading axes of static extents as a product with ones."""
+    if writer.node.op != "ReduceSum" or len(writer.node.inputs) != 2:
         return None
-    shape = tuple(size for size in type_.shape or () if isinstance(size, int))
-    count = axes.array.size
-    if len(shape) != type_.rank or not 0 < count < len(shape) or 0 in shape or not LEAST <= math.prod(shape[:count]) <= MOST:
+    axes, type_ = writer.function.constants.get(writer.node.inputs[1]), writer.find_type(writer.x)
+    if axes is None or type_ is None or type_.dtype not in (DType.FLOAT32, DType.FLOAT64) or not type_.is_static:
         return None
-    positions = sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1))
-    return (shape, count) if positions == list(range(count)) else None
-
-
-def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> str:
+    shape, count, dtype = writer.extents(writer.x), axes.array.size, type_.dtype
     rows, rest = math.prod(shape[:count]), shape[count:]
-    dtype = writer.dtype(writer.x)
+    if not 0 < count < len(shape) or 0 in shape or not LEAST <= rows <= MOST:
+        return None
+    if sorted(int(axis) % len(shape) for axis in axes.array.reshape(-1)) != list(range(count)):
+        return None
     ones = f"xrt/sum/{dtype}/{rows}"  # shared by all sums over this many rows
     writer.constants[ones] = Constant(np.ones(rows, dtype.numpy))
     source = writer.x
@@ -105,7 +99,7 @@ def _write_product(writer: NodeWriter, shape: tuple[int, ...], count: int) -> st
 
 
 def give_bytes_one_reader(function: Function) -> Function:
-    """Duplicate shared int8 constants and DequantizeLinear nodes, so that each has one reader.
+    """Copy int8 constants that several nodes read, and dequantized constants with them; same Function if it has no int8.
 
     With `session.x64quantprecision` ONNX Runtime 1.31 rewrites int8 weights and zero points node by node and cannot open a model
     in which two nodes share one. The copies share memory.
@@ -114,25 +108,24 @@ def give_bytes_one_reader(function: Function) -> Function:
         return function
     constants, nodes, claimed = dict(function.constants), list[Node](), set[str]()
 
-    def claim(node: Node) -> Node:
-        inputs = list(node.inputs)
-        for place, name in enumerate(inputs):
-            if name in function.constants and function.constants[name].dtype is DType.INT8:
-                if name in claimed:
-                    inputs[place] = f"{name}/xrt/{len(claimed)}"
-                    constants[inputs[place]] = function.constants[name]
-                claimed.add(inputs[place])
-        return node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))
+    def claim(name: str) -> str:
+        """The name for the next reader of a value: the first reader keeps the value, later ones get a copy."""
+        constant, source = function.constants.get(name), function.producer(name) if name else None
+        is_byte = constant is not None and constant.dtype is DType.INT8
+        is_dequantized = source is not None and source.op == "DequantizeLinear" and source.inputs[0] in function.constants
+        if name not in claimed or not (is_byte or is_dequantized):
+            claimed.add(name)
+            return name
+        copy = f"{name}/xrt/{len(claimed)}"
+        claimed.add(copy)
+        if constant is not None:
+            constants[copy] = constant
+        elif source is not None:
+            inputs = tuple(map(claim, source.inputs))
+            nodes.append(replace(source, inputs=inputs, outputs=(copy,), name=copy, control=()))
+        return copy
 
     for node in function.nodes:
-        inputs = list(node.inputs)
-        for place, name in enumerate(inputs):
-            source = function.producer(name) if name else None
-            if source is None or source.op != "DequantizeLinear" or source.inputs[0] not in function.constants:
-                continue
-            if name in claimed:
-                inputs[place] = f"{name}/xrt/{len(nodes)}"
-                nodes.append(claim(replace(source, outputs=(inputs[place],), name=f"{source.name}/xrt/{len(nodes)}", control=())))
-            claimed.add(name)
-        nodes.append(claim(node if inputs == list(node.inputs) else replace(node, inputs=tuple(inputs))))
+        inputs = tuple(map(claim, node.inputs))
+        nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     return function.replace(nodes=tuple(nodes), constants=constants)

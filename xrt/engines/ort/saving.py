@@ -27,7 +27,7 @@ import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
 from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files, open_session
-from xrt.graph import Function, Node, Value
+from xrt.graph import Function, Value
 from xrt.graph.constants import Mapping as FileMapping, find_file_offset, release
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -116,27 +116,21 @@ class SavedSession:
                 content = get_tensor_bytes(weights[index][1])
             yield _name_constant(index), content
 
-    def border(self, function: Function) -> Function:
-        """A Function with the session's names of inputs and outputs.
+    def name_inputs(self, function: Function) -> tuple[Value, ...]:
+        """The inputs of an equal Function under the session's names."""
+        return tuple(Value(name, value.type) for name, value in zip(self.header["inputs"], function.inputs, strict=True))
 
-        One node represents the whole session; outputs that are inputs or constants of the Function remain so.
-        """
-        sides = (function.inputs, self.header["inputs"]), (function.outputs, self.header["outputs"])
-        session_names = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
-        inputs, outputs = (tuple(Value(session_names[v.name], v.type) for v in side) for side, _ in sides)
-        computed = dict.fromkeys(session_names[v.name] for v in function.outputs if function.computes(v.name))
-        input_names = {v.name for v in function.inputs}
-        passed_through = [v.name for v in function.outputs if v.name not in input_names and not function.computes(v.name)]
-        constants = {session_names[name]: function.constants[name] for name in passed_through}
-        node = Node("Session", (), tuple(computed), domain="ort", name="session")
-        return Function(inputs, outputs, (node,), constants, name=function.name)
+    def name_outputs(self, function: Function) -> tuple[Value, ...]:
+        """The outputs of an equal Function under the session's names."""
+        return tuple(Value(name, value.type) for name, value in zip(self.header["outputs"], function.outputs, strict=True))
 
 
 def _list_weights(function: Function) -> list[tuple[str, Array]]:
     """The large constants, those of bodies included, in order of first use, which is the same for equal Functions."""
+    from xrt.engines.toolkit.rewrites import compute_outputs
     from xrt.formats.onnx import external_weights, externalize_weights
 
-    function = externalize_weights(function)
+    function = externalize_weights(compute_outputs(function))
     arrays = external_weights(function)
     used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
     return [(name, arrays[name]) for name in used]
