@@ -12,9 +12,7 @@ from xrt.engines.openvino.executable import (
     CompiledModel,
     OpenVinoExecutable,
     export_model,
-    list_computed_outputs,
     load_model,
-    model_function,
     why_not_carried,
 )
 from xrt.engines.openvino.library import (
@@ -95,12 +93,16 @@ class OpenVino(GraphCompiler):
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Compile; large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
         from xrt.engines.openvino.export import export_function
+        from xrt.engines.openvino.support import lower
+        from xrt.engines.toolkit.rewrites import compute_outputs
+        from xrt.engines.toolkit.scatters import find_inplace_outputs
 
-        # Every output is an input or a constant: copied by the executable, without a model.
-        if not list_computed_outputs(function):
-            return OpenVinoExecutable(function, None)
         check_pools()
-        lowered = _lower(function)
+        count, function = len(function.nodes), compute_outputs(function)
+        _check_border(function)
+        if reason := next(filter(None, (self.why_not(copy, function) for copy in function.nodes[count:])), None):
+            raise CompileRefused(reason)
+        lowered = lower(function)
         # The plugin does not report its memory, so measure the growth of the process.
         with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
@@ -111,7 +113,8 @@ class OpenVino(GraphCompiler):
                 compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
-        return OpenVinoExecutable(function, compiled, imported.arrays, partial(report_memory, imported.copied, growth))
+        uses = partial(report_memory, imported.copied, growth)
+        return OpenVinoExecutable(function, compiled, imported.arrays, uses, find_inplace_outputs(function))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Export the compiled model, constants included."""
@@ -184,19 +187,10 @@ class OpenVino(GraphCompiler):
         }
 
 
-def _lower(function: Function) -> Function:
-    """The Function to export: only computed outputs, in operators that OpenVINO supports."""
-    from xrt.engines.openvino.support import lower
-
-    computed = model_function(function)
-    _check_border(computed)
-    return lower(computed)
-
-
 def _check_border(function: Function) -> None:
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(f"the type of input {value.name!r} is not known, and OpenVINO needs it; infer the types first")
-    for value in (*function.inputs, *list_computed_outputs(function)):
+    for value in (*function.inputs, *function.outputs):
         if reason := why_not_carried(value.name, value.type):
             raise CompileRefused(reason)

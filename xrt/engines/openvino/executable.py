@@ -1,7 +1,6 @@
 """The executable: conversion of arrays to tensors, infer requests, calls, and the saved form.
 
-The model computes each output that a node produces once. An output that is an input or a constant, or is listed twice, is copied
-here. OpenVINO rejects read-only arrays but never writes to an input, so it gets a writable alias. Types that NumPy lacks are
+OpenVINO rejects read-only arrays but never writes to an input, so it gets a writable alias. Types that NumPy lacks are
 passed as integers of the same size.
 """
 
@@ -17,7 +16,7 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.library import LIBRARY, core, openvino, release_pool, summarize_error
-from xrt.engines.toolkit.memory import find_inplace_outputs, make_writable_alias
+from xrt.engines.toolkit.scatters import make_writable_alias
 from xrt.errors import InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
 
@@ -88,11 +87,6 @@ def to_array(tensor: Any, dtype: DType) -> Array:
     """A view of the tensor's memory, valid as long as the tensor and its owner."""
     data: Array = tensor.data
     return data if dtype not in _BITS else data.view(dtype.numpy)
-
-
-def copy_out(tensor: Any, dtype: DType) -> Array:
-    """Copy the tensor's contents to a new array."""
-    return np.array(to_array(tensor, dtype), dtype.numpy, order="C")
 
 
 # ---------------------------------------------------------------------- requests
@@ -187,18 +181,18 @@ class RequestFrame:
         self._tensors[side, place] = array, tensor
 
     def run(
-        self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None] = ()
+        self, inputs: Sequence[Array], buffers: Sequence[Array | None], shapes: Sequence[tuple[int, ...] | None]
     ) -> list[Array]:
         """Compute one array per output: the buffer, which must not overlap other arrays, or a new one.
 
-        ``shapes`` are the shapes of dynamic outputs, None if unknown. Which outputs have one is the same in every run.
+        ``shapes`` are the shapes of the outputs, None if unknown. Which outputs have one is the same in every run.
         """
         for place, (fixed, source) in enumerate(zip(self._inputs, self._compiled.used, strict=True)):
             if fixed is None:
                 self.set_tensor("input", place, make_contiguous(inputs[source]), self._compiled.inputs[place].dtype)
             else:
                 fixed[...] = inputs[source]
-        targets = [self._choose_target(place, buffer, shapes[place] if shapes else None) for place, buffer in enumerate(buffers)]
+        targets = [self._choose_target(*item) for item in zip(range(len(shapes)), shapes, buffers, strict=True)]
         self.infer()
         return [self._read_result(*item) for item in zip(range(len(targets)), targets, buffers, strict=True)]
 
@@ -210,33 +204,27 @@ class RequestFrame:
         """Compute with the tensors that are set. Releases the GIL."""
         _Request.infer(self._request, {}, share_outputs=True, decode_strings=False)
 
-    def _choose_target(self, place: int, buffer: Array | None, shape: tuple[int, ...] | None) -> Array | None:
-        """The array that the request writes to; None if it writes to its own memory or to a preset array."""
-        type_ = self._compiled.outputs[place]
-        if shape is not None and not self._compiled.passed[place]:
-            # The shape is known from the inputs, so the request can write to the final array directly.
-            target = np.empty(shape, type_.dtype.numpy) if buffer is None else buffer
-            self.set_tensor("output", place, target, type_.dtype)
-            return target
-        if self._outputs[place] is not None or not self._compiled.fixed[place] or not type_.nbytes:
+    def _choose_target(self, place: int, shape: tuple[int, ...] | None, buffer: Array | None) -> Array | None:
+        """Set the array that the request writes an output of this shape to; None if the result is to be copied."""
+        if shape is None or 0 in shape or self._outputs[place] is not None or self._compiled.passed[place]:
             return None
-        target = empty(type_) if buffer is None else buffer
-        self.set_tensor("output", place, target, type_.dtype)
+        dtype = self._compiled.outputs[place].dtype
+        target = np.empty(shape, dtype.numpy) if buffer is None else buffer
+        self.set_tensor("output", place, target, dtype)
         return target
 
     def _read_result(self, place: int, target: Array | None, buffer: Array | None) -> Array:
-        fixed = self._outputs[place]
-        if target is not None:
-            if self._compiled.fixed[place] or tuple(_Request.get_output_tensor(self._request, place).shape) == target.shape:
+        """The result: the target if the request has written to it, else a copy in the buffer or in a new array."""
+        preset, type_ = self._outputs[place], self._compiled.outputs[place]
+        if preset is None:
+            tensor = _Request.get_output_tensor(self._request, place)
+            # The library replaces a tensor of another shape than it computes.
+            if target is not None and (type_.is_static or tuple(tensor.shape) == target.shape):
                 return target
-            fixed = None  # the library replaced the tensor by one of another shape
-        if fixed is None:
-            result = copy_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
-        else:
-            result = fixed.copy() if buffer is None else fixed
+            preset = np.asarray(to_array(tensor, type_.dtype), type_.dtype.numpy)
         if buffer is None:
-            return result
-        fill(buffer, result)
+            return preset.copy()
+        fill(buffer, preset)
         return buffer
 
 
@@ -256,18 +244,6 @@ def make_bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: S
 Uses = Callable[[], Sequence[MemoryUse]]
 
 
-def list_computed_outputs(function: Function) -> tuple[Value, ...]:
-    """The outputs that a node produces, without duplicates: the outputs of the model."""
-    produced = (value for value in function.outputs if function.computes(value.name))
-    return tuple({value.name: value for value in produced}.values())
-
-
-def model_function(function: Function) -> Function:
-    """The Function with only the outputs that its model computes."""
-    computed = list_computed_outputs(function)
-    return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
-
-
 class OpenVinoExecutable(Executable):
     """Runs a compiled model with one infer request per concurrent call."""
 
@@ -275,52 +251,40 @@ class OpenVinoExecutable(Executable):
     updates_inputs: ClassVar[bool] = False
 
     def __init__(
-        self,
-        function: Function,
-        compiled: CompiledModel | None,
-        owner: object = None,
-        uses: Uses = tuple,
-        inplace: Mapping[int, int] | None = None,
+        self, function: Function, compiled: CompiledModel, owner: object, uses: Uses, inplace: Mapping[int, int]
     ) -> None:
-        """``compiled`` computes `list_computed_outputs`; None if there are none. ``owner`` is kept alive with it.
+        """``compiled`` computes the outputs of the Function. ``owner`` is kept alive with it.
 
-        ``inplace`` maps inputs to outputs that may overwrite them, by position; None to derive it from the nodes of the Function.
+        ``inplace`` maps inputs to outputs that may overwrite them, by position.
         """
-        self.idle_threads = 0 if compiled is None else compiled.idle_threads
-        self.concurrent_runs = None if compiled is None else compiled.concurrent_runs
+        self.idle_threads = compiled.idle_threads
+        self.concurrent_runs = compiled.concurrent_runs
         self.function = function
-        self.compiled = compiled
+        self.compiled: CompiledModel | None = compiled
         self.saved: memoryview | None = None
         """The data that it was loaded from, if it was not compiled."""
+        self.inplace = inplace
         self._owner, self._uses = owner, uses
-        names = [value.name for value in list_computed_outputs(function)]
-        self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
-        """Per output of the Function, the output of the model."""
-        self._dynamic_dims = [_trace_dims(value, function) for value in list_computed_outputs(function)]
-        """Per output of the model, how to derive a dynamic shape from the inputs; None if static or unknown."""
-        used = () if compiled is None else compiled.used
-        self._symbolic_inputs = [place for place in used if _has_symbol(function.inputs[place])]
+        types = zip(compiled.outputs, function.outputs, strict=True)
+        self._dims = [_trace_dims(type_ if type_.is_static else value.type, function) for type_, value in types]
+        """Per output, its extents, or how they follow from the inputs; None if they do not."""
+        self._has_dynamic = any(isinstance(dim, tuple) for dims in self._dims for dim in dims or ())
+        self._symbolic_inputs = [place for place in compiled.used if _has_symbol(function.inputs[place])]
         """The used inputs with symbolic dims."""
         self._shared_dims = _find_shared_dims(function)
-        self._has_dynamic = any(dims is not None for dims in self._dynamic_dims)
-        self._computes_all = compiled is not None and self._places == list(range(len(names)))
-        self._no_buffers: list[Array | None] = [None] * len(names)
-        self.inplace = (find_inplace_outputs(function) if compiled is not None else {}) if inplace is None else inplace
+        self._no_buffers: list[Array | None] = [None] * len(function.outputs)
         # One frame per concurrent call so far; pop and append are atomic.
         self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
-        if self.compiled is not None:
-            self._idle.append(RequestFrame(self.compiled))
+        self._idle.append(self._acquire_frame())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        # Fast path: every output is computed once, in order, without caller's buffers.
-        if self._computes_all and options.out is None:
+        if options.out is None:
             return self._compute(inputs, self._no_buffers)
-        buffers = options.out or [None] * len(self.function.outputs)
-        _check_buffers(buffers, self.function.outputs)
-        computed = self._compute(inputs, self._choose_buffers(inputs, buffers)) if self._no_buffers else []
-        return self._order_outputs(inputs, computed, buffers)
+        _check_buffers(options.out, self.function.outputs)
+        results = self._compute(inputs, self._choose_buffers(inputs, options.out))
+        return [_copy_to(buffer, result) for buffer, result in zip(options.out, results, strict=True)]
 
     def _compute(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
@@ -338,12 +302,12 @@ class OpenVinoExecutable(Executable):
         return results
 
     def _find_shapes(self, inputs: Sequence[Any]) -> Sequence[tuple[int, ...] | None]:
-        """Shapes of the dynamic outputs that follow from the inputs, None for others; empty if all are static."""
+        """The shape of each output; None if it does not follow from the inputs."""
         if not self._has_dynamic:
-            return ()
+            return self._dims  # type: ignore[return-value]  # all extents are numbers
         return [
             None if dims is None else tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in dims)
-            for dims in self._dynamic_dims
+            for dims in self._dims
         ]
 
     def _check_shared_dims(self, inputs: Sequence[Any]) -> None:
@@ -367,13 +331,11 @@ class OpenVinoExecutable(Executable):
             return RequestFrame(self.compiled)
 
     def fast_call(self) -> Callable[..., Sequence[Any]]:
-        if not self._computes_all:
-            return super().fast_call()
         computed, none = self._compute, self._no_buffers
         return lambda *inputs: computed(inputs, none)
 
     def supports_io_binding(self) -> bool:
-        return self._computes_all and self.compiled is not None and self.compiled.is_fixed
+        return self.compiled is not None and self.compiled.is_fixed
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         if self.compiled is None or not self.supports_io_binding():
@@ -391,8 +353,7 @@ class OpenVinoExecutable(Executable):
     def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:
             return ()
-        fillable = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
-        return [COPY_TO if fills else None for fills in fillable]
+        return [COPY_TO if is_fixed else None for is_fixed in self.compiled.fixed]
 
     def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         """Scatters: the library reads their first input only where it writes, or copies it first.
@@ -420,41 +381,22 @@ class OpenVinoExecutable(Executable):
     def _make_error(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
-    # ------------------------------------------------------------------ copies, buffers of the caller's
-
     def _choose_buffers(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
-        """Per computed output, the buffer that the model writes to directly; None if it may overlap another input."""
-        targets, overwritten = list(self._no_buffers), {output: place for place, output in self.inplace_pairs()}
-        for output, (place, buffer) in enumerate(zip(self._places, buffers, strict=True)):
-            # An output listed twice is computed into the first buffer and copied to the second.
-            if place is None or targets[place] is not None or buffer is None:
-                continue
+        """Per output, the buffer that the model writes to directly; None if it may overlap another input."""
+        overwritten = {output: place for place, output in self.inplace_pairs()}
+        targets: list[Array | None] = []
+        for output, buffer in enumerate(buffers):
             updated = overwritten.get(output) if output in overwritten and inputs[overwritten[output]] is buffer else None
-            if not _overlaps(buffer, [value for i, value in enumerate(inputs) if i != updated]):
-                targets[place] = buffer
+            others = [value for place, value in enumerate(inputs) if place != updated]
+            targets.append(None if buffer is None or _overlaps(buffer, others) else buffer)
         return targets
 
-    def _order_outputs(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
-        """One array per output of the Function; no two share memory."""
-        arguments = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
-        results: list[Array] = []
-        for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
-            if place is not None:
-                source, is_unshared = computed[place], not any(computed[place] is result for result in results)
-            else:
-                source = arguments[value.name] if value.name in arguments else self.function.constants[value.name].array
-                is_unshared = False
-            results.append(_copy_if_shared(source, buffer, is_unshared=is_unshared))
-        return results
 
-
-def _copy_if_shared(source: Array, buffer: Array | None, *, is_unshared: bool) -> Array:
-    """Copy the value into the buffer or a new array, unless it has no other users."""
-    if buffer is source or (buffer is None and is_unshared):
-        return source
-    if buffer is None:
-        return np.array(source, order="C")
-    buffer[...] = source
+def _copy_to(buffer: Array | None, result: Array) -> Array:
+    """Copy the result into the buffer, if there is one and the result is elsewhere."""
+    if buffer is None or buffer is result:
+        return result
+    buffer[...] = result
     return buffer
 
 
@@ -487,10 +429,9 @@ def _find_shared_dims(function: Function) -> list[tuple[Any, ...]]:
     return [(dim, *places) for dim, places in places_by_dim.items() if len(places) > 1]
 
 
-def _trace_dims(value: Value, function: Function) -> tuple[int | tuple[int, int], ...] | None:
-    """The shape of a dynamic output, each extent a number or an (input, axis) pair; None if one is neither."""
-    type_ = value.type
-    if not isinstance(type_, TensorType) or type_.shape is None or type_.is_static:
+def _trace_dims(type_: Type | None, function: Function) -> tuple[int | tuple[int, int], ...] | None:
+    """The shape of an output of this type, each extent a number or an (input, axis) pair; None if one is neither."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
         return None
     inputs = [(place, value.type) for place, value in enumerate(function.inputs) if isinstance(value.type, TensorType)]
     axes = {dim: (place, axis) for place, of in inputs for axis, dim in enumerate(of.shape or ()) if isinstance(dim, str)}

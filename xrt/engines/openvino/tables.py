@@ -180,14 +180,16 @@ def _multiplies_a_vector_by_channels(node: Node, function: Function) -> bool:
     if all(shape is not None and len(shape) != 1 for shape in shapes):
         return False
     # OpenVINO 2026.4.1 moves scales through Transpose, Mul, Gather, Pad and the like, but not through a further product.
-    names = list(node.inputs)
-    for name in names:
-        producer = function.producer(name)
+    seen, remaining = {""}, list(node.inputs)
+    while remaining:
+        name = remaining.pop()
+        producer = None if name in seen else function.producer(name)
+        seen.add(name)
         if producer is not None and producer.op_type == "DequantizeLinear":
             if _has_many_scales(producer, function):
                 return True
         elif producer is not None and producer.op_type not in ("Conv", "Gemm", "MatMul"):
-            names += [operand for operand in producer.inputs if operand not in names]
+            remaining += producer.inputs
     return False
 
 
