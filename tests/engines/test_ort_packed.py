@@ -161,7 +161,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
     inputs, expected = save(products(), path)
     other = path.with_name("other.xrt")
     save(products().replace(constants={**products().constants, "u": Constant(weights(5, N, N)[4])}), other)
-    place = saving.place_model
+    place = saving.SavedSession.place
 
     def replace(*arguments: Any) -> Any:
         placed = place(*arguments) if when == "meanwhile" else None
@@ -169,7 +169,7 @@ def test_a_file_that_was_replaced_is_not_mapped(when: str, path: Path, monkeypat
         path.with_name("copy").replace(path)
         return placed or place(*arguments)
 
-    monkeypatch.setattr(saving, "place_model", replace)
+    monkeypatch.setattr(saving.SavedSession, "place", replace)
     results, is_mapped = load_and_run(path, inputs)
     assert not is_mapped
     np.testing.assert_array_equal(results[0], expected[0])

@@ -21,8 +21,8 @@ from xrt import passes
 from xrt.engines import CompileContext, Executable
 from xrt.engines.contract import registry
 from xrt.engines.torch import Torch
-from xrt.engines.torch.inductor import compiler
-from xrt.engines.torch.inductor.support import GAPS
+from xrt.engines.torch.inductor import why_no_compiler
+from xrt.engines.torch.tables import GAPS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType
 from xrt.graph.node import list_names, rename_function
@@ -74,7 +74,7 @@ def test_reasons(f: Function, reason: str, capfd: pytest.CaptureFixture[str]) ->
 def test_without_a_compiler_the_mode_declines_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     f = one("Neg", tensor(2), output=tensor(2))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    compiler.why_no_compiler.cache_clear()
+    why_no_compiler.cache_clear()
     try:
         reason = "mode=inductor compiles C++, and there is no no-such-compiler: install it, or name another by the variable CXX"
         assert why(f) == reason == TORCH.missing_features()
@@ -83,7 +83,7 @@ def test_without_a_compiler_the_mode_declines_and_says_what_is_missing(monkeypat
         assert TORCH.why_not(f.nodes[0], f) is None
     finally:
         monkeypatch.undo()
-        compiler.why_no_compiler.cache_clear()
+        why_no_compiler.cache_clear()
 
 
 def test_evidence_exists() -> None:

@@ -19,8 +19,7 @@ from tests.engines.emulated_cuda.device import EmulatedDevice
 from tests.engines.emulated_cuda.models import MODELS
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
-from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.cuda import codegen
+from xrt.engines.tvm import Tvm, cuda
 from xrt.engines.tvm.export import import_function
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, PlanError
@@ -35,14 +34,14 @@ def traced(model: xrt.Graph, *inputs: Any) -> Function:
     return infer_shapes(model.trace(*inputs))
 
 
-def built(function: Function, architecture: str = "sm_90") -> codegen.DeviceProgram:
+def built(function: Function, architecture: str = "sm_90") -> cuda.DeviceProgram:
     imported = import_function(function, polynomials=False)
-    return codegen.build(imported.module, imported.weights, codegen.make_target(architecture, make_target(None, 3)), 3)
+    return cuda.build(imported.module, imported.weights, cuda.make_target(architecture, make_target(None, 3)), 3)
 
 
 def source(name: str) -> str:
     model, inputs = MODELS[name]
-    return codegen.list_kernel_sources(built(traced(model, *inputs)))
+    return cuda.list_kernel_sources(built(traced(model, *inputs)))
 
 
 def kernels(text: str) -> list[str]:
@@ -103,13 +102,13 @@ def test_names_that_are_not_cs_stay_out_of_the_source() -> None:
     function = function.replace(
         inputs=(replace(function.inputs[0], name="gpu_0/conv1-w"),), nodes=(replace(node, inputs=("gpu_0/conv1-w",)),), types={}
     )
-    assert old != "gpu_0/conv1-w" and "gpu_0" not in codegen.list_kernel_sources(built(infer_shapes(function)))
+    assert old != "gpu_0/conv1-w" and "gpu_0" not in cuda.list_kernel_sources(built(infer_shapes(function)))
 
 
 def test_tvms_own_compiler_is_in_its_place_again() -> None:
     before = tvm.get_global_func("tvm_callback_cuda_compile")
     built(traced(*_flat("chain")))
-    with pytest.raises(CompileRefused, match=r"^not today$"), codegen.use_nvrtc(refuse):
+    with pytest.raises(CompileRefused, match=r"^not today$"), cuda.use_nvrtc(refuse):
         tvm.get_global_func("tvm_callback_cuda_compile")("source")
     assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
 
@@ -126,7 +125,7 @@ ELF = b"\x7fELF"
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
 def test_nvrtc_makes_machine_code(architecture: str) -> None:
-    code = codegen.binary(source("net"), architecture)
+    code = cuda.binary(source("net"), architecture)
     assert code[:4] == ELF and all(name.encode() in code for name in kernels(source("net")))
 
 
@@ -134,14 +133,14 @@ def test_nvrtc_makes_machine_code(architecture: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_nvrtc_takes_every_source(name: str) -> None:
-    assert codegen.binary(source(name), "sm_80")[:4] == ELF
+    assert cuda.binary(source(name), "sm_80")[:4] == ELF
 
 
 def test_what_nvrtc_refuses_is_reported() -> None:
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: tvm.cu\(\d+\): error: .*nothing"):
-        codegen.binary("__global__ void f() { nothing; }", "sm_90")
+        cuda.binary("__global__ void f() { nothing; }", "sm_90")
     with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: nvrtc: error: invalid value"):
-        codegen.binary("", "sm_1")
+        cuda.binary("", "sm_1")
 
 
 class Halved(xrt.Graph):
@@ -151,12 +150,12 @@ class Halved(xrt.Graph):
 
 @pytest.mark.slow
 def test_narrow_floats_compile_with_cudas_headers() -> None:
-    text = codegen.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
-    assert "#include <cuda_fp16.h>" in text and codegen.binary(text, "sm_90")[:4] == ELF
+    text = cuda.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
+    assert "#include <cuda_fp16.h>" in text and cuda.binary(text, "sm_90")[:4] == ELF
 
 
 def test_the_version_is_reported() -> None:
-    assert re.fullmatch(r"nvrtc 13\.\d+", codegen.version())
+    assert re.fullmatch(r"nvrtc 13\.\d+", cuda.version())
 
 
 # ---------------------------------------------------------------------- what is taken
@@ -219,9 +218,9 @@ def test_a_runtime_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatc
     context = CompileContext(device="cuda:0", accelerator=EmulatedDevice())
     with pytest.raises(CompileRefused, match=r"^TVM's runtime for CUDA does not load: libcuda.so.1: .*; it needs the driver"):
         Tvm().compile(traced(*_flat("chain")), context)
-    monkeypatch.setattr(codegen, "package_lib_paths", list)
+    monkeypatch.setattr(cuda, "package_lib_paths", list)
     with pytest.raises(CompileRefused, match=r"^this build of TVM has no runtime for CUDA: there is no libtvm_runtime_cuda.so"):
-        codegen.load_runtime()
+        cuda.load_runtime()
 
 
 # ---------------------------------------------------------------------- the emulated device

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xrt.engines.tvm.cuda.codegen import source_with_prelude
+from xrt.engines.tvm.cuda import source_with_prelude
 
 __all__ = ["binary", "build_libraries", "run_child"]
 

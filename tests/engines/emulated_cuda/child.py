@@ -19,8 +19,7 @@ from tests.engines.emulated_cuda import binary
 from tests.engines.emulated_cuda.device import EmulatedDevice
 from tests.engines.emulated_cuda.models import MODELS
 from xrt.engines import CompileContext, RunOptions
-from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.cuda import codegen
+from xrt.engines.tvm import Tvm, cuda
 from xrt.passes import infer_shapes
 
 STREAM = 4660
@@ -32,7 +31,7 @@ def main(folder: Path) -> None:
         compiled.append(architecture)
         return binary(source, folder)
 
-    codegen.binary = compiler
+    cuda.binary = compiler
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p

@@ -6,8 +6,8 @@ in the file, aligned, and are used in place.
 
     weights    each at a multiple of 64 bytes; in a file for several processes also the packed weights
     model      ONNX; its external data is in "weights" or in "constant_<n>"
-    mapped     with packed weights: the model again, with references into this file, for the library to map
-    header     JSON: names of inputs and outputs, used constants, sizes of weights and models, positions of marks in "mapped"
+    mapped     with packed weights: the model again, with marks in place of references into this file, for the library to map
+    header     JSON: names of inputs and outputs, used constants, sizes of weights and models
     8 bytes    length of the header
 """
 
@@ -19,7 +19,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -57,7 +57,7 @@ class SavedSession:
 
     def export(self, function: Function) -> ExportedModel:
         """The model to open, with the weights of an equal Function."""
-        return self._make_export(dict(self._iter_constants(function)))
+        return self._make_export({_name_constant(index): content for index, content in self._iter_constants(function)})
 
     def _make_export(self, constants: Mapping[str, Bytes]) -> ExportedModel:
         size, inner_size = self.header["weights"], self.header.get("own", self.header["weights"])
@@ -69,24 +69,37 @@ class SavedSession:
     @property
     def has_packed(self) -> bool:
         """Whether it contains packed weights."""
-        return "marks" in self.header
+        return "mapped" in self.header
 
     def place(self, function: Function) -> PlacedModel | None:
         """The model to open whose weights, packed ones included, the library maps from this file.
 
-        None without packed weights, or if the Function's weights are not in the same file.
+        None without packed weights, if the Function's weights are not in the same file, or if another file may have replaced it.
         """
         if not self.has_packed:
             return None
+        contents = {0: np.frombuffer(self.data, np.uint8)}
+        contents.update((index + 1, content) for index, content in self._iter_constants(function))
+        places = {number: find_file_offset(content) for number, content in contents.items()}
+        starts = {number: place[1] for number, place in places.items() if place is not None}
+        mapping = places[0][0] if places[0] is not None else None
+        if mapping is None or any(place is None or place[0] is not mapping for place in places.values()):
+            return None
+        if mapping.path is None or not mapping.is_at_path() or not mapping.path.name.isprintable():
+            return None
+        for content in contents.values():
+            release(content)  # free pages that the check has read; the library maps the file itself
+        name = _pad(os.fsencode(mapping.path.name))
+
+        def locate(mark: re.Match[bytes]) -> bytes:
+            """The file name or the offset in the file that a mark stands for."""
+            return name if mark[1] is None else b"%0*d" % (_NUMBER_WIDTH, starts[int(mark[1])] + int(mark[2]))
+
         size = self.header["weights"]
         start = size + self.header["model"]
-        marked = MarkedModel(self.data[start : start + self.header["mapped"]], **self.header["marks"])
-        files = {_WEIGHTS: np.frombuffer(self.data, np.uint8)}
-        release(files[_WEIGHTS])
-        for name, content in self._iter_constants(function):
-            release(content)  # free pages that the check has read; the library maps the file itself
-            files[name] = content
-        return place_model(marked, files, size)
+        model = _MARKS.sub(locate, bytes(self.data[start : start + self.header["mapped"]]))
+        export = ExportedModel(model, mapped=size, folder=os.fspath(mapping.path.parent))
+        return PlacedModel(export, mapping, tuple(contents.values()))
 
     def pack(self, constants: Mapping[str, Bytes], options: SessionOptions, folder: Path) -> memoryview:
         """Append packed weights by way of a file in ``folder``; the data unchanged if the library packs none.
@@ -97,16 +110,15 @@ class SavedSession:
         export = self._make_export({name: content for name, content in constants.items() if name != _WEIGHTS})
         with (folder / "packed-session").open("w+b") as file:
             file.write(self.data[:size])
-            marked = pack_weights(export, options, folder, file, _WEIGHTS)
+            marked = pack_weights(export, options, folder, file)
             if marked is None:
                 return self.data
-            marks = {name: value for name, value in asdict(marked).items() if name != "model"}
-            changes = {"own": size, "weights": file.tell(), "mapped": len(marked.model), "marks": marks}
+            changes = {"own": size, "weights": file.tell(), "mapped": len(marked)}
             file.write(self.data[size : size + model_size])
-            file.write(marked.model)
+            file.write(marked)
             return _finish(file, {**self.header, **changes})
 
-    def _iter_constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
+    def _iter_constants(self, function: Function) -> Iterator[tuple[int, Bytes]]:
         """Yield the constants that the model refers to, found by digest; the nodes are read only if one is not found."""
         weights: list[tuple[str, Array]] = []
         for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
@@ -114,7 +126,7 @@ class SavedSession:
             if content is None:
                 weights = weights or _list_weights(function)
                 content = get_tensor_bytes(weights[index][1])
-            yield _name_constant(index), content
+            yield index, content
 
     def name_inputs(self, function: Function) -> tuple[Value, ...]:
         """The inputs of an equal Function under the session's names."""
@@ -136,7 +148,7 @@ def _list_weights(function: Function) -> list[tuple[str, Array]]:
     return [(name, arrays[name]) for name in used]
 
 
-def _name_constant(index: int) -> str:
+def _name_constant(index: int | str) -> str:
     return f"constant_{index}"
 
 
@@ -250,98 +262,10 @@ _NAME_WIDTH = 258
 """Bytes of a file name after ``./``; a name has at most 255."""
 _NUMBER_WIDTH = 20
 _NAME = "\x01" * _NAME_WIDTH
-_MARKS = re.compile(rb"\x01{258}|\x02\d{19}")
+_MARKS = re.compile(rb"\x01{258}|\x02(\d{6})(\d{13})")
+"""The name of the file; or an offset, by the number of a part of the file (0 for the saved session, n + 1 for constant n) and the
+offset in that part."""
 _FILE = "packed"
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedModel:
-    """A model with marks in place of the locations of external data."""
-
-    model: bytes | memoryview
-    names: Sequence[int]
-    """Positions in the model of the file name."""
-    offsets: Sequence[tuple[int, str, int]]
-    """Per offset: its position in the model, the file of the saved model it is relative to, and its value."""
-
-
-def pack_weights(
-    export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO, file_name: str
-) -> MarkedModel | None:
-    """Append packed weights to a file that begins with the plain ones; return a model with marks for both.
-
-    ``options`` are those of a later load; ``folder`` is written to; ``file_name`` is the name of the file in the model. None if
-    the library packs nothing. Its errors pass through.
-    """
-    from xrt.formats.onnx.messages import read_entries, write_entries
-
-    packed = folder / f"{_FILE}.onnx"
-    options.optimized_model_filepath = os.fspath(packed)
-    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _FILE)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
-    open_session(export, options, ["CPUExecutionProvider"])
-    source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
-    forms = {
-        name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
-    }
-    if not any(forms.values()):
-        return None
-    marks: list[tuple[str, int]] = []
-    with (folder / _FILE).open("rb") as source:
-        copier = _Copier(source, file, file_name, marks)
-        entries = {name: tuple(copier.mark(dict(source_entries[name]), forms[name])) for name in source_entries}
-    return _find_marks(write_entries(export.model, entries), marks, len(source_entries))
-
-
-@dataclass(frozen=True, slots=True)
-class _Copier:
-    """Copies packed weights from the library's file and marks the locations of packed and plain ones."""
-
-    source: BinaryIO
-    file: BinaryIO
-    file_name: str
-    marks: list[tuple[str, int]]
-
-    def mark(self, entry: Mapping[str, str], forms: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield the external-data entries of one initializer."""
-        yield "location", _NAME
-        yield "offset", self._add_mark(entry["location"], int(entry.get("offset", "0")))
-        yield "length", entry["length"]
-        for count, form in enumerate(forms):
-            key, *blobs = form.split("|")
-            yield f"prepacked_{count}", "|".join([key, *map(self._copy, blobs)])
-
-    def _copy(self, blob: str) -> str:
-        """Copy one buffer of a packed weight."""
-        offset, length, checksum = blob.split(";")
-        self.file.write(bytes(-self.file.tell() % ALIGNMENT))
-        mark = self._add_mark(self.file_name, self.file.tell())
-        self.source.seek(int(offset))
-        self.file.write(self.source.read(int(length)))
-        return f"{mark};{length};{checksum}"
-
-    def _add_mark(self, name: str, offset: int) -> str:
-        self.marks.append((name, offset))
-        return f"\x02{len(self.marks) - 1:0{_NUMBER_WIDTH - 1}d}"
-
-
-def _find_marks(model: bytes, marks: Sequence[tuple[str, int]], count: int) -> MarkedModel | None:
-    """Locate the marks in the model; None if other bytes look like a mark."""
-    names: list[int] = []
-    offsets: dict[int, tuple[int, str, int]] = {}
-    for match in _MARKS.finditer(model):
-        if match[0][0] == 1:
-            names.append(match.start())
-        elif (number := int(match[0][1:])) < len(marks):
-            offsets[number] = (match.start(), *marks[number])
-    # Bytes of a weight or a name happen to look like a mark.
-    if (len(names), len(offsets)) != (count, len(marks)):
-        return None
-    return MarkedModel(model, tuple(names), tuple(offsets[number] for number in range(len(marks))))
-
-
-# ---------------------------------------------------------------------- a load
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,27 +284,51 @@ class PlacedModel:
         return self.mapping.is_at_path()
 
 
-def place_model(marked: MarkedModel, files: Mapping[str, Bytes], size: int) -> PlacedModel | None:
-    """Replace the marks by locations in the file that contains all ``files``.
+def pack_weights(export: ExportedModel, options: SessionOptions, folder: Path, file: BinaryIO) -> bytes | None:
+    """Append packed weights to a file that begins with the plain ones; return the model with marks for both.
 
-    ``size`` is the size of laid-out and packed weights. None if the files are not parts of one file or if that is no longer at
-    its path, as another may have replaced it.
+    ``options`` are those of a later load; ``folder`` is written to. None if the library packs nothing, or if other bytes of the
+    model look like a mark. Errors of the library pass through.
     """
-    places = {name: find_file_offset(content) for name, content in files.items()}
-    mappings = {id(place[0]): place[0] for place in places.values() if place is not None}
-    if len(mappings) != 1 or None in places.values():
+    from xrt.formats.onnx.messages import read_entries, write_entries
+
+    packed = folder / f"{_FILE}.onnx"
+    options.optimized_model_filepath = os.fspath(packed)
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _FILE)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1")
+    open_session(export, options, ["CPUExecutionProvider"])
+    source_entries, packed_entries = read_entries(export.model), read_entries(packed.read_bytes())
+    forms = {
+        name: [value for key, value in packed_entries.get(name, ()) if key.startswith("prepacked")] for name in source_entries
+    }
+    if not any(forms.values()):
         return None
-    (mapping,) = mappings.values()
-    if mapping.path is None or not mapping.is_at_path() or not mapping.path.name.isprintable():
-        return None
-    starts = {name: place[1] for name, place in places.items() if place is not None}
-    model, name = bytearray(marked.model), os.fsencode(mapping.path.name)
-    for at in marked.names:
-        model[at : at + _NAME_WIDTH] = _pad(name)
-    for at, file, offset in marked.offsets:
-        model[at : at + _NUMBER_WIDTH] = b"%0*d" % (_NUMBER_WIDTH, starts[file] + offset)
-    export = ExportedModel(bytes(model), mapped=size, folder=os.fspath(mapping.path.parent))
-    return PlacedModel(export, mapping, tuple(files.values()))
+    with (folder / _FILE).open("rb") as source:
+        entries = {name: _mark_entries(dict(source_entries[name]), forms[name], source, file) for name in source_entries}
+    model = write_entries(export.model, entries)
+    marks = sum(len(_MARKS.findall(text.encode())) for tensor in entries.values() for _, text in tensor)
+    return model if len(_MARKS.findall(model)) == marks else None
+
+
+def _mark_entries(entry: Mapping[str, str], forms: Sequence[str], source: BinaryIO, file: BinaryIO) -> list[tuple[str, str]]:
+    """The external-data entries of one initializer with marks; copies its packed buffers from the library's file."""
+    part = 0 if entry["location"] == _WEIGHTS else int(entry["location"].removeprefix(_name_constant(""))) + 1
+    entries = [("location", _NAME), ("offset", _mark(part, int(entry.get("offset", "0")))), ("length", entry["length"])]
+    for count, form in enumerate(forms):
+        key, *buffers = form.split("|")
+        for buffer in buffers:
+            offset, length, checksum = buffer.split(";")
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            key += f"|{_mark(0, file.tell())};{length};{checksum}"
+            source.seek(int(offset))
+            file.write(source.read(int(length)))
+        entries.append((f"prepacked_{count}", key))
+    return entries
+
+
+def _mark(part: int, offset: int) -> str:
+    return f"\x02{part:06d}{offset:013d}"
 
 
 def _pad(name: bytes) -> bytes:

@@ -49,9 +49,9 @@ class Torch(GraphCompiler):
             reason = why_not(node, function)
             if reason is not None or self.mode == "eager":
                 return reason
-            from xrt.engines.torch.inductor import support
+            from xrt.engines.torch import inductor
 
-            return support.why_not(node, function)
+            return inductor.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         from xrt.engines.torch.dtypes import summarize_error
@@ -59,7 +59,7 @@ class Torch(GraphCompiler):
         from xrt.engines.torch.program import make_program
 
         if self.mode == "inductor":
-            from xrt.engines.torch.inductor.compiler import compile_function
+            from xrt.engines.torch.inductor import compile_function
 
             return self.load(compile_function(function, context), function, context)
         try:
@@ -75,14 +75,14 @@ class Torch(GraphCompiler):
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Inductor's library, which contains the packed weights; empty for a list of kernels."""
-        from xrt.engines.torch.inductor.executable import InductorExecutable
+        from xrt.engines.torch.inductor import InductorExecutable
 
         return executable.data if isinstance(executable, InductorExecutable) else b""
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         if self.mode == "eager":
             return self.compile(function, context)
-        from xrt.engines.torch.inductor.executable import InductorExecutable
+        from xrt.engines.torch.inductor import InductorExecutable
 
         return InductorExecutable(data, function, context)
 
@@ -91,7 +91,7 @@ class Torch(GraphCompiler):
         return self.mode == "eager" or saved == threads or saved > 1
 
     def missing_features(self) -> str:
-        from xrt.engines.torch.inductor.compiler import why_no_compiler
+        from xrt.engines.torch.inductor import why_no_compiler
 
         return why_no_compiler() or ""
 

@@ -69,15 +69,6 @@ def overrides(*op_types: str, **options: Any) -> Callable[[Factory], Factory]:
     return register
 
 
-MOVING = frozenset(
-    {
-        *("Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Concat", "Split"),
-        *("Slice", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Trilu", "Where"),
-        *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "OneHot"),
-    }
-)
-"""Operators that only move elements, and so support every representable type."""
-
 # ---------------------------------------------------------------------- arithmetic and activations
 
 

@@ -14,9 +14,10 @@ import torch
 
 from xrt.engines.kernels.table import Run
 from xrt.engines.torch.dtypes import MASKS, from_numpy, summarize_error
-from xrt.engines.torch.kernels import MOVING, TorchKernelContext, find_constant_input, ops
+from xrt.engines.torch.kernels import TorchKernelContext, find_constant_input, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
+from xrt.engines.torch.tables import MOVING
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, Node, TensorType
 from xrt.graph.node import DOMAIN

@@ -6,32 +6,15 @@ from functools import lru_cache
 
 from xrt.engines.toolkit.support import LibrarySupport, close_over, why_not_defined
 from xrt.engines.torch.dtypes import COMPLEX, DIRECT, MASKS, summarize_error
-from xrt.engines.torch.kernels import MOVING, TorchKernelContext, ops
+from xrt.engines.torch.kernels import TorchKernelContext, ops
 from xrt.engines.torch.namespace import TORCH
 from xrt.engines.torch.opaque import make_opaque_kernel
 from xrt.engines.torch.program import find_definition, make_program
+from xrt.engines.torch.tables import CONTROL, CONVERTING, IN_UINT64, MOVING
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type
 from xrt.graph.node import DOMAIN
 from xrt.operators import as_function
-
-CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
-"""Operators that convert types that PyTorch does not compute in."""
-CONTROL = frozenset(
-    {
-        *("If", "Loop", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceErase", "SequenceInsert"),
-        *("SequenceLength", "ConcatFromSequence", "SplitToSequence", "SequenceMap"),
-        *("Optional", "OptionalHasElement", "OptionalGetElement", "Shape", "Size", "ConstantOfShape"),
-    }
-)
-"""Operators that do not compute with the values of their inputs."""
-IN_UINT64 = frozenset(
-    {
-        *("Add", "Sub", "Mul", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Sum", "BitCast"),
-        *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
-    }
-)
-"""Operators that compute the same bits for uint64 as for int64, or have kernels that flip the sign bit."""
 
 
 def why_not(node: Node, function: Function) -> str | None:

@@ -12,9 +12,8 @@ from tvm.target import codegen as tvm_codegen
 from xrt.engines.contract.graph_compiler import Deviation, Executable, GraphCompiler
 from xrt.engines.contract.options import check_options, option
 from xrt.engines.toolkit.support import has_symbolic_dims
-from xrt.engines.tvm.cuda import codegen
-from xrt.engines.tvm.cuda.codegen import load_runtime
-from xrt.engines.tvm.cuda.executable import TvmOnDevice
+from xrt.engines.tvm import cuda
+from xrt.engines.tvm.cuda import TvmOnDevice, load_runtime
 from xrt.engines.tvm.executable import RelaxExecutable, summarize_error
 from xrt.engines.tvm.export import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
@@ -96,8 +95,8 @@ class Tvm(GraphCompiler):
         try:
             with compiler_lock:
                 imported = import_function(function, polynomials=False)
-                target = codegen.make_target(architecture, host)
-                program = codegen.build(imported.module, imported.weights, target, self.opt_level, architecture)
+                target = cuda.make_target(architecture, host)
+                program = cuda.build(imported.module, imported.weights, target, self.opt_level, architecture)
         except CompileRefused:
             raise
         except Exception as cause:
@@ -114,7 +113,7 @@ class Tvm(GraphCompiler):
             return executable.saved
         with compiler_lock:
             if isinstance(executable, TvmOnDevice):
-                return codegen.export_program(executable.program, executable.function, context.workdir)
+                return cuda.export_program(executable.program, executable.function, context.workdir)
             return export_library(executable.program, executable.function, context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
@@ -131,7 +130,7 @@ class Tvm(GraphCompiler):
     def _load_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
         accelerator = _require_accelerator(context)
         load_runtime()
-        program = codegen.load_program(data, function, context.workdir)
+        program = cuda.load_program(data, function, context.workdir)
         executable = TvmOnDevice(program, function, accelerator, _get_tvm_device(context))
         executable.saved = data
         return executable

@@ -14,7 +14,7 @@ from xrt.engines.toolkit.support import (
     support_every_size,
     why_not_defined,
 )
-from xrt.engines.tvm.cuda.codegen import OLDEST, build, make_target as device_target
+from xrt.engines.tvm.cuda import OLDEST, build, make_target as device_target
 from xrt.engines.tvm.executable import summarize_error
 from xrt.engines.tvm.export import INLINE, compiler_lock, import_function
 from xrt.engines.tvm.pipeline import legalize

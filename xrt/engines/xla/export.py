@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.kernels.table import NodeContext
-from xrt.engines.xla import control  # noqa: F401  # fills the table
-from xrt.engines.xla.kernels import BY_NUMPY, JAX, NUMPY, Operand, ops
+from xrt.engines.xla.kernels import JAX, NUMPY, Operand, ops
+from xrt.engines.xla.tables import BY_NUMPY
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, find_schema
 from xrt.passes import find_decomposition

@@ -10,22 +10,9 @@ import jax.numpy as jnp
 from xrt.engines.toolkit.support import LibrarySupport, NodeQuery, explain_disagreement, list_used_outputs, why_not_defined
 from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
 from xrt.engines.xla.export import KNOWN, lower
+from xrt.engines.xla.tables import DTYPES, SMALL, TAKING_SMALL
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type
-
-_FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
-_INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
-DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
-
-_SMALL_FLOATS = {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1}
-SMALL = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
-"""Types that only the operators in `TAKING_SMALL` support."""
-TAKING_SMALL = frozenset(
-    {
-        *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Constant", "Identity"),
-        *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Split", "Slice"),
-    }
-)
 
 
 def why_not(node: Node, function: Function) -> str | None:

@@ -1,0 +1,44 @@
+"""Tables of the xla engine: element types, and operators that are computed while a Function is traced."""
+
+from __future__ import annotations
+
+from xrt.graph import DType
+
+_FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
+_INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
+DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
+
+_SMALL_FLOATS = {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1}
+SMALL = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
+"""Types that only the operators in `TAKING_SMALL` support."""
+TAKING_SMALL = frozenset(
+    {
+        *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Constant", "Identity"),
+        *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Split", "Slice"),
+    }
+)
+
+BY_NUMPY = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
+        *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
+        *(
+            "Greater",
+            "GreaterOrEqual",
+            "Identity",
+            "IsNaN",
+            "Less",
+            "LessOrEqual",
+            "Log",
+            "Max",
+            "Min",
+            "Mod",
+            "Mul",
+            "Neg",
+            "Not",
+        ),
+        *("Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Sin", "Sinh"),
+        *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
+    }
+)
+"""Operators computed by NumPy if all operands are known: models compute shapes with them, which other operators need known."""
