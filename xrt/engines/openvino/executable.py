@@ -396,7 +396,7 @@ def _copy_to(buffer: Array | None, result: Array) -> Array:
     """Copy the result into the buffer, if there is one and the result is elsewhere."""
     if buffer is None or buffer is result:
         return result
-    buffer[...] = result
+    fill(buffer, result)
     return buffer
 
 
