@@ -14,8 +14,7 @@ import pytest
 from tests.engines.written import Array, function, one, tensor
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.xla import Xla
-from xrt.engines.xla.executable import XlaExecutable
-from xrt.engines.xla.program import dump_hlo
+from xrt.engines.xla.executable import XlaExecutable, dump_hlo
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, read_attributes
 from xrt.testing.suite import EngineSuite

@@ -70,20 +70,8 @@ def _uses_indices_of_planes(node: Node, function: Function) -> bool:
 
 
 _SUMS = (
-    "AveragePool",
-    "CumSum",
-    "Einsum",
-    "GlobalAveragePool",
-    "LogSoftmax",
-    "LpNormalization",
-    "LpPool",
-    "MeanVarianceNormalization",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMean",
-    "ReduceSum",
+    *("AveragePool", "CumSum", "Einsum", "GlobalAveragePool", "LogSoftmax", "LpNormalization", "LpPool"),
+    *("MeanVarianceNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"),
     "ReduceSumSquare",
 )
 

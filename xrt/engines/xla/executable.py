@@ -1,27 +1,180 @@
-"""Run compiled code on NumPy arrays."""
+"""A Function compiled ahead of time, with its large constants as arguments, and its calls on NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import SingleDeviceSharding
+from jaxlib import xla_client
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.engines.xla import client
-from xrt.engines.xla.client import configure_tracing, summarize_error
-from xrt.engines.xla.program import XlaProgram, export_program, load_program, shares_memory
-from xrt.errors import RunFailed
+from xrt.engines.xla.client import configure_tracing, get_client_device, summarize_error
+from xrt.engines.xla.export import is_known, lower
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import Function, TensorType, Value
 from xrt.graph.constants import ALIGNMENT, make_aligned_array
 
 if TYPE_CHECKING:
-    from xrt.graph import Function
+    from xrt.engines.xla.kernels import Operand
 
 
 Array = np.ndarray[Any, Any]
+
+# ---------------------------------------------------------------------- compile, save and load
+
+OPTIONS = {"xla_allow_excess_precision": False}
+"""Non-default XLA options: each result is rounded to its type, as at the boundaries of a partitioned graph."""
+Call = Callable[..., Sequence[Any]]
+"""Maps the inputs, followed by the constant arguments, to the outputs as JAX arrays. Inputs may be NumPy arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The constants that are arguments of the compiled code, in order, and their arrays on the device."""
+
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]
+    """Device arrays: the constants' memory itself where it is aligned, copies otherwise."""
+    copied: int
+    """Total bytes of the arrays that are copies."""
+
+    @classmethod
+    def of(cls, function: Function, device: Any) -> Arguments:
+        """Transfer the large constants that the Function reads to the device."""
+        read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
+        names = tuple(name for name in read if not is_known(function.constants[name]))
+        constants = [function.constants[name].array for name in names]
+        with configure_tracing(device):
+            arrays = tuple(jax.device_put(array, device) for array in constants)
+        copied = sum(array.nbytes for array, copy in zip(constants, arrays, strict=True) if not shares_memory(array, copy))
+        return cls(names, arrays, copied)
+
+
+def shares_memory(array: np.ndarray[Any, Any], device_array: Any) -> bool:
+    """Whether a JAX array aliases the NumPy array that it was created from."""
+    return bool(array.__array_interface__["data"][0] == device_array.unsafe_buffer_pointer())
+
+
+@dataclass(frozen=True, slots=True)
+class XlaProgram:
+    """Compiled code and its constant arguments."""
+
+    call: Call
+    device: Any
+    arguments: Arguments
+    code: Any
+    """XLA's loaded executable."""
+    donates: bool
+    """Whether a call may consume the buffers of some inputs, if XLA owns them."""
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of temporary memory per call."""
+        return int(self.code.get_compiled_memory_stats().temp_size_in_bytes)
+
+
+def compile_program(function: Function, threads: int) -> XlaProgram:
+    """Compile a Function for a thread budget; raises CompileRefused, and any error of JAX and XLA."""
+    if not client.clients.can_compile:
+        reason = "XLA has compiled in the process that this one was forked from, and cannot do so in both"
+        raise CompileRefused(reason) from OSError("forked")  # an OSError is not cached on disk: it concerns this process only
+    client.clients.has_compiled = True
+    device = get_client_device(threads)
+    arguments = Arguments.of(function, device)
+    with client.fork_guard.hold(), configure_tracing(device):
+        compiled = _lower_function(function, arguments, device).compile(compiler_options=OPTIONS)
+        call = _enable_x64(compiled) if _has_wide(function) else compiled
+    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_list_donated(function)))
+
+
+def dump_hlo(function: Function) -> str:
+    """The Function as StableHLO, as passed to XLA."""
+    device = get_client_device(1)
+    with configure_tracing(device):
+        return str(_lower_function(function, Arguments.of(function, device), device).as_text())
+
+
+def _lower_function(function: Function, arguments: Arguments, device: Any) -> Any:
+    names = (*(value.name for value in function.inputs), *arguments.names)
+    target = SingleDeviceSharding(device)
+
+    def main(*operands: Operand) -> tuple[Operand, ...]:
+        values = dict(zip(names, operands, strict=True))
+        inputs = [values[value.name] for value in function.inputs]
+        return tuple(map(jnp.asarray, lower(function, inputs, {name: values[name] for name in arguments.names})))
+
+    jitted = jax.jit(main, keep_unused=True, in_shardings=target, out_shardings=target, donate_argnums=_list_donated(function))
+    return jitted.lower(*map(_make_spec, function.inputs), *arguments.arrays)
+
+
+def _make_spec(value: Value) -> Any:
+    assert isinstance(value.type, TensorType)  # support.py has refused all other types
+    return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
+
+
+def _list_donated(function: Function) -> tuple[int, ...]:
+    """Positions of the inputs whose buffers XLA may reuse for an output, because an alias pairs them."""
+    places = {value.name: place for place, value in enumerate(function.inputs)}
+    outputs = {value.name for value in function.outputs}
+    return tuple(sorted(places[source] for source, output in function.aliases if output in outputs - places.keys()))
+
+
+WIDE = frozenset({"int64", "uint64", "float64"})
+
+
+def _has_wide(function: Function) -> bool:
+    """Whether JAX would by default convert an input to 32 bits at a call."""
+    return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
+
+
+def _enable_x64(compiled: Call) -> Call:
+    enable = jax.enable_x64
+
+    def call(*operands: Any) -> Sequence[Any]:
+        with enable(True):
+            return compiled(*operands)
+
+    return call
+
+
+def export_program(program: XlaProgram) -> bytes:
+    """Serialize the compiled code for `load_program`."""
+    return bytes(program.code.client.serialize_executable(program.code))
+
+
+def load_program(data: memoryview, function: Function, threads: int) -> XlaProgram:
+    """Load a program that `export_program` serialized for an equal Function."""
+    device = get_client_device(threads)
+    devices = xla_client.DeviceList((device,))
+    with client.fork_guard.hold():
+        code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
+    call, donates = _make_call(code, function.inputs, device), bool(_list_donated(function))
+    return XlaProgram(call, device, Arguments.of(function, device), code, donates)
+
+
+def _make_call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
+    """Make the function that passes inputs to the runtime, without copying where XLA accepts their memory."""
+    count, devices, sharding = len(inputs), [device], SingleDeviceSharding(device)
+    types = [ShapedArray(value.type.shape, value.type.dtype.numpy) for value in inputs if isinstance(value.type, TensorType)]
+    put, execute = xla_client.batched_device_put, code.execute
+
+    def call(*operands: Any) -> Sequence[Any]:
+        buffers = [put(type_, sharding, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
+        return execute([*buffers, *operands[count:]])  # type: ignore[no-any-return]  # the library returns a list
+
+    return call
+
+
+# ---------------------------------------------------------------------- run
 
 COPIED_AT_ONCE = 100 * 1024
 """In bytes. XLA copies inputs up to this size synchronously."""
