@@ -94,8 +94,8 @@ class OpenVino(GraphCompiler):
         """Compile; large constants are not copied. Raises CompileRefused if OpenVINO rejects the model."""
         from xrt.engines.openvino.export import export_function
         from xrt.engines.openvino.support import lower
+        from xrt.engines.toolkit.memory import find_inplace_outputs
         from xrt.engines.toolkit.rewrites import compute_outputs
-        from xrt.engines.toolkit.scatters import find_inplace_outputs
 
         check_pools()
         count, function = len(function.nodes), compute_outputs(function)

@@ -16,7 +16,7 @@ import numpy as np
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, fill
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.openvino.library import LIBRARY, core, openvino, release_pool, summarize_error
-from xrt.engines.toolkit.scatters import make_writable_alias
+from xrt.engines.toolkit.memory import make_writable_alias
 from xrt.errors import InputError, RunFailed
 from xrt.graph import DType, Function, TensorType, Type, Value
 

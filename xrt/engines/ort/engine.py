@@ -198,7 +198,7 @@ class Ort(GraphCompiler):
     ) -> OrtExecutable:
         """Open a session on the exported model, which is that of ``saved`` if given."""
         if saved is None:
-            from xrt.engines.toolkit.scatters import find_inplace_outputs  # not needed for a start from the cache
+            from xrt.engines.toolkit.memory import find_inplace_outputs  # not needed for a start from the cache
 
             inputs, outputs, inplace = function.inputs, function.outputs, find_inplace_outputs(function)
         else:
