@@ -131,6 +131,14 @@ REFUSED = {
     "no object": (b"[1]", "the request is not the protocol's JSON: Expected `object`, got `array`"),
     "no inputs": (b"{}", "the request is not the protocol's JSON: Object missing required field `inputs`"),
     "deep": (b'{"parameters": {"a": ' + b"[" * 100_000, "the request's JSON is nested too deeply"),
+    "a string without an end": (
+        b'{"id": "' + b'\\"' * 100_000,
+        "the request is not the protocol's JSON: Input data was truncated",
+    ),
+    "a string that is no UTF-8": (
+        b'{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "BYTES", "data": ["a", "\xff", "c"]}]}',
+        "the data of input 'x' are no tensor: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    ),
     "an unknown input": ({"inputs": [tensor("z", X)]}, "the model has no input 'z'. The model takes 1 input (x)"),
     "twice": ({"inputs": [tensor("x", X)] * 2}, "the request gives an input more than once"),
     "no data": (

@@ -113,6 +113,17 @@ async def test_a_request_waits_for_others_until_its_batch_is_full() -> None:
     short.close()
 
 
+async def test_a_drain_ends_when_the_last_waiting_request_is_cancelled() -> None:
+    scheduler = Scheduler(1, 100, Recorder(), sizes=(3,), max_wait=0.01)
+    request = scheduler.submit(twice, rows(1), "a")
+    draining = asyncio.ensure_future(scheduler.drain())
+    await asyncio.sleep(0)
+    request.cancel()
+    await draining
+    assert (scheduler.queued, scheduler.running) == (0, 0)
+    scheduler.close()
+
+
 async def test_of_a_list_of_sizes_the_largest_is_run_that_the_requests_make() -> None:
     gate = Gate(twice)
     scheduler = Scheduler(1, 100, Recorder(), sizes=(1, 2, 4, 8), rounds_up=True)

@@ -237,6 +237,9 @@ class Scheduler:
                 break
             if batch := self._take_batch():
                 self._start(batch)
+        # Here and not only at the end of a call: requests that were cancelled leave the queue without one.
+        if self._idle is not None and not self._queue and not self.running:
+            self._idle.set()
 
     def _end_wait(self) -> None:
         self._timer = None
@@ -295,5 +298,3 @@ class Scheduler:
             else:
                 request.future.set_result(result)
         self._start_calls()
-        if self._idle is not None and not self._queue and not self.running:
-            self._idle.set()
