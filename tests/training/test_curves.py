@@ -100,6 +100,8 @@ def check(name: str, losses: list[float], state: Arrays) -> None:
             np.testing.assert_allclose(value / scale, after[key] / scale, atol=max(1e-3, 4 * by_rounding), err_msg=key)
 
 
+# Under load nothing may be measured within the budget of "auto"; the results are the subject here.
+@pytest.mark.filterwarnings("ignore::xrt.errors.PlacementWarning")
 @pytest.mark.parametrize("engine", list(ENGINES))
 @pytest.mark.parametrize("name", list(MODELS))
 def test_losses_and_parameters_are_those_of_torch(name: str, engine: str, tmp_path: Path) -> None:
