@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -349,7 +351,39 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "expected"), ROWS)
+def test_inferred_types_do_not_keep_the_memory_of_constants() -> None:
+    weights = np.zeros((1000, 7), np.float32)
+    bias = Constant(weights[0])
+    types = {"x": TensorType(DType.FLOAT32, (5, 7)), "bias": bias.type}
+    assert inference.node_types(Node("Add", ("x", "bias"), ("y",)), types, {"bias": bias}, {"": 17}) == (types["x"],)
+    memory = weakref.ref(weights)
+    del weights, bias
+    gc.collect()
+    assert memory() is None
+
+
+BEYOND_ONNX = [
+    row("LinearClassifier", "float32[N,1]", "int64[N]", "float32[N,2]", domain=ML, coefficients=[1.0], classlabels_ints=[0, 1]),
+    row("LinearClassifier", "float32[?,1]", "int64[?]", "float32[?,2]", domain=ML, coefficients=[1.0], classlabels_ints=[0, 1]),
+    pytest.param(
+        Function(
+            (Value("x", TensorType(DType.INT64)),),
+            (Value("y"),),
+            (Node("OneHotEncoder", ("x",), ("y",), read_attributes({"cats_int64s": [0, 1]}), ML),),
+            opsets={ML: 3},
+        ),
+        ["float32[...]"],
+        id="OneHotEncoder of unknown rank",
+    ),
+    pytest.param(
+        one("LabelEncoder", "int64[N,3]", domain=ML, classes_strings=["a"]).replace(opsets={"": 20, ML: 1}),
+        ["string[N,3]"],
+        id="LabelEncoder of version 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), [*ROWS, *BEYOND_ONNX])
 def test_types(function: Function, expected: list[str]) -> None:
     assert [str(value.type) for value in infer_shapes(function).outputs] == expected
 

@@ -135,14 +135,33 @@ def _vectorize_dict(o: Operands) -> Sequence[Type | None]:
     return [TensorType(inner.dtype, (1, len(words) if words else None)) if isinstance(inner, TensorType) else None]
 
 
+_LABELS = {"values_strings": DType.STRING, "values_int64s": DType.INT64, "values_floats": DType.FLOAT32}
+
+
+def _relabel(o: Operands) -> Sequence[Type | None]:
+    if (tensor := o.attr("values_tensor")) is not None:
+        return [make_type(tensor.dtype, o.shape(0))]
+    if o.attr("classes_strings"):  # version 1 maps in both directions
+        return [make_type(DType.INT64 if o.dtype(0) is DType.STRING else DType.STRING, o.shape(0))]
+    return [make_type(next((dtype for name, dtype in _LABELS.items() if o.attr(name)), None), o.shape(0))]
+
+
+def _encode_one_hot(o: Operands) -> Sequence[Type | None]:
+    categories, shape = o.attr("cats_int64s") or o.attr("cats_strings"), o.shape(0)
+    return [TensorType(DType.FLOAT32, None if shape is None or not categories else (*shape, len(categories)))]
+
+
 ML: Mapping[str, Rule] = {
     "ArrayFeatureExtractor": _extract_features,
     "CastMap": _cast_map,
     "DictVectorizer": _vectorize_dict,
     "FeatureVectorizer": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), sum(o.attr("inputdimensions") or ()) or None))],
     "Imputer": as_first(),
+    "LabelEncoder": _relabel,  # onnx infers no shape for version 1
+    "LinearClassifier": _classifier,  # onnx counts the intercepts, which are optional
     "LinearRegressor": _regressor,
     "Normalizer": _floats,
+    "OneHotEncoder": _encode_one_hot,  # onnx needs the rank of the input
     "SVMClassifier": _classifier,
     "SVMRegressor": lambda o: [TensorType(DType.FLOAT32, (_count_rows(o), 1))],
     "Scaler": _floats,

@@ -280,7 +280,8 @@ class Knowledge:
         # Otherwise onnx has inferred this node already, from the same facts.
         elif not (again or node.domain or self.has_news or node.op_type in SHAPED):
             return
-        if not self._is_settled(node):
+        # For some operators of ai.onnx.ml onnx infers complete types that are wrong: the rules here correct them.
+        if node.domain == "ai.onnx.ml" or not self._is_settled(node):
             for name, type_ in zip(node.outputs, self._infer_outputs(node, again), strict=False):
                 self._learn(name, type_)
 
