@@ -144,7 +144,8 @@ def node_types(
         device="",
     )
     operands = [(types.get(name), constants.get(name)) if name else (None, None) for name in node.inputs]
-    small = tuple((type_, c if c is not None and c.array.size <= SMALL else None) for type_, c in operands)
+    # A copy, so that the cache does not keep the file or the weights that a small constant is a view of.
+    small = tuple((t, Constant(c.array.copy()) if c is not None and c.array.size <= SMALL else None) for t, c in operands)
     # Tensors among the attributes may be large, and would stay in memory with the cache entry.
     infer = _infer_outputs if all(a.kind in _NUMBERS for a in node.attributes) else _infer_outputs.__wrapped__
     return infer(alone, small, tuple(opsets.items()))
