@@ -477,6 +477,21 @@ def test_axes_are_those_of_the_scale() -> None:
         load(make("SimplifiedLayerNormalization", 13, axis=2, known=False))
 
 
+def test_the_operators_of_a_normalization_are_named_after_it() -> None:
+    model = make("LayerNormalization", 13)
+    model.graph.node[0].name = "norm"
+    assert all(node.name.startswith("norm/") for node in load(model).nodes)
+
+
+def test_a_normalization_may_leave_out_its_result() -> None:
+    model = make("LayerNormalization", 13)
+    model.graph.node[0].output[:] = ["", "y"]
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 1
+    assert all(any(node.outputs) for node in load(model).nodes)
+    with xrt.XRTModule(model, engine="toy") as module:
+        np.testing.assert_allclose(module(X), X.mean(-1, keepdims=True), rtol=1e-5)
+
+
 def test_a_session_writes_a_file_that_is_read(tmp_path: Any) -> None:
     import onnxruntime
 

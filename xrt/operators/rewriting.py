@@ -146,10 +146,12 @@ class NodeWriter:
         """Name values that were written as the results of the node, by position."""
         names = [results] if isinstance(results, str) else results
         for name, output in zip(names, self.node.outputs, strict=False):
+            if not output or name == output:
+                continue
             # Rename the result of the last node instead of adding an Identity.
             if len(names) == 1 and self.nodes and self.nodes[-1].outputs == (name,) and name not in self.node.outputs:
                 self.nodes[-1] = replace(self.nodes[-1], outputs=(output,))
-            elif output and name != output:
+            else:
                 self.op("Identity", name, output=output)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -84,7 +85,8 @@ def expand_normalization(
     x = w.op("Div", x, deviation)
     x = w.op("Mul", w.cast(x, half_dtype) if half_dtype else x, scale)
     w.define(w.op("Add", x, node.inputs[2]) if w.has_input(2) else x)
-    return w.nodes, w.constants
+    # The node's own name, which errors and pins by name refer to, stays recognizable.
+    return [replace(part, name=f"{node.name}/{part.op.lower()}_{k}") for k, part in enumerate(w.nodes)], w.constants
 
 
 def _check_version(domain: str, version: int, newest: int) -> None:
