@@ -11,6 +11,7 @@ import pytest
 
 import xrt
 from xrt.errors import InputError
+from xrt.formats import text
 from xrt.formats.onnx import save_case
 from xrt.graph import DType, Function, MapType, SequenceType, TensorType
 from xrt.testing.corpus import find_entry
@@ -97,6 +98,16 @@ def test_a_case_with_maps_is_written_as_onnx_writes_maps(tmp_path: Path) -> None
     save_case(one.function, one.inputs, one.expected, tmp_path)
     given = onnx.numpy_helper.to_dict(onnx.MapProto.FromString((tmp_path / "test_data_set_0" / "input_0.pb").read_bytes()))
     assert {(k.decode() if isinstance(k, bytes) else k): float(v) for k, v in given.items()} == {"c": 2.5, "a": 1.0}
+
+
+def test_a_case_holds_lists_of_any_tensors(tmp_path: Path) -> None:
+    texts, numbers = np.array(["\udcff"], object), np.array([1, 2], ">i4")
+    f = text.parse("function f(a: seq(string[1]), b: seq(int32[2])) -> (a: seq(string[1])) {\n  opset ai.onnx 17\n}")
+    save_case(f, [[texts], [numbers]], [[texts]], tmp_path)
+    written = [(tmp_path / "test_data_set_0" / f"input_{index}.pb").read_bytes() for index in (0, 1)]
+    strings, integers = (onnx.SequenceProto.FromString(data).tensor_values[0] for data in written)
+    assert list(strings.string_data) == [b"\xff"]
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(integers), [1, 2])
 
 
 def test_a_map_that_onnxruntime_cannot_be_given_is_declined() -> None:

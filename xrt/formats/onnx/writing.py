@@ -23,7 +23,6 @@ from onnx import (
     SequenceProto,
     TensorProto,
     helper,
-    numpy_helper,
 )
 
 from xrt.errors import ModelError
@@ -316,12 +315,18 @@ def _message(value: Value, content: Any) -> TensorProto | SequenceProto | MapPro
     if isinstance(content, np.ndarray):
         return write_tensor(Constant(content), value.name)
     if isinstance(content, list) and all(isinstance(item, np.ndarray) for item in content):
-        return numpy_helper.from_list(content, value.name)
+        return _tensors(value.name, content)
     if isinstance(content, dict):
         return _map(value.name, content)
     if isinstance(content, list) and all(isinstance(item, dict) for item in content):
         return SequenceProto(name=value.name, elem_type=SequenceProto.MAP, map_values=[_map("", item) for item in content])
     raise ModelError(f"{value.name!r} is a {type(content).__name__}; a case holds tensors, maps, and lists of one of these")
+
+
+def _tensors(name: str, content: Sequence[Any]) -> SequenceProto:
+    # Not numpy_helper.from_list: it refuses text that is not UTF-8 and arrays in another byte order.
+    tensors = [write_tensor(Constant(item)) for item in content]
+    return SequenceProto(name=name, elem_type=SequenceProto.TENSOR, tensor_values=tensors)
 
 
 def _map(name: str, content: Mapping[Any, Any]) -> MapProto:
@@ -330,5 +335,5 @@ def _map(name: str, content: Mapping[Any, Any]) -> MapProto:
     values = [x.astype(object) if x.dtype.kind == "U" else x for x in values]
     if any(isinstance(key, str) for key in content):
         texts = [str(key).encode() for key in content]
-        return MapProto(name=name, key_type=TensorProto.STRING, string_keys=texts, values=numpy_helper.from_list(values))
-    return MapProto(name=name, key_type=TensorProto.INT64, keys=list(content), values=numpy_helper.from_list(values))
+        return MapProto(name=name, key_type=TensorProto.STRING, string_keys=texts, values=_tensors("", values))
+    return MapProto(name=name, key_type=TensorProto.INT64, keys=list(content), values=_tensors("", values))
