@@ -18,6 +18,7 @@ from tests.hanging import PATIENCE, wait_until
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, CompileRefused, FallbackWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import Plan, partition
@@ -269,7 +270,7 @@ RIGHT = np.sin(np.sqrt(np.cos(np.tanh(-np.exp(np.abs(X))))))
 
 
 def placed(
-    engine: RecordingEngine, ops: tuple[str, ...] = OPS, **options: Any
+    engine: GraphCompiler, ops: tuple[str, ...] = OPS, **options: Any
 ) -> tuple[dict[str, str], list[str], np.ndarray[Any, Any]]:
     """Return where the nodes went, the warnings, and the result."""
     with pytest.warns(FallbackWarning) as caught, xrt.XRTModule(chain(*ops), engine=[engine, "toy"], threads=1, **options) as m:
@@ -291,6 +292,29 @@ def test_of_two_that_must_not_meet_one_leaves() -> None:
     homes, _, result = placed(RecordingEngine(refuses="Relu+Cos"), cache=CompileCache())
     assert [name for name, spec in homes.items() if spec == "toy"] == ["n5"]
     np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class NoCosOfRelu(GraphCompiler):
+    """Refuses regions in which a Cos reads a Relu."""
+
+    name: ClassVar[str] = "no_cos_of_relu"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return registry.create("toy").why_not(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        pairs = ((function.producer(node.inputs[0]), node) for node in function.nodes)
+        if any(producer is not None and (producer.op, node.op) == ("Relu", "Cos") for producer, node in pairs):
+            raise CompileRefused("no Cos of Relu")
+        return registry.create("toy").compile(function, context)
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+def test_equal_nodes_between_other_neighbors_stay() -> None:
+    ops = ("Cos", "Relu", "Cos", "Exp", "Cos", "Relu", "Cos", "Exp", "Cos")
+    homes, _, _ = placed(NoCosOfRelu(), ops, cache=CompileCache())
+    assert [name for name, spec in homes.items() if spec == "toy"] == ["n2", "n6"]
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")

@@ -352,13 +352,17 @@ def find_culprits(patterns: Sequence[object], compiles: Callable[[Sequence[int]]
 
 
 def describe_patterns(function: Function) -> list[str]:
-    """A key per node for its operator, types and small constants: equal for corresponding nodes of equal blocks."""
+    """A key per node for its operator, types, small constants and neighbors: equal for corresponding nodes of equal blocks."""
     from xrt.partition.fold import extract_subgraph  # only after a failure
 
-    keys = []
+    positions, keys = {node.name: place for place, node in enumerate(function.nodes)}, []
     for place, node in enumerate(function.nodes):
         # The shape key leaves out the values of floats. Support may depend on a scale or the bounds of a Clip, not on a bias.
         constants = (function.constants.get(name) for name in node.uses)
         small = (constant.digest.hex() for constant in constants if constant is not None and constant.array.size <= SMALL)
-        keys.append(" ".join((extract_subgraph(function, (place,)).shape_key, *small)))
+        # An engine may refuse a product before one operator and take an equal product before another: neighbors tell them apart.
+        producers = (producer for name in node.uses if (producer := function.producer(name)) is not None)
+        users = (use.node for name in node.outputs if name for use in function.users(name))
+        block = sorted({place, *(positions[neighbor.name] for neighbor in (*producers, *users))})
+        keys.append(" ".join((*(extract_subgraph(function, part).shape_key for part in ((place,), block)), *small)))
     return keys
