@@ -42,7 +42,13 @@ def test_resolve_changes_what_is_tagged() -> None:
     assert kwargs == {"c": 1 + 2j}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"args": [{"file": 1}], "kwargs": {}}', '{"args": [{}], "kwargs": {}}'])
+DEEP = f'{{"args": {"[" * 100_000}{"]" * 100_000}, "kwargs": {{}}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"args": [{"file": 1}], "kwargs": {}}', '{"args": [{}], "kwargs": {}}', pytest.param(DEEP, id="deep")],
+)
 def test_a_node_that_is_no_call_is_refused(text: str) -> None:
     node = Node("f", (), ("y",), read_attributes({"operator": "aten::f.default", "call": text}), DOMAIN, "y")
     with pytest.raises(ModelError, match=r"node 'y' \(aten.f\) does not describe a call of an operator"):

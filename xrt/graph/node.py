@@ -85,6 +85,7 @@ class Node:
     @property
     def uses(self) -> tuple[str, ...]:
         """All values read: the inputs (a value used twice appears twice), then the captures."""
+        # Every pass reads this for every node: the common case copies nothing.
         inputs = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         for attribute in self.attributes:
             if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
@@ -122,6 +123,7 @@ _HELP = "a pattern reads like 'Conv|Gemm' or 'name:/layer1/*'"
 @lru_cache(maxsize=64)
 def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Compile glob patterns to one regular expression, for ``fullmatch``; ``*`` matches any text, ``?`` one character."""
+    # A bracket is a plain character in names of nodes, not the start of a set.
     return re.compile("|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns))
 
 
@@ -210,9 +212,9 @@ class OpaqueCall:
         """Decode the call from a node; raises ModelError if the attributes are malformed."""
         operator, text = node.attr("operator"), node.attr("call")
         try:
-            call = json.loads(text)
+            call = json.loads(text)  # from a file, so that any text and any depth is possible
             args, kwargs = tuple(map(_decode, call["args"])), {name: _decode(item) for name, item in call["kwargs"].items()}
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ModelError(f"node {node.name!r} ({node.op}) does not describe a call of an operator: {error}") from error
         if not isinstance(operator, str):
             raise ModelError(f"node {node.name!r} ({node.op}) has no attribute 'operator'")
@@ -238,6 +240,7 @@ def _encode(item: Any) -> Any:
         return {item.kind: item.value}
     if isinstance(item, list | tuple):
         return [_encode(inner) for inner in item]
+    # JSON has no infinities and no NaN.
     if isinstance(item, float) and not math.isfinite(item):
         return {"float": str(item)}
     if isinstance(item, complex):
@@ -331,6 +334,7 @@ def list_names(function: Function) -> Iterator[str]:
 
 def rename_node(node: Node, values: Mapping[str, str], nodes: Mapping[str, str]) -> Node:
     """Rename the values of a node, the node, and its control predecessors, including those inside bodies."""
+    # Bodies are renamed with the same mapping: their names never shadow outer ones.
     return replace(
         node,
         inputs=tuple(values.get(n, n) for n in node.inputs),
