@@ -363,6 +363,7 @@ def test_inferred_types_do_not_keep_the_memory_of_constants() -> None:
 
 
 BEYOND_ONNX = [
+    row("LinearClassifier", "float32[4,1]", "int64[4]", "float32[4,2]", domain=ML, coefficients=[1.0], classlabels_ints=[0, 1]),
     row("LinearClassifier", "float32[N,1]", "int64[N]", "float32[N,2]", domain=ML, coefficients=[1.0], classlabels_ints=[0, 1]),
     row("LinearClassifier", "float32[?,1]", "int64[?]", "float32[?,2]", domain=ML, coefficients=[1.0], classlabels_ints=[0, 1]),
     pytest.param(

@@ -437,8 +437,8 @@ def infer_shapes(function: Function) -> Function:
 
 
 def _is_settled(function: Function) -> bool:
-    """Whether every value is a tensor of static shape and no node has a body."""
-    if any(node.bodies for node in function.nodes) or not all(is_static(value.type) for value in function.outputs):
+    """Whether every value is a tensor of static shape, and no node has a body or types that a rule of ai.onnx.ml may correct."""
+    if any(node.bodies or node.domain == "ai.onnx.ml" for node in function.nodes) or not all(is_static(value.type) for value in function.outputs):
         return False
     return all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
 
