@@ -78,7 +78,7 @@ class Attribute:
         if not kind.is_list:
             return cls(name, kind, _normalize(name, value, kind))
         if isinstance(value, np.ndarray):
-            value = value.tolist()
+            value = value.tolist()  # Python numbers: NumPy's would be printed and hashed differently
         if not isinstance(value, list | tuple):
             raise ModelError(
                 f"attribute {name!r} must be a list of {kind.element.name.lower()}s; got {type(value).__name__} {value!r}"

@@ -148,6 +148,7 @@ class Constant:
             return NotImplemented
         if self is other or self.array is other.array:
             return True
+        # Type and shape first: a digest reads all bytes, of a mapped constant from the file.
         return self.dtype is other.dtype and self.shape == other.shape and self.digest == other.digest
 
     def __hash__(self) -> int:
@@ -157,6 +158,7 @@ class Constant:
         return f"Constant({self.type})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # As a plain array: a mapping cannot be pickled, and the digest is computed again when needed.
         return (Constant, (np.asarray(self.array),))
 
 
@@ -198,7 +200,7 @@ ALIGNMENT = 64
 
 def make_aligned_block(nbytes: int) -> np.ndarray[Any, Any]:
     """Allocate ``nbytes`` uninitialized bytes aligned to `ALIGNMENT`."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)  # some address among the first ALIGNMENT bytes is aligned
     padding = -block.ctypes.data % ALIGNMENT
     return block[padding : padding + nbytes]
 

@@ -75,12 +75,14 @@ class DeferredFunction(Function):
     def read(self) -> Function:
         """Load the whole Function; raises StaleFunction if its fingerprint differs from the expected one or it cannot be read."""
         fields = self.__dict__
+        # Several threads may need the nodes at once; the model is read by the first one.
         with fields["_lock"]:
             if "_whole" not in fields:
                 try:
                     loaded: Function = fields["_read"]()
                 except ModelError as error:
                     raise StaleFunction(str(error)) from error
+                # The compiled artifact computes the old Function; running it for another one would be wrong silently.
                 if loaded.fingerprint != self.fingerprint:
                     raise StaleFunction(f"function {self.name!r} is not the one that was compiled")
                 # From now on the fields are found in the instance, without the descriptors.
@@ -106,8 +108,8 @@ class DeferredFunction(Function):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Locks and readers cannot be pickled, so a copy is the complete Function.
-        return _get_itself, (self.read(),)
+        return _return_function, (self.read(),)
 
 
-def _get_itself(function: Function) -> Function:
+def _return_function(function: Function) -> Function:
     return function

@@ -43,6 +43,7 @@ def normalize_device(device: str) -> str:
     >>> normalize_device("cuda"), normalize_device("cuda:01"), normalize_device("cpu:0")
     ('cuda:0', 'cuda:1', 'cpu')
     """
+    # There is one CPU device, whatever index a name has; "cuda" is the first GPU.
     return (
         device if device in ("", "cpu") else "cpu" if parse_device_kind(device) == "cpu" else f"cuda:{parse_device_index(device)}"
     )

@@ -75,6 +75,7 @@ def _find_predecessors(nodes: Sequence[Node], producer: Mapping[str, int]) -> li
 
 def _make_cycle_error(path: list[int], back_to: int, nodes: Sequence[Node]) -> ModelError:
     cycle = [nodes[i] for i in path[path.index(back_to) :]]
+    # A cycle can have thousands of nodes; the first ones show where to look.
     path_text = " -> ".join(f"{n.name} ({n.op})" for n in (*cycle[:6], cycle[0]))
     return ModelError(f"the graph has a cycle of {len(cycle)} node(s): {path_text}; a function must be acyclic")
 
@@ -160,6 +161,7 @@ class Function:
                 self._order(nodes)
 
     def _order(self, nodes: tuple[Node, ...]) -> None:
+        # Unique names first: control edges refer to nodes by name.
         unique = _make_names_unique(nodes)
         producer = _find_producers(self, unique)
         order = canonical_order(unique, producer, [v.name for v in self.outputs])
@@ -216,18 +218,18 @@ class Function:
     @cached_property
     def captures(self) -> tuple[str, ...]:
         """Values that are read but not defined here: a body captures them from the enclosing Function. Order of first use."""
-        defined = self._own
+        defined = self._definitions
         captures = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in defined)
         captures.update(dict.fromkeys(v.name for v in self.outputs if v.name not in defined))
         return tuple(captures)
 
     @cached_property
-    def _own(self) -> frozenset[str]:
+    def _definitions(self) -> frozenset[str]:
         return frozenset([*(v.name for v in self.inputs), *self.constants, *self._producer])  # type: ignore[attr-defined]  # as above
 
     def defines(self, value: str) -> bool:
         """Whether this Function defines the value; False for captures."""
-        return value in self._own
+        return value in self._definitions
 
     # ------------------------------------------------------------------ types
 
@@ -296,7 +298,7 @@ class Function:
             return self
         # Skip __post_init__, which would sort and check the nodes again.
         other = object.__new__(Function)
-        fields = _KEPT_WITH_TYPES if has_same_nodes else _KEPT_WITH_BODIES
+        fields = _VALID_WITH_TYPES if has_same_nodes else _VALID_WITH_BODIES
         other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in fields)
         other.__dict__.update(types=FrozenDict(types), outputs=outputs, nodes=nodes)
         return other
@@ -358,8 +360,8 @@ class Function:
 
 # Cached properties that remain valid in `with_types`. New node objects invalidate the ones that refer to nodes.
 _FIELDS = frozenset(Function.__dataclass_fields__)
-_KEPT_WITH_BODIES = _FIELDS | {"_producer", "_own", "captures"}
-_KEPT_WITH_TYPES = _KEPT_WITH_BODIES | {"_users", "_by_name"}
+_VALID_WITH_BODIES = _FIELDS | {"_producer", "_definitions", "captures"}
+_VALID_WITH_TYPES = _VALID_WITH_BODIES | {"_users", "_by_name"}
 
 
 def _make_names_unique(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

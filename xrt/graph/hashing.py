@@ -75,7 +75,7 @@ class _Encoder:
         self._texts: dict[int, tuple[Type | None, str]] = {}
 
     def function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
-        numbers = dict(outer)
+        numbers = dict(outer)  # a body numbers captured values as the Function around it does
 
         def number(name: str) -> int:
             return numbers.setdefault(name, len(numbers)) if name else -1
@@ -107,6 +107,7 @@ class _Encoder:
         yield _encode_tagged("A", str(sorted((number(i), number(o)) for i, o in function.aliases)))
 
     def constant(self, constant: Constant) -> bytes:
+        # The tags differ, so that a constant's content is never mistaken for its type.
         is_small = constant.dtype.is_integer and constant.array.size <= SMALL
         if self.by_content or is_small:
             return _encode_tagged("C", constant.digest.hex())
@@ -115,8 +116,8 @@ class _Encoder:
     def attribute(self, attribute: Attribute, numbers: dict[str, int]) -> Iterator[bytes]:
         yield _encode_tagged("a", f"{attribute.name}|{attribute.kind.name}")
         values = attribute.value if attribute.kind.is_list else (attribute.value,)
-        if len(values) > 1 and (spell := _SPELLED.get(type(values[0]))) and len(set(map(type, values))) == 1:
-            yield spell(values).encode()  # tree ensembles have thousands of numbers
+        if len(values) > 1 and (encode_list := _LIST_ENCODERS.get(type(values[0]))) and len(set(map(type, values))) == 1:
+            yield encode_list(values).encode()  # tree ensembles have thousands of numbers
             return
         for value in values:
             if isinstance(value, Function):
@@ -157,7 +158,7 @@ class _Encoder:
 
 
 # Must produce the same bytes as `_encode_tagged` for each number of the list.
-_SPELLED: dict[type, Callable[[Sequence[Any]], str]] = {
+_LIST_ENCODERS: dict[type, Callable[[Sequence[Any]], str]] = {
     int: lambda values: "".join([f"int{len(text)}:{text}" for text in map(str, values)]),
     float: lambda values: "".join([f"f{len(text)}:{text}" for text in map(float.hex, values)]),
 }

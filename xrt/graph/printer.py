@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # Constants up to this many elements are printed as numbers.
-LISTED = 16
+MOST_ELEMENTS = 16
 RESERVED = frozenset(
     {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
 )
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./]*")
 def format_function(function: Function, *, complete: bool = False) -> str:
     """Print a Function.
 
-    Constants of more than `LISTED` elements are printed as digests, which `parse` rejects, unless ``complete`` is set.
+    Constants of more than `MOST_ELEMENTS` elements are printed as digests, which `parse` rejects, unless ``complete`` is set.
     """
     return "\n".join(_Printer(complete).function(function, "", ""))
 
@@ -111,7 +111,7 @@ class _Printer:
         for target, source in function.aliases:
             yield f"alias {_name(target)} = {_name(source)}"
         for name, type_ in function.types.items():
-            if function.position(name) is None:
+            if function.position(name) is None:  # the types of node outputs are printed with the nodes
                 yield f"type {_name(name)}: {format_type(type_)}"
         for name, constant in function.constants.items():
             yield f"const {_name(name)}: {self._tensor(constant, ' = ')}"
@@ -159,7 +159,7 @@ class _Printer:
         return f"{format_type(constant.type)}{between}{self._content(constant)}"
 
     def _content(self, constant: Constant) -> str:
-        if not self.complete and constant.array.size > LISTED:
+        if not self.complete and constant.array.size > MOST_ELEMENTS:
             return f'sha256 "{constant.digest.hex()}"'
         texts = format_elements(constant)
         if texts is None:
@@ -187,7 +187,7 @@ def format_elements(constant: Constant) -> list[str] | None:
     """Print the elements as numbers; None if there are too many or parsing the text would not restore every bit."""
     if constant.dtype is DType.STRING:
         return [_quote(text) for text in constant.array.flat]
-    if constant.array.size > LISTED or constant.dtype.numpy.kind == "c":
+    if constant.array.size > MOST_ELEMENTS or constant.dtype.numpy.kind == "c":
         return None
     texts = [_number(element, constant.dtype) for element in constant.array.flat]
     # Numbers lose the payload of a NaN; such constants are printed in base64.
@@ -234,7 +234,7 @@ def _float(number: np.float32) -> str:
 # ---------------------------------------------------------------------- in a notebook
 
 # The cell includes the text of Functions up to this many nodes.
-PRINTED = 200
+MOST_PRINTED_NODES = 200
 # Rows of the operator table; further operators are summed up in one row.
 MOST_KINDS = 12
 
@@ -265,7 +265,7 @@ def render_function(function: Function) -> str:
         ends=[(value.name, role, format_type(value.type)) for values, role in ends for value in values],
         drawing=_draw(function) if function.nodes else None,
         operators=[*kinds[:MOST_KINDS], *others],
-        text=str(function) if len(function.nodes) <= PRINTED else "",
+        text=str(function) if len(function.nodes) <= MOST_PRINTED_NODES else "",
     )
 
 
@@ -299,6 +299,7 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
         name: box_of[index] for index, node in enumerate(function.nodes) for name in node.defines
     }
     reads = {(makers[name], box_of[i], name) for i, node in enumerate(function.nodes) for name in node.uses if name in makers}
+    # Edges to the results have no name, so that they are drawn without a size.
     returned = {(makers[value.name], len(groups) + 1, "") for value in function.outputs if value.name in makers}
     flows: Counter[Edge] = Counter()
     for source, target, name in sorted(reads | returned):

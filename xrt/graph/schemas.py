@@ -69,6 +69,7 @@ class FormalParameter:
         """Whether all values of a variadic parameter have the same type."""
 
 
+# Other attribute types have the same name in AttrKind.
 _KINDS = {
     "TYPE_PROTO": AttrKind.TYPE,
     "TYPE_PROTOS": AttrKind.TYPES,
@@ -320,11 +321,12 @@ def _find_selected_dtype(operator: Operator, node: Node) -> DType | None:
     """The element type selected by an attribute: ``to`` of Cast, ``dtype`` of RandomNormal, ``value`` of Constant."""
     for name in DTYPE_ATTRIBUTES:
         number = node.attr(name) or getattr(operator.attributes.get(name), "default", None)
-        if number:
+        if number:  # 0 is TensorProto.UNDEFINED, the default of attributes that then select nothing
             return DType.from_onnx(number)
     value = node.attr("value")
     if isinstance(value, Constant):
         return value.dtype
+    # Without a value ConstantOfShape fills in float32 zeros; its schema has no default to read that from.
     return DType.FLOAT32 if operator.name == "ConstantOfShape" else None
 
 

@@ -60,12 +60,13 @@ def declare_states(function: Function, states: Iterable[State]) -> Function:
     pairs = [[s.input, s.output, *([s.fill] if s.fill else [])] for s in chosen]
     declared = function.replace(metadata={**function.metadata, STATE: json.dumps(pairs, ensure_ascii=False)})
     list_states(declared)
+    # A session updates an alias in place, which needs an array that keeps its size; other states are replaced by each call.
     aliased = {before for before, _ in function.aliases}
-    added = tuple((s.input, s.output) for s in chosen if s.input not in aliased and _is_kept(function, s))
+    added = tuple((s.input, s.output) for s in chosen if s.input not in aliased and _has_fixed_type(function, s))
     return declared.replace(aliases=(*function.aliases, *added)) if added else declared
 
 
-def _is_kept(function: Function, state: State) -> bool:
+def _has_fixed_type(function: Function, state: State) -> bool:
     """Whether input and output have the same static type, so that the array can be updated in place."""
     before, after = function.get_type(state.input), function.get_type(state.output)
     return before == after and isinstance(before, TensorType) and before.shape is not None and None not in before.shape
@@ -91,6 +92,7 @@ def _read(function: Function) -> tuple[State, ...]:
 def _is_pair(pair: object) -> bool:
     if not isinstance(pair, list) or not 2 <= len(pair) <= 3 or not all(isinstance(name, str) for name in pair[:2]):
         return False
+    # JSON's true is an int in Python, but no fill value.
     return len(pair) == 2 or (isinstance(pair[2], int | float) and not isinstance(pair[2], bool))
 
 
@@ -150,7 +152,7 @@ def find_capacity(function: Function) -> Capacity | None:
         return None
     try:
         fields = json.loads(stored)
-        capacity = Capacity(**fields)
+        capacity = Capacity(**fields)  # a dataclass checks the names of the fields, not their types
         extents = capacity.axis, capacity.size
         is_named = {capacity.length, capacity.input} <= {value.name for value in function.inputs}
         if not is_named or not isinstance(capacity.dim, str) or not all(isinstance(n, int) and n >= 0 for n in extents):

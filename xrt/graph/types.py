@@ -70,6 +70,7 @@ class DType(enum.Enum):
 
     @property
     def is_integer(self) -> bool:
+        # Also true for the types narrower than a byte; no other name contains "int".
         return "int" in self.text
 
     @classmethod
@@ -109,6 +110,7 @@ class DType(enum.Enum):
 
 _BY_ONNX = {d.onnx: d for d in DType}
 _BY_TEXT = {d.text: d for d in DType}
+# Without STRING: NumPy arrays of objects may hold anything, so `DType.of` decides these by kind.
 _BY_NUMPY = {d.numpy: d for d in DType if d is not DType.STRING}
 LARGEST_EXTENT = 2**63 - 1  # ONNX stores extents as int64
 Dim: TypeAlias = int | str | None

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from xrt.graph.node import Node
 
 
-SHOWN = 20  # violations listed in one error
-OWN_DOMAIN = "xrt"
+MOST_LISTED = 20  # violations listed in one error
+LAUNCH_DOMAIN = "xrt"
 """The domain of launch nodes. It has no versions, so Functions do not import it."""
 # Limits the search for a similar name in a large model.
-NEIGHBOURS = 2000
+MOST_CANDIDATES = 2000
 Rule: TypeAlias = Callable[..., Iterator[str]]
 """Yields the violations in a `_Scope` (function rules) or `_Case` (node rules)."""
 
@@ -63,7 +63,7 @@ class _Case:
 
 
 def verify(function: Function) -> None:
-    """Check all rules; raise ModelError that lists the first `SHOWN` violations.
+    """Check all rules; raise ModelError that lists the first `MOST_LISTED` violations.
 
     Linear: each group of nodes that differ only in names is checked once.
     """
@@ -79,14 +79,15 @@ def verify_types(function: Function) -> None:
 
 
 def _raise_violations(function: Function, violations: Iterator[str]) -> None:
-    first_violations = list(islice(violations, SHOWN + 1))
+    # One more than are listed, to know whether there are more; a generator, so that the rest is not searched.
+    first_violations = list(islice(violations, MOST_LISTED + 1))
     if not first_violations:
         return
     if len(first_violations) == 1:
         raise ModelError(f"function {function.name!r} is not valid: {first_violations[0]}")
-    listed = "".join(f"\n  - {text}" for text in first_violations[:SHOWN])
-    more = "\n  - and more" if len(first_violations) > SHOWN else ""
-    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:SHOWN])} rules:{listed}{more}")
+    listed = "".join(f"\n  - {text}" for text in first_violations[:MOST_LISTED])
+    more = "\n  - and more" if len(first_violations) > MOST_LISTED else ""
+    raise ModelError(f"function {function.name!r} breaks {len(first_violations[:MOST_LISTED])} rules:{listed}{more}")
 
 
 def _find_violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
@@ -124,9 +125,9 @@ def _make_key(node: Node, scope: _Scope) -> object:
 
 def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
     if scope.outer is not None:
-        return
+        return  # what a body captures, the Function around it captures or defines
     for name in scope.function.captures:
-        hint = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
+        hint = did_you_mean(name, islice(scope.function.value_names(), MOST_CANDIDATES))
         yield f"{_describe_reader(scope.function, name)} {name!r}, which nothing defines.{hint}"
 
 
@@ -211,7 +212,7 @@ FUNCTION_RULES = (
 
 
 def _domain_is_imported(case: _Case) -> Iterator[str]:
-    if case.version is None and case.node.domain != OWN_DOMAIN:
+    if case.version is None and case.node.domain != LAUNCH_DOMAIN:
         imported = ", ".join(domain_title(domain) for domain in case.function.opsets) or "none"
         yield f"the function imports no opset for {domain_title(case.node.domain)} (it imports: {imported})"
 
@@ -285,10 +286,8 @@ _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
     "If": lambda node, _: (0, len(node.outputs)),
     "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # inputs: iteration, condition; outputs: condition
     "SequenceMap": lambda node, _: (len(node.inputs), len(node.outputs)),
-    "Scan": lambda node, operator: (
-        len(node.inputs) - (operator.since_version < 9),
-        len(node.outputs),
-    ),  # 8 has an input for lengths
+    # Version 8 has an additional input, the lengths of the sequences.
+    "Scan": lambda node, operator: (len(node.inputs) - (operator.since_version < 9), len(node.outputs)),
 }
 
 
@@ -301,6 +300,7 @@ def _results_fit(case: _Case) -> Iterator[str]:
     """Yield the results of bodies that have the wrong type, ignoring extents."""
     if case.node.op == "If":
         then_scope, else_scope = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
+        # Branches of different lengths are reported by `_bodies_fit`.
         pairs = zip(then_scope.function.outputs, else_scope.function.outputs, strict=False)
         for index, (a, b) in enumerate(pairs):
             x, y = then_scope.type_of(a.name), else_scope.type_of(b.name)

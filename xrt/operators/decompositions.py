@@ -150,6 +150,7 @@ def _log_sum_exp(w: NodeWriter) -> str | None:
     rest, axes, keepdims = w.node.inputs[1:], w.attr("axes"), w.attr("keepdims", 1)
     if not w.dtype(w.x).is_float or w.attr("noop_with_empty_axes", 0):
         return None
+    # From opset 13 to 17 the axes are an attribute of ReduceMax, but an input of ReduceSum.
     along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
     largest = w.op("ReduceMax", w.x, *rest, **along)
     powers = w.op("Exp", w.op("Sub", w.x, largest))
@@ -161,6 +162,7 @@ def _log_sum_exp(w: NodeWriter) -> str | None:
 def _lp_normalization(w: NodeWriter) -> str:
     """Divide by the p-norm: x / |x|_p along an axis; 0 where the norm is 0."""
     norm = w.reduce("ReduceL1" if w.attr("p", 2) == 1 else "ReduceL2", w.x, [w.attr("axis", -1)])
+    # Where computes both branches: 0 / 0 is replaced by 0 / 1, also for the gradient.
     is_zero, zero, one = w.op("LessOrEqual", norm, w.number(0)), w.number(0), w.number(1)
     return w.op("Where", is_zero, zero, w.op("Div", w.x, w.op("Where", is_zero, one, norm)))
 
@@ -242,6 +244,7 @@ def _lp_pool(w: NodeWriter) -> str | None:
     if w.attr("ceil_mode", 0):
         return None  # its windows extend beyond the padding, where a mean counts fewer elements
     power = float(w.attr("p", 2))
+    # The attributes that AveragePool has too.
     windows = [attribute for attribute in w.node.attributes if attribute.name not in ("p", "ceil_mode")]
     raised = w.op("Mul", w.x, w.x) if power == 2 else w.op("Pow", w.op("Abs", w.x), w.number(power))
     mean = w.op("AveragePool", raised, attributes=windows, count_include_pad=1)
@@ -259,6 +262,7 @@ def _lrn(w: NodeWriter) -> str:
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
     shape = w.op("Shape", w.x)
     leading = w.op("Slice", shape, w.integers([0]), w.integers([2]))
+    # The channels become rows of an image with one channel, over which a pool averages neighbors.
     rows = w.op("Reshape", w.op("Mul", w.x, w.x), w.op("Concat", leading, w.integers([-1]), axis=0))
     pool: dict[str, Any] = {"kernel_shape": (size, 1), "pads": (before, 0, after, 0), "count_include_pad": 1}
     mean = w.op("Reshape", w.op("AveragePool", w.op("Unsqueeze", rows, w.integers([1])), **pool), shape)
@@ -281,7 +285,7 @@ def _pad(w: NodeWriter) -> str | None:
         return None
     name = w.x
     for axis, edges in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
-        if any(edges):
+        if any(edges):  # padding the positions gives the position of each padded element
             name = w.op("Gather", name, w.constant(np.pad(np.arange(extents[axis]), edges, mode)), axis=axis)
     return name
 

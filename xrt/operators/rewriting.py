@@ -198,6 +198,7 @@ def as_function(node: Node, function: Function) -> Function:
     read = dict.fromkeys(filter(None, node.inputs))
     # Large constants become inputs, so that nodes with different weights share a cache entry.
     small = {names[name]: c for name in read if (c := find_value(name, function)) is not None and c.array.size <= SMALL}
+    # Name, control edges and device do not change what the node computes, so that equal layers become equal Functions.
     return Function(
         inputs=tuple(Value(names[name], function.get_type(name)) for name in read if names[name] not in small),
         outputs=tuple(Value(names[name], function.get_type(name)) for name in node.outputs if name),
@@ -230,6 +231,7 @@ def decompose_nodes(function: Function, decompose: Decompose) -> Function:
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
         body = decompose(node, function)
+        # A body in ONNX's newer opset cannot be mixed with the other nodes.
         if body is None or body.opset() != function.opset():
             nodes.append(node)
         else:

@@ -16,7 +16,7 @@ from xrt.operators.traits import Trait, has_trait
 
 Array: TypeAlias = np.ndarray[Any, Any]
 # NumPy generates 8-byte numbers, which are then cast to the input's type.
-DRAWN = 8
+DRAWN_BYTES = 8
 _LENGTH = 2  # elements of a sequence
 
 
@@ -60,7 +60,7 @@ def _sample(value: Value, type_: Type | None, sizes: Mapping[str, int], generato
 def _make_array(value: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
     """Generate a random array; raises InputError before allocating if it cannot fit in memory."""
     shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
-    needed = math.prod(shape) * DRAWN
+    needed = math.prod(shape) * DRAWN_BYTES
     if needed > _memory():
         raise InputError(
             f"input {value.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"

@@ -238,6 +238,7 @@ def has_trait(node: Node, trait: Trait) -> bool:
 
 def list_shape_operands(op_type: str) -> tuple[int, ...]:
     """Positions of the inputs that determine the shape of the result, with the axes of reductions."""
+    # Reductions have the axes as input 1, from opset 13 or 18 on.
     return (1,) if op_type.startswith("Reduce") else SHAPE_OPERANDS.get(op_type, ())
 
 
@@ -247,6 +248,7 @@ def is_deterministic(node: Node, function: Function) -> bool:
     False for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes whose
     bodies contain such nodes. These must not be folded, merged or shared.
     """
+    # Without a schema nothing is known about the operator: it may draw numbers or have effects.
     if since_version(node, function) is None or has_trait(node, Trait.RANDOM):
         return False
     if node.op_type == "Dropout" and is_training(node, function):

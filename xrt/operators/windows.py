@@ -37,8 +37,9 @@ class Placement:
         for axis, extent in enumerate(self.extents):
             begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
             starts = xp.arange(self.positions[axis]) * self.window.strides[axis] - self.begins[axis]
-            seen = starts[:, None] + xp.arange(self.window.kernel[axis]) * self.window.dilations[axis]
-            counts = counts[..., None] * xp.sum((seen >= -begin) & (seen < extent + end), axis=1)
+            # Positions of the window's elements along the axis, negative in the padding before it.
+            elements = starts[:, None] + xp.arange(self.window.kernel[axis]) * self.window.dilations[axis]
+            counts = counts[..., None] * xp.sum((elements >= -begin) & (elements < extent + end), axis=1)
         return counts
 
     def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
