@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP as an ASGI application, and the server that runs it with uvicorn.
 
-No web framework is used: the protocol has ten paths, and a framework's router takes a tenth of the time budget of a request.
+It uses no web framework: the protocol has ten paths, and a framework's router alone costs a tenth of a small request's time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Answer: TypeAlias = tuple[Headers, list[Any]]
-"""Headers and the parts of the body."""
+"""The headers of a response, and its body in parts, which are joined when it is sent."""
 
 SERVER = "xrt"
 SESSION_HEADER = "xrt-session"
@@ -69,7 +69,7 @@ _PATHS = {
     "v2/models": "ModelList",
     "v2/repository/index": "RepositoryIndex",
 }
-"""Operations by path. They have the names of gRPC's methods, apart from the metrics and the list of models."""
+"""Operations by path, named after gRPC's methods; Metrics and ModelList exist over HTTP alone."""
 _MODEL_PATH = re.compile(r"v2/models/([^/]*)(?:/versions/([^/]*))?(?:/(ready|stats|config|infer))?")
 _MODEL_OPERATIONS = {
     None: "ModelMetadata",
@@ -80,7 +80,7 @@ _MODEL_OPERATIONS = {
 }
 _CONTROL_PATH = re.compile(r"v2/repository/models/([^/]*)/(load|unload)")
 _BODIES = {"ModelConfig": "config", "RepositoryIndex": "models"}
-"""The field that is the body in HTTP, where that is not the whole response."""
+"""Operations whose body over HTTP is one field of the response. Over gRPC all responses are messages with fields."""
 
 _log = logging.getLogger(__name__)
 
@@ -112,13 +112,16 @@ def app(
 
 
 class Application:
-    """An ASGI application over a repository of models, created by `app`; ``opening`` are keywords of XRTModule for paths."""
+    """An ASGI application that serves a repository of models; `app` creates one.
+
+    ``module_options`` are the keywords of `xrt.load` and XRTModule for models that are paths.
+    """
 
     def __init__(
         self,
         models: Any,
         options: ServingOptions,
-        opening: Mapping[str, Any],
+        module_options: Mapping[str, Any],
         *,
         replica: str = "",
         session_header: str = SESSION_HEADER,
@@ -128,7 +131,7 @@ class Application:
         self.options = options
         self.metrics = Metrics()
         self.log = RequestLog()
-        self.models = Repository(models, options, self.metrics, opening)
+        self.models = Repository(models, options, self.metrics, module_options)
         self.session_header = session_header.lower()
         self._converter = ThreadPoolExecutor(1, thread_name_prefix="xrt-serve-convert")
         self._headers: Headers = [(b"xrt-replica", replica.encode("ascii", "replace"))] if replica else []
@@ -141,11 +144,11 @@ class Application:
         return self.models.start()
 
     async def load(self, name: str) -> None:
-        """Serve the current contents of a model's files; raises RequestRefusal."""
+        """Load a model's files again and serve them; raises RequestRefusal if the model is unknown or the files are damaged."""
         await self.models.load(name)
 
     async def reload(self) -> None:
-        """Reload the files of all models; those that fail to load keep their old version."""
+        """Load the files of all models again; a model whose files fail to load stays in service as it was."""
         await self.models.reload()
 
     def explain_not_ready(self) -> str:
@@ -167,9 +170,10 @@ class Application:
     # ------------------------------------------------------------------ both protocols
 
     async def answer(self, operation: str, name: str, version: str, request: Any) -> dict[str, Any]:
-        """The fields of the response to an operation that runs no model; raises RequestRefusal.
+        """Answer an operation other than Metrics and ModelInfer with the fields of its response; raises RequestRefusal.
 
-        ``request`` has the flag ``ready`` of an index and the ``parameters`` of a load.
+        ``name`` and ``version`` of a model are empty if the client gave none. ``request`` is a ControlRequest or gRPC's message:
+        only the flag ``ready`` of RepositoryIndex and the ``parameters`` of RepositoryModelLoad are read.
         """
         match operation:
             case "ServerLive":
@@ -206,7 +210,11 @@ class Application:
         read: Callable[[], InferRequest],
         write: Callable[[InferRequest, InferResponse], T],
     ) -> T:
-        """Convert a request of ``size`` bytes, run the model and convert the response."""
+        """Answer a request for inference with the result of ``write``; raises RequestRefusal.
+
+        ``read`` parses the request, which has ``size`` bytes; ``write`` encodes the response. ``session`` is the name of a
+        session in a header, or empty.
+        """
         request = await self.run_if_large(size, read)
         response = await self.models.find(name, version).infer(request, session)  # it may have been reloaded meanwhile
         return await self.run_if_large(response.bytes, write, request, response)
@@ -214,7 +222,8 @@ class Application:
     async def run_if_large(self, size: int, call: Callable[..., T], *args: Any) -> T:
         """Run a conversion of ``size`` bytes, in a thread if that is `LARGE` or more.
 
-        A single thread runs them, so that conversions compete for the GIL with one thread only and use the memory of one.
+        There is one such thread, so that conversions compete with the event loop for the GIL, not with each other, and one of
+        them at a time needs memory.
         """
         if size < LARGE:
             return call(*args)
@@ -232,11 +241,12 @@ class Application:
                 await send({"type": "lifespan.startup.complete"})
             await self.close()
             await send({"type": "lifespan.shutdown.complete"})
-        else:
+        else:  # a websocket, which is not served
             await send({"type": "websocket.close", "code": 1000})
 
     async def _handle_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.start()
+        """Send the response to a request, and log it; errors become responses."""
+        self.start()  # again in each request: not every ASGI server has the lifespan events
         client, request, status = (scope.get("client") or ("",))[0], f"{scope['method']} {scope['path']}", OK
         try:
             with time_request(partial(self.log.note_request, client, request)):
@@ -244,12 +254,14 @@ class Application:
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = make_refusal(error, request)
             status, (headers, parts) = refusal.status, _write_refusal(refusal)
+        # Also for HEAD, whose response has the length of the body; the ASGI server leaves the body out.
         length = str(sum(map(len, parts))).encode()
         headers = [*headers, *self._headers, (b"content-length", length)]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": parts[0] if len(parts) == 1 else b"".join(parts)})
 
     async def _respond(self, scope: Scope, receive: Receive) -> Answer:
+        """The response with status 200; raises RequestRefusal for any other status."""
         # The application may be mounted under a prefix by another one.
         path = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/").removesuffix("/")
         operation, name, version = self._parse_path(path)
@@ -274,6 +286,7 @@ class Application:
         """The operation, model and version of a path; empty for an unknown path."""
         if operation := _PATHS.get(path):
             return operation, "", ""
+        # Triton's path for the statistics of all models; a model of that name has precedence.
         if path == "v2/models/stats" and "stats" not in self.models.list_names():
             return "ModelStatistics", "", ""
         if match := _MODEL_PATH.fullmatch(path):
@@ -285,15 +298,16 @@ class Application:
     # ------------------------------------------------------------------ bodies
 
     async def _read_control(self, scope: Scope, receive: Receive) -> ControlRequest:
-        """Read a request of Triton's model repository extension. Requests cannot name files."""
+        """Read the body of a request of Triton's model repository extension, which cannot name files."""
         return decode_control(await self._read_body(receive, dict(scope["headers"]), CONTROL_BYTES, lambda size: None))
 
     async def _infer(self, name: str, version: str, scope: Scope, receive: Receive) -> Answer:
+        """Read the body, run the model and encode the response, as JSON or as JSON followed by binary tensors."""
         model, limit = self.models.find(name, version), self.options.max_request_bytes
         with time_request(partial(model.metrics.note_request, "http")):
             _check_method(scope, "POST")
             headers = dict(scope["headers"])
-            # Bodies are counted in bytes while they arrive and as requests afterwards.
+            # Bodies count by bytes while they arrive and as requests afterwards: slow clients must not fill the queue.
             with model.receive() as count:
                 body = await self._read_body(receive, headers, limit, count)
             with model.admit():
@@ -303,12 +317,16 @@ class Application:
         return (_JSON if length is None else [_BINARY, (BINARY, str(length).encode())]), parts
 
     async def _read_body(self, receive: Receive, headers: dict[bytes, bytes], limit: int, count: Callable[[int], None]) -> bytes:
-        """Read the body; raises RequestRefusal as soon as it is known to be too large, or if it takes too long."""
+        """Read the body, and call ``count`` with the size of each part.
+
+        Raises RequestRefusal as soon as the body exceeds ``limit`` bytes, when `ServingOptions.body_timeout` has passed, or if
+        ``count`` does.
+        """
         if (encoding := headers.get(b"content-encoding", b"identity")) not in (b"identity", b""):
             raise RequestRefusal(
                 f"content-encoding {encoding.decode('latin-1')[:200]!r} is not supported; send the body as it is"
             )
-        # Reject by the announced size before reading anything.
+        # Reject by the announced size before reading anything. An invalid size, or one of 20 digits, counts as too large.
         announced = headers.get(b"content-length", b"0")
         size = int(announced) if announced.isdigit() and len(announced) < 20 else limit + 1
         parts: list[bytes] = []
@@ -343,7 +361,8 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
     headers = list(_JSON)
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    if refusal.status in (LATE, TOO_LARGE):  # the unread rest of the body would be parsed as the next request
+    # The unread rest of the body would be parsed as the next request of the connection.
+    if refusal.status in (LATE, TOO_LARGE):
         headers.append((b"connection", b"close"))
     return headers, [encode_document({**refusal.facts, "error": str(refusal)})]
 
@@ -351,7 +370,11 @@ def _write_refusal(refusal: RequestRefusal) -> Answer:
 # ---------------------------------------------------------------------- the server
 
 KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open; longer than typical proxies keep theirs, so that the proxy closes first."""
+"""Seconds that an idle connection stays open.
+
+Longer than the 60 s of common proxies, so that the proxy closes first: it could otherwise send a request on a connection that the
+server is closing, and its client would get an error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +418,7 @@ def run_server(
             ws="none",
             lifespan="on",
             access_log=False,
-            log_config=None,
+            log_config=None,  # keep the logging that the operator configured
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=max(1, round(drain)),
             server_header=False,
@@ -407,10 +430,12 @@ def run_server(
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Bind a socket, which the caller closes; raises OptionError if the address cannot be used."""
     with ExitStack() as stack:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
             listener = stack.enter_context(socket.socket(family))
+            # A restarted server must not wait until connections of the previous one have timed out.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except (OSError, OverflowError) as error:
@@ -429,14 +454,14 @@ async def _serve(
     on_start: Callable[[Addresses], None],
     on_ready: Callable[[str], None],
 ) -> None:
-    """Run both transports until a signal."""
+    """Run the HTTP server and, with ``grpc_port``, the gRPC server until a signal; see `run_server`."""
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     reloading: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
 
     def end() -> None:
         """Shut down gracefully; a second signal shuts down at once."""
         application.begin_drain()
-        server.force_exit = server.should_exit  # which the first signal has set
+        server.force_exit = server.should_exit  # already True at the second signal
         server.should_exit = True
         ending.set()
 
@@ -447,7 +472,7 @@ async def _serve(
         task.add_done_callback(reloading.discard)
 
     async def report(addresses: Addresses) -> None:
-        while not server.started:
+        while not server.started:  # uvicorn has no callback for its start
             await asyncio.sleep(0.01)
         on_start(addresses)
         await application.start()
@@ -465,6 +490,7 @@ async def _serve(
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         reporting = asyncio.ensure_future(report(Addresses(host, listener.getsockname()[1], grpc_bound)))
         stack.callback(reporting.cancel)
+        # The HTTP server may also end without a signal, with an error that awaiting it raises below.
         await asyncio.wait([serving, asyncio.ensure_future(ending.wait())], return_when=asyncio.FIRST_COMPLETED)
         if grpc_server is not None:
             await grpc_server.stop(drain)

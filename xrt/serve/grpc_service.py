@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: the service in `open_inference.proto`, for the models of an application."""
+"""The Open Inference Protocol over gRPC, as in `open_inference.proto`: serves the models of an `Application`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIELDS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The contents field of each datatype; FP16 and BF16 have none."""
+"""The field of InferTensorContents with the elements of each datatype; FP16 and BF16 have none."""
 
 
 async def start_grpc(application: Application, host: str = "127.0.0.1", port: int = 0) -> tuple[Server, int]:
@@ -63,7 +63,7 @@ async def start_grpc(application: Application, host: str = "127.0.0.1", port: in
     except ModuleNotFoundError as error:
         raise OptionError("gRPC needs the package grpcio, which is missing: pip install 'xrt-engine[serve]'") from error
     limit = application.options.max_request_bytes
-    # No SO_REUSEPORT: a second server on the same port must fail.
+    # No SO_REUSEPORT: a second server on the same port must fail instead of getting half of the requests.
     options = [("grpc.max_receive_message_length", limit), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options)
     service = _Service(application, grpc.StatusCode)
@@ -84,13 +84,14 @@ METHODS = (
 
 
 class _Service:
-    """The methods of the service."""
+    """The methods of the gRPC service; ``codes`` is `grpc.StatusCode`."""
 
     def __init__(self, application: Application, codes: Any) -> None:
         self._application, self._codes = application, codes
-        self._reading = 0
+        self._reading = 0  # calls of ModelInfer that have begun and not ended
 
     def make_handlers(self, grpc: Any) -> dict[str, Any]:
+        """The handler of each method by name; ``grpc`` is the module."""
         # These handlers read the message themselves, so that they can reject a request before its message is in memory. On the
         # wire a stream of one message equals a single message.
         make, serialize = grpc.stream_unary_rpc_method_handler, methodcaller("SerializeToString")
@@ -106,9 +107,10 @@ class _Service:
                     with self._admit():
                         return await self._infer(context)
                 request, _ = await self._read(name, context)
+                # Loads and unloads have the field model_name, queries of a model have the field name.
                 model = getattr(request, "name", "") or getattr(request, "model_name", "")
                 document = await application.answer(name, model, getattr(request, "version", ""), request)
-                # HTTP has fields that gRPC has not.
+                # The fields are those of HTTP, which has some more: the reason why a model is not ready, the list of models.
                 return json_format.ParseDict(document, getattr(messages, f"{name}Response")(), ignore_unknown_fields=True)
         except Exception as error:  # noqa: BLE001  # no client gets a traceback
             refusal = make_refusal(error, name)
@@ -129,7 +131,10 @@ class _Service:
             self._reading -= 1
 
     async def _read(self, name: str, context: Any) -> tuple[Any, int]:
-        """Read the request and its size in bytes; gRPC itself would answer a malformed one with a traceback."""
+        """Read a request; return it with its size in bytes. Raises RequestRefusal if it is late, missing or malformed.
+
+        It is parsed here and not by gRPC, which would answer a malformed one with a traceback.
+        """
         limit = self._application.options.body_timeout
         try:
             async with asyncio.timeout(limit):
@@ -145,6 +150,7 @@ class _Service:
             raise RequestRefusal(f"the request is not a {kind.__name__} of the protocol") from None
 
     async def _infer(self, context: Any) -> Any:
+        """Answer a call of ModelInfer with its response message."""
         application = self._application
         request, size = await self._read("ModelInfer", context)
         name, version = request.model_name, request.model_version
@@ -159,7 +165,7 @@ class _Service:
 
 
 def read_message(request: Any, limit: int) -> InferRequest:
-    """Convert a ModelInferRequest; raises RequestRefusal."""
+    """Convert a ModelInferRequest with at most ``limit`` elements per tensor; raises RequestRefusal."""
     raw: Sequence[bytes] = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise RequestRefusal(
@@ -175,6 +181,7 @@ def read_message(request: Any, limit: int) -> InferRequest:
 
 
 def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
+    """The array of an input, from its raw contents or its typed contents; raises RequestRefusal."""
     name, datatype = tensor.name, tensor.datatype
     shape = check_tensor(name, datatype, tensor.shape, limit)
     if raw is not None:
@@ -187,6 +194,7 @@ def _read_tensor(tensor: Any, raw: bytes | None, limit: int) -> Array:
 
 
 def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: Sequence[Any]) -> Array:
+    """The array of typed contents; raises RequestRefusal for another number of elements, or one that the datatype cannot hold."""
     if len(elements) != (count := math.prod(shape)):
         raise RequestRefusal(f"input {name!r} has shape {list(shape)}, {count} elements; {_FIELDS[datatype]} has {len(elements)}")
     if datatype == "BYTES":
@@ -197,6 +205,7 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
         return np.array(texts, dtype=object).reshape(shape)
     array = np.empty(count, DATATYPES[datatype].dtype.numpy)
     try:
+        # In pieces, so that other threads get the GIL.
         for at in range(0, count, PIECE):
             array[at : at + PIECE] = np.array(elements[at : at + PIECE], dtype=array.dtype)
         return array.reshape(shape)
@@ -205,7 +214,7 @@ def _read_contents(name: str, datatype: str, shape: tuple[int, ...], elements: S
 
 
 def write_message(request: InferRequest, response: InferResponse) -> Any:
-    """Build the ModelInferResponse, with raw contents if the request has them or a datatype requires them."""
+    """Build the ModelInferResponse, with raw contents if the request has them or no inputs, or if a datatype requires them."""
     answer = messages.ModelInferResponse(model_name=response.model, model_version=response.version, id=request.id)
     for name, value in response.parameters.items():
         answer.parameters[name].string_param = value

@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ACCESS = "xrt.serve.access"
 """The logger that logs each request at level INFO."""
 BUSY_INTERVAL = 1.0
-"""Minimum seconds between log lines about requests rejected under load."""
+"""Minimum seconds between log lines about requests with status 503."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -64,27 +64,28 @@ class Metrics:
 
 
 class Statistics:
-    """Counters of a model for the statistics extension of the protocol."""
+    """Counters of a model for Triton's statistics extension of the protocol."""
 
     def __init__(self, name: str, version: str) -> None:
         self.name, self.version = name, version
         self.last_request = 0.0
         """In Unix time."""
         self._durations: dict[Any, tuple[int, float]] = {}
-        """Count and total seconds by Triton's name, and of the calls by their number of rows."""
+        """Count and total seconds of each kind of event: by Triton's name, and for calls also by their number of rows."""
 
     def add(self, key: str | int, seconds: float) -> None:
-        """Count an event with its duration."""
+        """Count an event of a kind, and add its duration."""
         count, total = self._durations.get(key, (0, 0.0))
         self._durations[key] = count + 1, total + seconds
 
     def describe(self) -> dict[str, Any]:
-        """The statistics in Triton's form; reading and writing tensors is not timed."""
+        """The statistics in Triton's form, with times in nanoseconds."""
 
         def show(key: str | int) -> dict[str, int]:
             count, seconds = self._durations.get(key, (0, 0.0))
             return {"count": count, "ns": round(1e9 * seconds)}
 
+        # Triton reports how long tensors are read and written. XRT does not time it: zeros, as clients require the fields.
         tensors = {key: show(key) for key in ("compute_input", "compute_output")}
         batches = {rows: show(rows) for rows in sorted(key for key in self._durations if isinstance(key, int))}
         return {
@@ -99,22 +100,23 @@ class Statistics:
 
 
 class ModelMetrics:
-    """The metrics of one model; the observer of its scheduler."""
+    """The Prometheus metrics and Triton statistics of one version of a model."""
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
         labels = (model, version)
         self._histograms = {name: histogram.labels(*labels) for name, histogram in metrics.histograms.items()}
         self._gauges = {name: gauge.labels(*labels) for name, gauge in metrics.gauges.items()}
         self.statistics = Statistics(model, version)
+        # Looking up the labels costs more than the increment, and there are few pairs of protocol and status.
         self._count: Any = cache(lambda protocol, status: metrics.requests.labels(*labels, protocol, str(status)).inc)
 
     def show(self, **gauges: Callable[[], float]) -> None:
-        """Compute gauges with these functions."""
+        """Make the gauges report the results of these functions, in place of those of a model that was replaced."""
         for name, function in gauges.items():
             self._gauges[name].set_function(function)
 
     def note_batch(self, requests: int, rows: int, seconds: float) -> None:
-        """Count a call of the model."""
+        """Count a call of the model, which may have joined several requests."""
         self._histograms["call_seconds"].observe(seconds)
         self._histograms["batch_requests"].observe(requests)
         self._histograms["batch_rows"].observe(rows)
@@ -122,12 +124,12 @@ class ModelMetrics:
         self.statistics.add(rows, seconds)
 
     def note_wait(self, seconds: float) -> None:
-        """Count a request that leaves the queue."""
+        """Count a request that has left the queue after this time."""
         self._histograms["queue_seconds"].observe(seconds)
         self.statistics.add("queue", seconds)
 
     def note_request(self, protocol: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Count an answered request with its HTTP status."""
+        """Count an answered request with its HTTP status; ``error`` is for the signature of `time_request`."""
         self._count(protocol, status)()
         self._histograms["request_seconds"].observe(seconds)
         self.statistics.add("success" if status == OK else "fail", seconds)
@@ -136,8 +138,8 @@ class ModelMetrics:
 
 @contextmanager
 def time_request(note: Callable[[int, float, BaseException | None], object]) -> Iterator[None]:
-    """Call ``note`` with the HTTP status, the seconds and the error of the request that the block answers."""
-    began, error, status = time.perf_counter(), None, OK
+    """Time the block, which answers a request; then call ``note`` with HTTP status, the seconds, and the exception or None."""
+    start, error, status = time.perf_counter(), None, OK
     try:
         yield
     except BaseException as raised:
@@ -146,7 +148,7 @@ def time_request(note: Callable[[int, float, BaseException | None], object]) -> 
         status = CANCELLED if cancelled else error.status if isinstance(error, RequestRefusal) else FAILED
         raise
     finally:
-        note(status, time.perf_counter() - began, error)
+        note(status, time.perf_counter() - start, error)
 
 
 class RequestLog:
@@ -154,10 +156,11 @@ class RequestLog:
 
     def __init__(self) -> None:
         self._failures, self._access = logging.getLogger("xrt.serve"), logging.getLogger(ACCESS)
+        # When status 503 was logged last, and how many requests have got it since.
         self._busy_since, self._busy = 0.0, 0
 
     def note_request(self, client: str, request: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Log an answered request with its HTTP status; `make_refusal` logs unexpected errors."""
+        """Log an answered request; unexpected exceptions are logged by `make_refusal`, with their traceback."""
         if self._access.isEnabledFor(logging.INFO):
             self._access.info("%s %r %d %.1f ms", client, request, status, 1e3 * seconds)
         if not isinstance(error, RequestRefusal) or status < FAILED:
@@ -165,7 +168,8 @@ class RequestLog:
         if status != BUSY:
             self._failures.error("%r: status %d: %s", request, status, error)
             return
-        self._busy += 1  # possibly thousands per second
+        # An overloaded server refuses thousands of requests per second: log one of them, with the number of the others.
+        self._busy += 1
         if (now := time.monotonic()) - self._busy_since >= BUSY_INTERVAL:
             more = f" ({self._busy} such requests since the last such line)" * (self._busy > 1)
             self._failures.warning("%r: status %d: %s%s", request, status, error, more)

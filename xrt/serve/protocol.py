@@ -1,4 +1,4 @@
-"""Requests, responses, tensors and errors of the Open Inference Protocol: JSON, and the binary tensor extension."""
+"""Requests, responses, tensors and errors of the Open Inference Protocol, in JSON and with its binary tensor extension."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ _GRPC = {
     BUSY: "UNAVAILABLE",
 }
 _MAX_SHOWN = 200
+"""Characters of a client's text that a message repeats."""
 _LONGEST = 2000
-"""Maximum length of a message, which may repeat names that the client sent."""
+"""Maximum characters of a message, which may repeat several names that the client sent."""
 
 
 class RequestRefusal(Exception):
-    """An error response to the client."""
+    """An error response to the client, over HTTP or gRPC."""
 
     def __init__(self, message: str, status: int = MALFORMED, *, retry_after: int | None = None, **facts: Any) -> None:
-        """``status`` is that of HTTP; a client may retry after so many seconds; ``facts`` are added to the JSON response."""
+        """``status`` is HTTP's. A client may try again after ``retry_after`` seconds. ``facts`` are fields for the JSON."""
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
         self.status, self.retry_after, self.facts = status, retry_after, facts
 
@@ -54,7 +55,7 @@ class RequestRefusal(Exception):
 
 
 def make_refusal(error: Exception, request: str) -> RequestRefusal:
-    """The response to an error: no client gets a traceback, which is logged."""
+    """The response to an exception. One that is no RequestRefusal is logged with its traceback, which the client does not get."""
     if isinstance(error, RequestRefusal):
         return error
     _log.error("a request for %r failed", request, exc_info=error)
@@ -89,9 +90,10 @@ NAMES = {kind.dtype: name for name, kind in DATATYPES.items()}
 
 
 def check_tensor(name: str, datatype: str, shape: Sequence[int], limit: int) -> tuple[int, ...]:
-    """The shape of an input. Raises RequestRefusal for an unknown datatype, negative extents or more than ``limit`` elements.
+    """The shape of an input as a tuple, checked before any memory is allocated for it.
 
-    Extents of 0 count as 1.
+    Raises RequestRefusal for an unknown datatype, a negative extent, too many axes, or more than ``limit`` elements. For the
+    limit an extent of 0 counts as 1, so that the other extents of an empty tensor are bounded, too.
     """
     if datatype not in DATATYPES:
         raise RequestRefusal(f"input {name!r} has datatype {datatype[:_MAX_SHOWN]!r}; there is: {', '.join(DATATYPES)}")
@@ -114,7 +116,7 @@ _NUMBERS = b"0123456789+-.eE \t\r\ntruefalsnNIniy"
 # failed there would start again at each escaped quote in it, which takes 7 s for 16,000 quotes.
 _STRING = re.compile(rb'("(?:[^"\\]++|\\.)*+"?+)', re.DOTALL)
 _ELEMENTS: dict[str, Any] = {"b": list[bool | int], "i": list[int], "u": list[int], "f": list[float]}
-"""What JSON may have for each of NumPy's kinds."""
+"""The elements that JSON may have for a tensor, by NumPy's kind of its element type."""
 
 
 def decode_json(
@@ -122,8 +124,8 @@ def decode_json(
 ) -> Array:
     """Decode a tensor's JSON data, flat or nested like its shape; raises RequestRefusal.
 
-    The number of elements and the nesting are checked before any conversion, and numbers are converted in pieces: a large request
-    needs little more memory than its body and does not block other threads.
+    ``text`` is valid JSON, and ``parse`` decodes numbers. The number of elements and the nesting are checked before anything is
+    converted, and numbers are converted in pieces: a large request needs little more memory than its body, and other threads run.
     """
     kind, count = DATATYPES[datatype], math.prod(shape)
     if not kind.has_json:
@@ -135,15 +137,17 @@ def decode_json(
         raise _refuse_datatype(name, datatype)
     has_elements = bool(text.translate(None, b"[], \t\r\n"))
     if not _has_nesting(skeleton, shape) or (has_elements and not count):
+        # One element more than commas in each innermost list; commas between lists separate no elements.
         lists = skeleton.count(b"[") - skeleton.count(b"[[")
         elements = skeleton.count(b",") - skeleton.count(b"],[") + max(lists, 1) if has_elements else 0
         raise _refuse_count(name, shape, elements, is_nested=b"[[" in skeleton)
     if is_text:
         try:
             return np.array(msgspec.json.decode(text), dtype=object).reshape(shape)
-        except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8
+        except (msgspec.MsgspecError, ValueError) as error:  # invalid UTF-8, which skipping over a string does not detect
             raise RequestRefusal(f"the data of input {name!r} are no tensor: {error}") from None
     array, at, filled = np.empty(count, kind.dtype.numpy), 0, 0
+    # The nesting was checked: without brackets, any piece between two commas is a list of numbers.
     flat = text.translate(bytes.maketrans(b"[]", b"  "))
     while at < len(flat) and count:
         end = flat.find(b",", at + PIECE)
@@ -157,9 +161,9 @@ def decode_json(
 
 
 def _has_nesting(skeleton: bytes, shape: tuple[int, ...]) -> bool:
-    """Whether the brackets and commas are those of a flat list, of lists nested like the shape, or of a single number."""
+    """Whether brackets and commas are those of a flat list, of lists nested like the shape, or of a number without a list."""
     count = math.prod(shape)
-    if 0 in shape:
+    if 0 in shape:  # lists end at the first empty axis
         shape = shape[: shape.index(0) + 1]
     for extents in ((count,), shape, *([()] if count == 1 else [])):
         expected = b""
@@ -179,6 +183,7 @@ def _parse_piece(name: str, datatype: str, text: bytes, parse: Callable[[bytes],
     dtype = DATATYPES[datatype].dtype.numpy
     try:
         data = msgspec.convert(parse(b"[%b]" % text), _ELEMENTS[dtype.kind])
+        # 2 must not become True, nor 1e39 an infinite FP32: convert to a type that holds these, and compare.
         array = np.array(data, {"b": np.uint8, "f": np.float64}.get(dtype.kind, dtype))  # refuses integers out of range
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
@@ -207,10 +212,14 @@ def _refuse_count(name: str, shape: tuple[int, ...], count: int, *, is_nested: b
 
 
 def encode_json(array: Array) -> Any:
-    """The elements in row-major order for msgspec; NaN and infinities as in Python's json."""
+    """The elements in row-major order, as a list or encoded, for `encode_document`; NaN and infinities as in Python's json.
+
+    Large tensors are encoded in pieces, so that other threads get the GIL meanwhile.
+    """
     flat = array.reshape(-1)
     pieces = [flat[at : at + PIECE] for at in range(0, flat.size, PIECE)]
     special = [flat.dtype.kind == "f" and not np.isfinite(piece).all() for piece in pieces]
+    # A small list is encoded together with the rest of the response; msgspec would write null for NaN.
     if len(pieces) <= 1 and not any(special):
         return flat.tolist()
     texts = (
@@ -224,7 +233,7 @@ def encode_json(array: Array) -> Any:
 
 
 def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> Array:
-    """The array of a binary tensor, without a copy if aligned; raises RequestRefusal."""
+    """The array of a binary tensor, which shares the memory of ``data`` if that is aligned; raises RequestRefusal."""
     if datatype == "BYTES":
         return _decode_texts(name, shape, data)
     dtype = DATATYPES[datatype].dtype.numpy
@@ -241,9 +250,11 @@ def decode_binary(name: str, datatype: str, shape: tuple[int, ...], data: memory
 
 
 def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
+    """The strings of a binary tensor: each is its length, in four bytes, and its bytes in UTF-8. Raises RequestRefusal."""
     texts: list[str] = []
     at, count = 0, math.prod(shape)
     while len(texts) < count:
+        # At the end of the data there are fewer than four bytes, and the check below fails.
         size, at = int.from_bytes(data[at : at + 4], "little"), at + 4
         if at + size > len(data):
             break
@@ -261,7 +272,7 @@ def _decode_texts(name: str, shape: tuple[int, ...], data: memoryview) -> Array:
 
 
 def encode_binary(array: Array) -> bytes | memoryview:
-    """The bytes of an array, without a copy if it is C-contiguous."""
+    """The bytes of an array in row-major order and little-endian, without a copy if it has this form."""
     if array.dtype == object:
         texts = [str(item).encode() for item in array.flat]
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
@@ -285,7 +296,7 @@ class _Input(msgspec.Struct):
 
 
 class _Output(msgspec.Struct):
-    """A requested output."""
+    """A requested output in a JSON request."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -316,7 +327,7 @@ class InferRequest:
     outputs: Mapping[str, bool] = field(default_factory=dict)
     """Requested outputs, and whether each is sent as a binary tensor; empty for all outputs."""
     is_binary: bool = False
-    """Whether outputs that the request does not name are sent as binary tensors."""
+    """Whether outputs are sent as binary tensors unless `outputs` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +338,7 @@ class InferResponse:
     version: str
     outputs: Mapping[str, Array]
     datatypes: Mapping[str, str]
+    """The protocol's datatype of each output."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -344,9 +356,10 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
     content = memoryview(body)
     document, parse = _decode(content[:length])
     rest, inputs = content[length:], {}
+    # Binary tensors follow the JSON in the order of the inputs.
     for tensor in document.inputs:
         size = tensor.parameters.get("binary_data_size", 0)
-        inputs[tensor.name] = _read_input(tensor, rest, limit, parse)
+        inputs[tensor.name] = _read_input(tensor, rest, limit, parse)  # checks the size
         rest = rest[size:]
     if len(inputs) != len(document.inputs):
         raise RequestRefusal("the request gives an input more than once")
@@ -358,6 +371,7 @@ def read_request(body: bytes, json_bytes: bytes | None, limit: int) -> InferRequ
 
 
 def _read_length(text: bytes, most: int) -> int:
+    """The size of the JSON from the header, at most ``most``; raises RequestRefusal."""
     length = int(text) if text.isdigit() and len(text) < len(str(most)) + 1 else -1
     if not 0 < length <= most:
         shown = text[:_MAX_SHOWN].decode("latin-1")
@@ -366,11 +380,11 @@ def _read_length(text: bytes, most: int) -> int:
 
 
 def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
-    """Decode the JSON except the tensor data; also return the parser for those."""
+    """Decode the JSON of a request, except the data of tensors; also return the parser for their numbers."""
     try:
         try:
             return _DECODER.decode(text), msgspec.json.decode
-        except msgspec.ValidationError:
+        except msgspec.ValidationError:  # the JSON is valid, and the request is not
             raise
         except msgspec.DecodeError:  # NaN and infinities are not JSON, but Python clients send them
             return _DECODER.decode(_replace_special(bytes(text))), _load_special
@@ -380,25 +394,28 @@ def _decode(text: memoryview) -> tuple[_Request, Callable[[bytes], Any]]:
         raise RequestRefusal(f"the request is not the protocol's JSON: {error}"[:_MAX_SHOWN]) from None
 
 
+# In this order: "Infinity" is a part of "-Infinity".
 _SPECIAL = {b"-Infinity": b"-2e99999", b"Infinity": b"2e99999", b"NaN": b"1e99999"}
-"""NaN and infinities, with placeholder numbers for the JSON parser. The placeholders overflow, so that as real numbers they would
-be rejected."""
+"""NaN and infinities, with a number that replaces each in the JSON parser. It overflows, so that no valid tensor has it."""
 
 
 def _replace_special(text: bytes) -> bytes:
+    """Replace NaN and infinities outside of strings, which makes Python's JSON standard JSON."""
     parts = _STRING.split(text)
     for word, number in _SPECIAL.items():
-        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # only outside of strings
+        parts[::2] = [part.replace(word, number) for part in parts[::2]]  # the strings are at the odd places
     return b"".join(parts)
 
 
 def _load_special(text: bytes) -> Any:
+    """Parse numbers in which `_replace_special` replaced NaN and infinities."""
     for word, number in _SPECIAL.items():
         text = text.replace(number, word)
     return json.loads(text)
 
 
 def _read_flag(parameters: Mapping[str, Any], name: str, where: str, default: bool) -> bool:
+    """The value of a boolean parameter; raises RequestRefusal if it is another type."""
     flag = parameters.get(name, default)
     if not isinstance(flag, bool):
         raise RequestRefusal(f"parameter {name!r} of {where} is true or false")
@@ -406,7 +423,7 @@ def _read_flag(parameters: Mapping[str, Any], name: str, where: str, default: bo
 
 
 def _read_input(tensor: _Input, rest: memoryview, limit: int, parse: Callable[[bytes], Any]) -> Array:
-    """Read a tensor from its JSON data, or from the beginning of the binary tensors."""
+    """Read a tensor from its JSON data, or from the beginning of ``rest``, the binary tensors; raises RequestRefusal."""
     shape = check_tensor(tensor.name, tensor.datatype, tensor.shape, limit)
     size, data = tensor.parameters.get("binary_data_size"), bytes(tensor.data)
     if size is None:
@@ -422,14 +439,14 @@ def _read_input(tensor: _Input, rest: memoryview, limit: int, parse: Callable[[b
 
 
 class ControlRequest(msgspec.Struct):
-    """A request of the model repository extension."""
+    """The JSON of a request of Triton's model repository extension."""
 
     ready: bool = False
     parameters: dict[str, Any] = {}
 
 
 def decode_control(body: bytes) -> ControlRequest:
-    """Decode a request of the model repository extension, which may be empty; raises RequestRefusal."""
+    """Decode a request of Triton's model repository extension, whose body may be empty; raises RequestRefusal."""
     try:
         return msgspec.json.decode(body or b"{}", type=ControlRequest)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -437,7 +454,7 @@ def decode_control(body: bytes) -> ControlRequest:
 
 
 def check_no_files(parameters: Mapping[str, Any]) -> None:
-    """Raise RequestRefusal if a load request contains files or a configuration."""
+    """Raise RequestRefusal if a load request has parameters: Triton's clients can send files and a configuration in them."""
     if name := next(iter(parameters), None):
         raise RequestRefusal(
             f"parameter {name[:_MAX_SHOWN]!r}: a model is loaded from the files that the operator named, as it was"
@@ -448,12 +465,15 @@ def check_no_files(parameters: Mapping[str, Any]) -> None:
 
 
 def refuse_json_output(name: str, datatype: str) -> RequestRefusal:
-    """The refusal of an output that is requested as JSON."""
+    """The refusal of an output that is requested as JSON and has a datatype that JSON cannot hold."""
     return RequestRefusal(f"output {name!r} is {datatype}, which JSON cannot hold; ask for it with binary_data")
 
 
 def write_response(request: InferRequest, response: InferResponse) -> tuple[int | None, list[bytes | memoryview]]:
-    """The parts of the response body, and the size of the JSON if binary tensors follow it."""
+    """The size of the JSON, None without binary tensors, and the parts of the response body: the JSON, then these tensors.
+
+    Raises RequestRefusal for an output that JSON cannot hold.
+    """
     outputs, tails = [], []
     for name, array in response.outputs.items():
         described = {"name": name, "datatype": response.datatypes[name], "shape": array.shape}

@@ -1,4 +1,4 @@
-"""The served models by name and version, opened from modules, bundles or ONNX files, and reloaded on request."""
+"""The served models by name and version: opened from modules, bundles or ONNX files, and loaded again or unloaded on request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRTModule:
     """Open a bundle or an ONNX file; ``options`` are keywords of `xrt.load` or XRTModule.
 
-    ``engine`` applies to ONNX files. A bundle names its engines; those with options that may name files or code must also be in
-    ``engine``. Raises BundleError or ModelError if the file is missing or damaged.
+    ``engine`` applies to ONNX files. A bundle names its engines itself; one with options that may name files or code is only
+    accepted if ``engine`` has it, too. Raises BundleError or ModelError if the file is missing or damaged.
     """
     if os.fspath(path).endswith(".onnx") and not is_bundle(path):
         return XRTModule(path, **options)
@@ -40,24 +40,26 @@ def open_module(path: str | os.PathLike[str], options: Mapping[str, Any]) -> XRT
     if "threads" in options or tuned in (None, module.threads):
         return module
     module.close()
-    return load(path, **{**options, "engine": trusted, "threads": tuned})  # the thread budget that it was tuned for
+    # Only the opened bundle says which thread budget it was tuned for: open it again with that one.
+    return load(path, **{**options, "engine": trusted, "threads": tuned})
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One version of a model that the operator named, in service or not."""
+    """One version of a model that the operator configured, in service or not."""
 
     name: str
     version: str
     source: Any
     """A module, or the path of a bundle or an ONNX file."""
     served: ServedModel | None = None
+    """None if it could not be opened or was unloaded."""
     reason: str = ""
-    """Why it is not served."""
+    """Why it is not served, if it is not."""
 
     @property
     def why_not_ready(self) -> str:
-        """Empty if it is in service."""
+        """Why it does not accept requests; empty if it is in service."""
         return self.reason if self.served is None else self.served.why_not_ready
 
     def describe(self) -> dict[str, str]:
@@ -71,17 +73,20 @@ class Repository:
     """The served models, each with one or more versions; the highest version is the default.
 
     ``models`` is a module, a path, or a list of paths, named after their files; or a mapping from names to a module, a path, or a
-    mapping from versions to these. A model that cannot be served is logged, and the others are served. Raises OptionError for an
-    invalid name, and the first model's error if none can be served.
+    mapping from versions to these. ``module_options`` are the keywords of `open_module` for paths. A model that cannot be served
+    is logged, and the others are served. Raises OptionError for an invalid name, and the first model's error if none can be
+    served.
     """
 
-    def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, opening: Mapping[str, Any]) -> None:
-        self._options, self._metrics, self._opening = options, metrics, opening
+    def __init__(self, models: Any, options: ServingOptions, metrics: Metrics, module_options: Mapping[str, Any]) -> None:
+        self._options, self._metrics, self._module_options = options, metrics, module_options
         self._entries: dict[str, dict[str, _Entry]] = {}
         self._preparing: asyncio.Task[None] | None = None
+        # Loads and unloads run one at a time. The event loop keeps weak references to tasks, so they are stored here.
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
         for entry in _list_models(models):
+            # Both are parts of paths and labels of metrics.
             for kind, text in (("name", entry.name), ("version", entry.version)):
                 if not _NAME.fullmatch(text):
                     raise OptionError(f"a model's {kind} has letters, digits, '.', '-' and '_'; got {text!r}: give name=path")
@@ -106,9 +111,10 @@ class Repository:
                 _log.error("model %s, version %s, is not served: %s", entry.name, entry.version, entry.reason)
 
     def _open(self, entry: _Entry) -> ServedModel:
+        """Open the module of an entry and prepare to serve it; raises OptionError, or the errors of `open_module`."""
         module, reopen = entry.source, None
         if isinstance(entry.source, str | os.PathLike):
-            reopen = partial(open_module, entry.source, self._opening)
+            reopen = partial(open_module, entry.source, self._module_options)
             module = reopen()
         if not isinstance(module, XRTModule):
             raise OptionError(f"a model is an XRTModule or the path of a bundle or ONNX file; got {type(module).__name__}")
@@ -117,7 +123,7 @@ class Repository:
         try:
             return ServedModel(entry.name, entry.version, module, self._options, self._metrics, open_again=reopen)
         except XRTError:
-            if reopen is not None:
+            if reopen is not None:  # a module that was passed in belongs to the caller
                 module.close()
             raise
 
@@ -133,6 +139,7 @@ class Repository:
 
     async def close(self) -> None:
         """Finish accepted requests, take all models out of service, and close the modules that were opened here."""
+        # A model must not be closed during its self-test, and a load that is complete adds a model to close.
         if self._preparing is not None:
             await self._preparing
         await self.wait_for_changes()
@@ -151,21 +158,21 @@ class Repository:
         return iter([entry.served for entry in self._list_entries() if entry.served is not None])
 
     def find(self, name: str, version: str | None) -> ServedModel:
-        """The model, by default in its highest version in service. Raises RequestRefusal."""
+        """The model in this version, by default in the highest that is served; raises RequestRefusal if there is none."""
         entry = self._find_entry(name, version)
         if entry.served is None:
             raise RequestRefusal(f"model {name!r} is not served: {entry.reason}", UNKNOWN)
         return entry.served
 
     def select(self, name: str, version: str) -> list[ServedModel]:
-        """One version of a model, all its versions if that is empty, or all models if the name is; raises RequestRefusal."""
+        """One version of a model; all versions if ``version`` is empty, and all models if ``name`` is. Raises RequestRefusal."""
         if not name:
             return list(self)
         versions = [version] if version else self.list_versions(self.find(name, None).name)
-        return [self.find(name, number) for number in versions]
+        return [self.find(name, version) for version in versions]
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The protocol's metadata of a model. Raises RequestRefusal."""
+        """The protocol's metadata of a model: name, versions, inputs and outputs. Raises RequestRefusal."""
         return self.find(name, version).describe(self.list_versions(name))
 
     def explain_not_ready(self, name: str, version: str) -> str:
@@ -174,6 +181,7 @@ class Repository:
 
     def _find_entry(self, name: str, version: str | None) -> _Entry:
         versions = self._find_versions(name)
+        # Without a served version the first one, whose reason is the answer.
         chosen = version or next(reversed(self.list_versions(name)), next(iter(versions)))
         if chosen not in versions:
             raise RequestRefusal(f"model {name!r} has no version {chosen[:200]!r}; it has: {', '.join(versions)}", UNKNOWN)
@@ -185,7 +193,7 @@ class Repository:
         return self._entries[name]
 
     def list_versions(self, name: str) -> list[str]:
-        """The served versions of a model: numbers in numeric order, after other texts."""
+        """The served versions of a model in ascending order: numbers in numeric order, after all other texts."""
         versions = [entry.version for entry in self._list_entries(name) if entry.served is not None]
         return sorted(versions, key=lambda text: (text.isdecimal(), int(text) if text.isdecimal() else 0, text))
 
@@ -196,25 +204,25 @@ class Repository:
     # ------------------------------------------------------------------ model control
 
     def list_index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """Triton's index of the repository; with ``ready`` only models in service."""
+        """All models in the form of Triton's repository index; with ``ready`` only those in service."""
         return [entry.describe() for entry in self._list_entries() if not ready or not entry.why_not_ready]
 
     async def load(self, name: str) -> None:
-        """Reload a model's files and serve them; raises RequestRefusal if that fails.
+        """Load the files of all versions of a model and serve them; raises RequestRefusal if that fails.
 
-        The old model stays in service until the new one passes its self-test, or for good if it fails. A model that was passed as
-        an object is put back into service.
+        Each version serves its old files until the new ones pass the self-test, and longer if they fail it. A model that was
+        passed as a module has no files: if it was unloaded, it returns to service.
         """
         self._check_control(name)
         await self._complete(self._load, name)
 
     async def unload(self, name: str) -> None:
-        """Take a model out of service and close it after its requests; raises RequestRefusal if unknown."""
+        """Take all versions of a model out of service, and close them after their requests; raises RequestRefusal if unknown."""
         self._check_control(name)
         await self._complete(self._unload, name)
 
     async def reload(self) -> None:
-        """Reload all models; failures are logged, and the old model stays in service."""
+        """Load the files of all models again; if that fails, the reason is logged and the model stays in service as it was."""
         await self._complete(self._reload)
 
     def _check_control(self, name: str) -> None:
@@ -223,7 +231,10 @@ class Repository:
             raise RequestRefusal("this server loads and unloads no models by requests; send it SIGHUP, or start it again")
 
     async def _complete(self, change: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Make one change at a time, to completion even if the client disconnects: each model ends up in service or closed."""
+        """Run ``change`` after the changes before it, and to its end even if the client disconnects meanwhile.
+
+        A cancelled load would leave a module open that is not served, and a cancelled unload one that waits for its requests.
+        """
 
         async def run() -> None:
             await self.start()
@@ -242,21 +253,24 @@ class Repository:
     async def _load(self, name: str) -> None:
         for entry in self._list_entries(name):
             old = entry.served
-            # An object has no files to reload.
+            # A module that was passed in has no files to load again.
             if old is not None and isinstance(entry.source, XRTModule):
                 continue
             entry.served = await self._prepare(entry)
+            # Only now: while it was prepared, the gauges reported the old model.
             entry.served.show_metrics()
             if old is not None:
                 # Sessions of the old model are gone; their clients get 410 with this reason.
                 entry.served.sessions.inherit(old.sessions, "the model was loaded again")
-                # New requests go to the new model already.
+                # New requests go to the new model already, so the old one's queue only shrinks.
                 await old.drain()
                 old.close()
 
     async def _prepare(self, entry: _Entry) -> ServedModel:
+        """Open and test the model of an entry; raises RequestRefusal if it cannot be served."""
         failure = f"model {entry.name!r}, version {entry.version!r}, cannot be loaded: "
         try:
+            # In a thread: reading a large file must not stop the event loop.
             model = await asyncio.to_thread(self._open, entry)
         except (XRTError, OSError) as error:
             raise RequestRefusal(f"{failure}{error}") from error
@@ -271,6 +285,7 @@ class Repository:
 
     async def _unload(self, name: str) -> None:
         for entry in self._list_entries(name):
+            # First out of service, so that no request arrives while the queue drains.
             old, entry.served = entry.served, None
             if old is not None:
                 entry.reason = "it was unloaded"
@@ -289,6 +304,7 @@ class Repository:
 
 
 def _list_models(models: Any) -> Iterator[_Entry]:
+    """Yield the models in any of the forms that `Repository` accepts; without a mapping, each has version "1"."""
     if isinstance(models, Mapping):
         for name, source in models.items():
             versions = source if isinstance(source, Mapping) else {"1": source}

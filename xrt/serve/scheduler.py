@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 Values = tuple[Array, ...]
 """Inputs or outputs of a call, in order."""
 _EXTENTS = (8, 3, 64, 224, 1)
-"""Trial sizes of the other dynamic axes. Size 1 comes last: it hides mixed rows, as transposing one column changes nothing."""
+"""Extents to try for dynamic axes other than the rows: a model may work for some of them only.
+
+1 comes last, as it can hide that rows are mixed: transposing one column changes nothing.
+"""
 
 
 def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
@@ -44,14 +47,15 @@ def find_reason_against_batches(inputs: Sequence[Value], outputs: Sequence[Value
             return f"the first axis of {value.name!r} ({value.type}) is not open"
         leading[value.name] = shape[0]
     dims = {dim for dim in leading.values() if dim is not None}
-    declared = {leading[value.name] for value in inputs}
-    if len(declared) > 1 or len(dims) > 1:
+    input_dims = {leading[value.name] for value in inputs}
+    if len(input_dims) > 1 or len(dims) > 1:
+        # Inputs of different extents have no common rows; an output of another extent than the inputs cannot be split by rows.
         return f"its first axes differ: {', '.join(f'{name!r} has {dim}' for name, dim in leading.items())}"
     return ""
 
 
 def count_joinable_rows(values: Values) -> int:
-    """Number of rows of a request if all inputs agree; 0 if they differ, so that it runs alone.
+    """The number of rows of a request if it is the same in all inputs; 0 otherwise, and the request must run alone.
 
     A model may broadcast a one-row input over another input: in a batch it would meet rows of other requests.
     """
@@ -60,15 +64,17 @@ def count_joinable_rows(values: Values) -> int:
 
 
 def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], sizes: Sequence[int], *, rounds_up: bool) -> str:
-    """Explain why rows of a batch influence each other, by a trial with random requests; empty if they do not.
+    """Explain why the rows of a batch influence each other; empty if a trial shows that they do not.
 
-    Two requests with different numbers of rows are compared alone and joined, then again with the second full of NaN. Models with
-    other dynamic axes are tried at two sizes, if two work. The trial also compiles, for each size of a list.
+    The trial compares the results of two random requests, with different numbers of rows, alone and joined, and again with the
+    second one full of NaN. ``sizes`` are the sizes of batches: with ``rounds_up`` each is tried, and thereby compiled, otherwise
+    the largest. A model with further dynamic axes is tried at two extents, if two work.
     """
     shapes = [value.type.shape or () for value in inputs if isinstance(value.type, TensorType)]
     has_open_axes = any(not isinstance(dim, int) for shape in shapes for dim in shape[1:])
     passed, failure = 0, ""
     for extent in _EXTENTS if has_open_axes else _EXTENTS[:1]:
+        # An extent of 1 proves little: it only counts if no other one worked.
         if passed == 2 or (passed and extent == 1):
             break
         try:
@@ -83,6 +89,7 @@ def explain_mixed_rows(call: Callable[..., Values], inputs: Sequence[Value], siz
 
 
 def _compare_batch(call: Callable[..., Values], inputs: Sequence[Value], extent: int, size: int, padded: tuple[int, ...]) -> str:
+    """Compare requests alone and joined to one batch of ``size`` rows; explain a difference, or return an empty text."""
     rows = (1, 2) if size > 2 else (1,) * size
     requests = [_sample(inputs, seed, extent, count) for seed, count in enumerate(rows)]
     expected = [call(*values) for values in requests]
@@ -105,11 +112,12 @@ def _compare(expected: Sequence[Values], together: Sequence[Values]) -> str:
 
 
 def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Values:
-    """Random inputs with this number of rows, whose other dynamic axes have this extent."""
+    """Random inputs with ``rows`` rows, whose other dynamic axes have the extent ``extent``."""
     types = {value.name: value.type for value in inputs if isinstance(value.type, TensorType)}
     leading = {type_.shape[0] for type_ in types.values() if type_.shape} - {None}
     sized = []
     for name, type_ in types.items():
+        # A symbol of the first axis may occur in another one, and has the same extent there.
         extents = [dim if isinstance(dim, int) else rows if dim in leading else extent for dim in (type_.shape or ())[1:]]
         sized.append(Value(name, type_.with_shape((rows, *extents))))
     return tuple(sample_inputs(Function(tuple(sized), ()), seed).values())
@@ -121,10 +129,10 @@ def _sample(inputs: Sequence[Value], seed: int, extent: int, rows: int) -> Value
 def run_batch(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values | BaseException]:
-    """Compute each request's results, or its error.
+    """The results of each request, or its exception. ``rows`` has the number of rows of each.
 
-    Several requests are joined into one call along the first axis, padded to the next of ``sizes`` by repeating the last row. If
-    that fails, each request is run alone, so that none fails because of another.
+    Several requests are joined along the first axis to one call, padded to the next of ``sizes`` by repeating the last row. If
+    that call fails, each request runs alone, so that none fails because of another.
     """
     if len(requests) > 1 or (sizes and rows[0] not in sizes and rows[0] < max(sizes)):
         with suppress(Exception):  # each request is then run alone and gets its own error
@@ -141,7 +149,7 @@ def run_batch(
 def join_and_split(
     call: Callable[..., Values], requests: Sequence[Values], rows: Sequence[int], sizes: Sequence[int] = ()
 ) -> list[Values]:
-    """Run all requests as one call and split the results; raises ValueError if the outputs have other row counts."""
+    """Run all requests as one call, padded as in `run_batch`, and split the results; raises ValueError for other row counts."""
     count = sum(rows)
     padding = min((size for size in sizes if size >= count), default=count) - count
     columns = [list(arrays) for arrays in zip(*requests, strict=True)]
@@ -155,7 +163,7 @@ def join_and_split(
 
 @dataclass(slots=True, eq=False)
 class _QueuedRequest:
-    """A queued request."""
+    """A request in the queue, or in a running call."""
 
     call: Callable[..., Values]
     values: Values
@@ -168,7 +176,12 @@ class _QueuedRequest:
 
 
 class Scheduler:
-    """A queue for a fixed number of instances."""
+    """The queue of a model: at most ``instances`` calls run at once, and at most ``max_queue`` requests wait.
+
+    ``sizes`` are the sizes of batches in ascending order; empty: requests are not joined. With ``rounds_up`` a call has exactly
+    one of these sizes, otherwise any number of rows up to the largest. A request waits up to ``max_wait`` seconds for its batch
+    to fill.
+    """
 
     def __init__(
         self, instances: int, max_queue: int, metrics: ModelMetrics, *, sizes: Sequence[int] = (), rounds_up: bool = False,
@@ -205,9 +218,10 @@ class Scheduler:
         rows: int = 1,
         on_start: Callable[[], object] | None = None,
     ) -> asyncio.Future[Values]:
-        """Queue a call. Requests with equal keys other than None may be batched. Raises RequestRefusal if the queue is full.
+        """Queue a call of ``call`` with ``values``, which have ``rows`` rows; raises RequestRefusal if the queue is full.
 
-        ``on_start`` is called on the event loop when the call leaves the queue; a call that is cancelled before is never run.
+        Requests with equal keys other than None may be joined. ``on_start`` is called on the event loop when the call leaves the
+        queue; a call whose future is cancelled before never runs.
         """
         self.check_room()
         future: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
@@ -231,6 +245,7 @@ class Scheduler:
     # ------------------------------------------------------------------ on the thread of the event loop
 
     def _start_calls(self) -> None:
+        """Start as many calls as instances are free, unless the first request still waits for its batch to fill."""
         while self._queue and self.running < self._instances:
             if (delay := self._find_delay()) > 0:
                 self._timer = self._timer or asyncio.get_running_loop().call_later(delay, self._end_wait)
@@ -254,7 +269,7 @@ class Scheduler:
         return 0.0 if is_full else self._max_wait - (time.perf_counter() - first.enqueued)
 
     def _take_batch(self) -> list[_QueuedRequest]:
-        """Remove the first request and all that fit into its batch; drops those whose client disconnected."""
+        """Remove the first request and those that fit into its batch from the queue; the result omits cancelled ones."""
         first = self._queue.popleft()
         if first.key is None:
             return [] if first.future.cancelled() else [first]
@@ -274,6 +289,7 @@ class Scheduler:
         return [request for request in batch if not request.future.cancelled()]
 
     def _start(self, batch: list[_QueuedRequest]) -> None:
+        """Run a batch in a thread of the pool."""
         self.running += 1
         started = time.perf_counter()
         for request in batch:
@@ -288,10 +304,11 @@ class Scheduler:
         running.add_done_callback(lambda done: loop.call_soon_threadsafe(finish, done))
 
     def _finish(self, batch: list[_QueuedRequest], started: float, done: Future[list[Values | BaseException]]) -> None:
+        """Give the results of a batch to its requests, and start the next call."""
         self.running -= 1
         self._metrics.note_batch(len(batch), sum(request.rows for request in batch), time.perf_counter() - started)
         for request, result in zip(batch, done.result(), strict=True):
-            if request.future.cancelled():
+            if request.future.cancelled():  # while the call ran
                 continue
             if isinstance(result, BaseException):
                 request.future.set_exception(result)

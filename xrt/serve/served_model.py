@@ -46,11 +46,11 @@ STARTING = "it is being prepared"
 
 
 class ServedModel:
-    """A named version of a model: one module per instance, or a shared one if its runs are concurrent.
+    """One version of a model: its modules, its queue, and its sessions if it has state.
 
-    Used from the event loop only; calls run in separate threads. ``open_again`` opens the module of another instance, and all
-    modules are then closed with the model. Raises OptionError for a module that the protocol cannot describe, or a batch that its
-    shapes do not allow.
+    All instances share one module if that can run several calls at once. Otherwise ``open_again`` opens further modules; with it,
+    all modules are closed with the model, and without it ``module`` belongs to the caller. Use it from the event loop only; calls
+    run in threads. Raises OptionError for a module that the protocol cannot describe, or a batch that its shapes do not allow.
     """
 
     def __init__(
@@ -67,17 +67,19 @@ class ServedModel:
         self._modules, self._open_again = [module], open_again
         self._stateful: Any = None
         """The module's declared state, if it has one."""
-        with suppress(InputError):
+        with suppress(InputError):  # it declares no state
             self._stateful = module.stateful_functions.find_declared(module)
         self.inputs = self._stateful.others if self._stateful else module.inputs
-        places = self._stateful.returned if self._stateful else range(len(module.outputs))
-        self.outputs = tuple(module.outputs[place] for place in places)
+        # State is not sent to clients, neither as input nor as output.
+        indices = self._stateful.returned if self._stateful else range(len(module.outputs))
+        self.outputs = tuple(module.outputs[index] for index in indices)
         names = [value.name for value in self.outputs]
         if repeated := next((output for output in names if names.count(output) > 1), None):
             raise OptionError(
                 f"output {repeated!r} of model {name!r} is given twice, and the protocol has each once; name one otherwise"
             )
         self._datatypes = {value.name: _name_datatype(name, value) for value in (*self.inputs, *self.outputs)}
+        # A batch that the operator asked for and the model does not allow is an error; one from its tuning is left out.
         self._is_batch_wanted = options.batch is not None
         options = options.complete(module.serving)
         reason = "it has state" if self._stateful else find_reason_against_batches(self.inputs, self.outputs)
@@ -94,8 +96,9 @@ class ServedModel:
             self._instances, options.max_queue, self.metrics, sizes=options.sizes, rounds_up=options.rounds_up, max_wait=wait
         )
         self._free: SimpleQueue[XRTModule] = SimpleQueue()
-        """The module of each instance that runs no call."""
+        """The modules of the instances that run no call; filled by the self-test. A shared module is in it once per instance."""
         self.sessions = SessionTable(module.new_session, options.max_sessions, options.session_idle, options.explicit_sessions)
+        # Requests whose body is complete, and bytes of the bodies that are not.
         self._admitted = 0
         self._arriving = 0
 
@@ -109,22 +112,23 @@ class ServedModel:
         return self._stateful is not None
 
     def show_metrics(self) -> None:
-        """Make the gauges report this model, which goes into service."""
+        """Make the gauges report this model; call it when the model goes into service."""
         self.metrics.show(
             queued_requests=lambda: self._scheduler.queued,
             running_calls=lambda: self._scheduler.running,
             sessions=lambda: len(self.sessions),
             model_ready=lambda: not self.why_not_ready,
+            # The plan exists only after the model is compiled.
             fallback_nodes=lambda: 0 if self.why_not_ready else len(self.module.plan.reasons),
         )
 
     def describe(self, versions: list[str]) -> dict[str, Any]:
-        """The protocol's metadata of the model."""
-        ends = {"inputs": list(map(self.describe_tensor, self.inputs)), "outputs": list(map(self.describe_tensor, self.outputs))}
-        return {"name": self.name, "versions": versions, "platform": "xrt", **ends}
+        """The protocol's metadata of the model, whose served versions are ``versions``."""
+        inputs, outputs = (list(map(self.describe_tensor, values)) for values in (self.inputs, self.outputs))
+        return {"name": self.name, "versions": versions, "platform": "xrt", "inputs": inputs, "outputs": outputs}
 
     def describe_tensor(self, value: Value) -> dict[str, Any]:
-        """The protocol's description of an input or output; dynamic extents are -1."""
+        """The protocol's description of an input or output: dynamic extents are -1, and an unknown rank is the shape [-1]."""
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         extents = [-1] if shape is None else [dim if isinstance(dim, int) else -1 for dim in shape]
         return {"name": value.name, "datatype": self._datatypes[value.name], "shape": extents}
@@ -142,18 +146,19 @@ class ServedModel:
             _log.error("model %s, version %s, is not in service: %s", self.name, self.version, self.why_not_ready)
 
     def _test(self) -> str:
-        """Test a module for each instance; explain why the model must not be in service, empty if all tests pass."""
+        """Open and test the modules of all instances; explain why the model must not be in service, or return an empty text."""
         reason = self._test_module(self.module)
         # Sessions belong to one module, so models with state have no further instances.
         if self._open_again is not None and not self._stateful:
             while not reason and len(self._modules) < count_modules(self.module, self._instances):
                 self._modules.append(self._open_again())
                 reason = self._test_module(self._modules[-1])
-        for place in range(self._instances):
-            self._free.put(self._modules[place % len(self._modules)])
+        for instance in range(self._instances):
+            self._free.put(self._modules[instance % len(self._modules)])
         return reason
 
     def _test_module(self, module: XRTModule) -> str:
+        """Run the module's self-test, compile it and try its batches; explain a failure, or return an empty text."""
         try:
             module.run_self_test()
         except XRTError as error:
@@ -167,6 +172,7 @@ class ServedModel:
             reason = explain_mixed_rows(call, self.inputs, self.options.sizes, rounds_up=rounds_up)
             if not reason or self._is_batch_wanted:
                 return reason
+            # Batches from the tuning are an optimization: go on without them.
             _log.warning("model %s is served without the batches that it was tuned for: %s", self.name, reason)
             self.options = replace(self.options, batch=None)
         return ""
@@ -175,17 +181,17 @@ class ServedModel:
 
     @property
     def most_requests(self) -> int:
-        """Maximum number of requests in memory: queued and running."""
+        """The most requests that the model has in memory, queued or running: those in the queue, and a batch per instance."""
         return self.options.max_queue + self._instances * max(self.options.sizes, default=1)
 
     def check_admission(self) -> None:
-        """Raise RequestRefusal if no more requests are accepted."""
+        """Raise RequestRefusal if `most_requests` are in memory."""
         if self._admitted >= self.most_requests:
             raise RequestRefusal(f"{self._admitted} requests are under way, and no more are read; try again", BUSY, retry_after=1)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request whose body has arrived; raises RequestRefusal if there are too many."""
+        """Count a request, whose body has arrived, for the duration of the block; raises RequestRefusal if there are too many."""
         self.check_admission()
         self._admitted += 1
         try:
@@ -205,7 +211,7 @@ class ServedModel:
             nonlocal received
             received += size
             self._arriving += size
-            # The same bound in bytes as for complete requests.
+            # The same bound as for complete requests, in bytes.
             if self._arriving > self.most_requests * self.options.max_request_bytes:
                 raise RequestRefusal("too many bodies arrive at once, and no more are read; try again", BUSY, retry_after=1)
 
@@ -216,7 +222,7 @@ class ServedModel:
             self._arriving -= received
 
     async def infer(self, request: InferRequest, session_name: str = "") -> InferResponse:
-        """Compute the response to a request; raises RequestRefusal."""
+        """Run the model on a request, in its session if it names one or ``session_name`` is not empty; raises RequestRefusal."""
         if self.why_not_ready:
             raise RequestRefusal(f"model {self.name!r} is not in service: {self.why_not_ready}", BUSY, retry_after=1)
         self._check_outputs(request)
@@ -230,7 +236,7 @@ class ServedModel:
                 results = await self._submit(entry, values)
             except Exception as error:
                 refusal = self._explain(error)
-                # The failed step has overwritten a part of its state.
+                # A bad input leaves a session as it was, unless the step had overwritten a part of the state before it failed.
                 if session and entry and refusal.status == MALFORMED and entry.session.lost:
                     self.sessions.forget(session.name, f"a call of it failed: {refusal}")
                 raise refusal from error
@@ -249,7 +255,7 @@ class ServedModel:
                 raise refuse_json_output(name, self._datatypes[name])
 
     def _bind(self, arrays: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Order and check the inputs; raises RequestRefusal, so that a batch contains only valid requests."""
+        """The inputs in the model's order; raises RequestRefusal for a wrong type or shape, which would fail a whole batch."""
         try:
             values = inputs.bind(self.inputs, (), arrays)
             for value, array in zip(self.inputs, values, strict=True):
@@ -263,12 +269,13 @@ class ServedModel:
         return tuple(values)
 
     def _submit(self, entry: SessionEntry | None, values: tuple[Array, ...]) -> asyncio.Future[tuple[Array, ...]]:
+        """Queue a call, as a step of its session if the model has state; raises RequestRefusal if the queue is full."""
         if self._stateful:
             step = partial(self._step, entry.session if entry else None)
             return self._scheduler.submit(step, values, on_start=entry.note_start if entry else None)
         if not self.options.sizes:
             return self._scheduler.submit(self._call, values)
-        # Requests can be joined if all other axes agree, so their sizes are the key.
+        # Requests can be joined if all axes but the first agree, so the extents of these are the key.
         rows = count_joinable_rows(values)
         return self._scheduler.submit(self._call, values, tuple(array.shape[1:] for array in values) if rows else None, rows)
 
@@ -281,25 +288,27 @@ class ServedModel:
             self._free.put(module)
 
     def _step(self, session: Any, *values: Array) -> tuple[Array, ...]:
-        """Run a step of a session; without one, the first step of a temporary state."""
+        """Run a step of a session; without a session, the first step of a new state, which is dropped afterwards."""
         return _call_module(self.module.new_session() if session is None else session, *values)
 
     def _explain(self, error: Exception) -> RequestRefusal:
+        """The refusal for an error of a call: status 400 if the inputs are to blame, otherwise 500."""
         if isinstance(error, RequestRefusal):
             return error
         if isinstance(error, InputError) or (isinstance(error, RunFailed) and error.has_bad_index):
             return RequestRefusal(str(error))
+        # The request log has the reason; the traceback is only for debugging, as such errors may come with every request.
         _log.debug("a call of model %s failed", self.name, exc_info=error)
         return RequestRefusal(f"model {self.name!r} failed: {error}", FAILED)
 
     # ------------------------------------------------------------------ after requests
 
     async def drain(self) -> None:
-        """Wait for accepted requests."""
+        """Wait until no request is queued or running."""
         await self._scheduler.drain()
 
     def close(self) -> None:
-        """Stop the threads, drop the sessions, and close modules that were opened for this model."""
+        """Refuse requests, stop the threads, drop the sessions, and close the modules that were opened for this model."""
         self.why_not_ready = "it is closed"
         self.sessions.close()
         self._scheduler.close()
@@ -309,6 +318,7 @@ class ServedModel:
 
 
 def _call_module(module: Callable[..., Any], *values: Array) -> tuple[Array, ...]:
+    """Call a module or a session; its outputs as NumPy arrays, always as a tuple."""
     results = module(*values)
     return () if results is None else tuple(map(to_host, results if isinstance(results, tuple) else (results,)))
 
@@ -398,9 +408,10 @@ class ServingOptions:
 
 _MAX_NAME = 256
 _REMEMBERED = 100_000
-"""Number of expired sessions that are remembered to answer 410, at about 100 bytes each. Older names start a new state."""
+"""Sessions that are remembered after they are gone, at about 100 bytes each: requests for these get status 410, while the name of
+one that has been forgotten starts a new state."""
 _LONGEST_REASON = 200
-"""In characters."""
+"""Characters of a reason that are stored for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,13 +452,16 @@ def read_session(parameters: Mapping[str, Any], header: str = "") -> SessionRequ
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session and its usage."""
+    """A session and its use by requests."""
 
     session: Any
+    """The module's session, which has the state."""
     last_used: float
+    """By the clock of the table."""
     is_busy: bool = False
     """Whether a request uses it, queued or running."""
     is_running: bool = False
+    """Whether that request has left the queue."""
 
     def note_start(self) -> None:
         """The request has left the queue."""
@@ -456,9 +470,10 @@ class SessionEntry:
 
 @dataclass
 class SessionTable:
-    """The sessions of a model. Used from the event loop only."""
+    """The sessions of a model by name. Use it from the event loop only."""
 
     make: Callable[[], Any]
+    """Creates a session of the module."""
     max_sessions: int
     idle_seconds: float
     explicit: bool = False
@@ -490,6 +505,7 @@ class SessionTable:
         try:
             yield entry
         except asyncio.CancelledError:
+            # A running call goes on in its thread and changes the state; a queued one will never run.
             if entry.is_running:
                 self.forget(request.name, "a call of it was cancelled while it ran")
             else:
@@ -498,8 +514,9 @@ class SessionTable:
                 ends = False
             raise
         except BaseException as error:
+            # The state may be partially updated, except by a request that was refused for its inputs.
             if not (isinstance(error, RequestRefusal) and error.status == MALFORMED):
-                self.forget(request.name, f"a call of it failed: {error}")  # its state may be partially updated
+                self.forget(request.name, f"a call of it failed: {error}")
             raise
         finally:
             entry.is_busy, entry.last_used = False, self.clock()
@@ -508,6 +525,7 @@ class SessionTable:
             self._watch()
 
     def _find(self, request: SessionRequest) -> SessionEntry:
+        """The entry of a session, new if the request starts one; raises RequestRefusal like `enter`."""
         entry = self._entries.get(request.name)
         if entry is not None and entry.is_busy:
             raise RequestRefusal(f"a call of session {request.name!r} is under way; a session makes one call at a time", CONFLICT)
@@ -515,10 +533,11 @@ class SessionTable:
             self._check_new(request, is_known=entry is not None)
             entry = self._entries[request.name] = SessionEntry(self.make(), self.clock())
             self._forgotten.pop(hash(request.name), None)
-        self._entries.move_to_end(request.name)
+        self._entries.move_to_end(request.name)  # the order that `sweep` relies on
         return entry
 
     def _check_new(self, request: SessionRequest, *, is_known: bool) -> None:
+        """Raise RequestRefusal if the request may not start a session; with ``is_known`` it replaces one of that name."""
         if not request.start and (why := self._forgotten.get(hash(request.name))) is not None:
             raise RequestRefusal(f"session {request.name!r} is gone: {why}; begin again with session_start", GONE)
         if request.start is False or (self.explicit and not request.start):
@@ -539,7 +558,7 @@ class SessionTable:
                 self.forget(name, self._expired)
 
     def forget(self, name: str, why: str) -> None:
-        """Remove a session; later requests for it get the reason."""
+        """Remove a session; later requests for it get status 410 with the reason."""
         self._entries.pop(name, None)
         # The hash suffices for a message and bounds the memory per name.
         self._forgotten[hash(name)] = why[:_LONGEST_REASON]
@@ -547,13 +566,13 @@ class SessionTable:
             self._forgotten.popitem(last=False)
 
     def inherit(self, old: SessionTable, why: str) -> None:
-        """Mark the sessions of the replaced table as gone."""
+        """Remember the sessions of ``old``, the table of the model that this one replaces, as gone for this reason."""
         self._forgotten = old._forgotten
         for name in list(old._entries):
             self.forget(name, why)
 
     def _watch(self) -> None:
-        """Expire idle sessions on a timer, not only on the next request."""
+        """Start the timer that expires idle sessions, unless it runs: without it they would stay until the next request."""
         if self._timer is None and self._entries:
             self._timer = asyncio.get_running_loop().call_later(self.idle_seconds, self._expire)
 

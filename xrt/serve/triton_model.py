@@ -1,4 +1,4 @@
-"""A model of Triton's Python backend that runs an XRT bundle: ``xrt export-triton`` copies this file to ``1/model.py``.
+"""A model of Triton's Python backend that runs an XRT bundle; ``xrt export-triton`` copies this file next to the bundle.
 
 The module ``triton_python_backend_utils`` exists only in Triton's process.
 """
@@ -16,10 +16,10 @@ from xrt.serve.scheduler import count_joinable_rows, run_batch
 
 
 class TritonPythonModel:
-    """Triton creates one instance per model instance."""
+    """The class that Triton looks for by this name; it creates one object per instance of the model."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the bundle next to this file and test it; an exception keeps the model out of service."""
+        """Load the bundle next to this file and run its self-test. If this raises, Triton does not serve the model."""
         import triton_python_backend_utils as triton
 
         self._triton = triton
@@ -30,12 +30,13 @@ class TritonPythonModel:
         self._module.run_self_test()
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._outputs = [tensor["name"] for tensor in config["output"]]
+        # Must be as `make_config` wrote it.
         self._joins = int(config.get("max_batch_size", 0)) > 0
         self._sizes = sorted(json.loads(settings.get("sizes", "[]")))
         self._sessions: dict[Any, Any] | None = {} if "sequence_batching" in config else None
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Compute one response per request; requests of the same shape are batched."""
+        """Compute one response per request; requests that differ only in their number of rows are joined to one call."""
         values = [tuple(self._read(request, name) for name in self._inputs) for request in requests]
         if self._sessions is not None:
             results: list[Any] = [self._step(request, arrays) for request, arrays in zip(requests, values, strict=True)]
@@ -50,10 +51,11 @@ class TritonPythonModel:
     # ------------------------------------------------------------------ calls
 
     def _call_together(self, values: list[tuple[Any, ...]]) -> list[Any]:
+        """The results of each request, or its exception."""
         groups: dict[Any, list[int]] = {}
         for place, arrays in enumerate(values):
             joins = self._joins and count_joinable_rows(arrays)
-            # Only requests that agree in all other axes can be joined; others get a group of their own.
+            # Requests are joined if all axes but the first agree. Any other request forms a group, with its index as the key.
             groups.setdefault(tuple(array.shape[1:] for array in arrays) if joins else place, []).append(place)
         results: list[Any] = [None] * len(values)
         for places in groups.values():
@@ -68,7 +70,7 @@ class TritonPythonModel:
         return results if isinstance(results, tuple) else (results,)
 
     def _step(self, request: Any, values: tuple[Any, ...]) -> Any:
-        """Run a step of the request's sequence; return an exception if it fails."""
+        """Run a step of the request's sequence; return its results, or the exception if it fails."""
         name, flags = request.correlation_id(), request.flags()
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:
             self._sessions[name] = self._module.new_session()  # type: ignore[index]  # not None for a model with sequences
@@ -78,6 +80,7 @@ class TritonPythonModel:
         try:
             results = session(*values)
         except Exception as error:  # noqa: BLE001  # becomes the response to this request
+            # The state may be partially updated: the client must begin again.
             self._sessions.pop(name, None)  # type: ignore[union-attr]
             return error
         if flags & self._triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
@@ -87,6 +90,7 @@ class TritonPythonModel:
     # ------------------------------------------------------------------ tensors
 
     def _read(self, request: Any, name: str) -> Any:
+        """An input as an array; Triton has strings as bytes."""
         array = self._triton.get_input_tensor_by_name(request, name).as_numpy()
         if array.dtype == object:
             texts = [item.decode() if isinstance(item, bytes) else item for item in array.flat]
@@ -94,7 +98,9 @@ class TritonPythonModel:
         return array
 
     def _respond(self, request: Any, result: Any) -> Any:
+        """Triton's response with the requested outputs, or with the error."""
         if isinstance(result, BaseException):
+            # The text of a KeyError would have quotes around it.
             text = result.args[0] if isinstance(result, KeyError) else str(result)
             return self._triton.InferenceResponse(output_tensors=[], error=self._triton.TritonError(text))
         requested = set(request.requested_output_names())
@@ -103,6 +109,7 @@ class TritonPythonModel:
 
 
 def _write(array: Any) -> Any:
+    """An output in the form of Triton's tensors: contiguous, and strings as bytes."""
     if array.dtype == object:
         return np.array([*(str(item).encode() for item in array.flat), None], dtype=object)[:-1].reshape(array.shape)
     return np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""Export a bundle to an NVIDIA Triton model repository: configuration, a Python backend model, and the bundle."""
+"""Export a bundle to a model repository of NVIDIA Triton: its configuration, a model of the Python backend, and the bundle."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from xrt.serve.metrics import Metrics
 from xrt.serve.served_model import ServedModel, ServingOptions
 
 _OPTIONS = ("batch", "max_wait", "instances", "session_idle")
-"""Serving options that Triton also has."""
+"""Options of `ServingOptions` that Triton also has."""
 
 _TYPES = {"BYTES": "TYPE_STRING"}
-"""Triton's datatypes that are not the protocol's name after ``TYPE_``."""
+"""Triton's names of datatypes; the others are the protocol's name after ``TYPE_``."""
 
 
 def export_triton(
@@ -50,6 +50,7 @@ def export_triton(
         raise OptionError(f"export_triton has no option {unknown[0]!r}; it has: {', '.join(_OPTIONS)}")
     serving_options = ServingOptions.make(options)
     with load(source) as module:
+        # Not to serve it: it checks the options against the model and describes the tensors.
         served = ServedModel(name or source.stem, str(version), module, serving_options, Metrics())
         served.close()
         _check_exportable(served)
@@ -67,7 +68,7 @@ def export_triton(
 
 
 def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | None = None) -> dict[str, Any]:
-    """Triton's model configuration, as JSON of its protobuf message."""
+    """Triton's model configuration, as JSON of its message ModelConfig; ``threads`` is a parameter for `TritonPythonModel`."""
     options = served.options
     config: dict[str, Any] = {
         "name": served.name,
@@ -90,15 +91,17 @@ def make_config(served: ServedModel, backend: str = "xrt", *, threads: int | Non
 
 
 def _describe_tensor(served: ServedModel, value: Value) -> dict[str, Any]:
+    """An input or output in Triton's model configuration."""
     tensor = served.describe_tensor(value)
     datatype = _TYPES.get(tensor["datatype"], f"TYPE_{tensor['datatype']}")
-    # Batched tensors are described without their rows.
+    # Where max_batch_size is set, Triton adds the axis of rows itself.
     described = {"name": value.name, "data_type": datatype, "dims": tensor["shape"][1 if served.options.sizes else 0 :]}
     # Triton does not support 0-d tensors: clients send one element, and Triton reshapes it for the model.
     return described if described["dims"] else {**described, "dims": [1], "reshape": {"shape": []}}
 
 
 def _check_exportable(served: ServedModel) -> None:
+    """Raise OptionError for a tensor that Triton or its Python backend does not support."""
     for value in (*served.inputs, *served.outputs):
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             raise OptionError(f"the rank of {value.name!r} ({value.type}) is not known, and Triton needs it; declare its shape")
