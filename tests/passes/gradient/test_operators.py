@@ -391,6 +391,12 @@ def recurrent() -> Iterator[Case]:
 
     yield Case("LSTM with other functions", chosen, (f(t, n, size), one[0], one[1]), False)
 
+    def clipped(x: Any, w: Any, r: Any, b: Any) -> Any:
+        return ops.LSTM(x, w, r, b, hidden_size=h, clip=0.5, outputs=1)[0]
+
+    positive = tuple(abs(values) for values in (f(6, n, size), *one[:3]))
+    yield Case("LSTM with a cell above what its gates are clipped to", clipped, positive, False)
+
 
 def narrow() -> Iterator[Case]:
     """Operators that ONNX or toy computes in float32 only."""
