@@ -147,6 +147,16 @@ def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
     assert "aten._linalg_svd.default" in found.declined
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_a_recurrent_layer_without_a_rule_is_not_unrolled_over_time() -> None:
+    layer, x = nn.LSTM(3, 4, proj_size=2), torch.randn(5, 2, 3)
+    function = xrt.from_torch(layer, (x,))
+    assert [node.op_type for node in function.nodes if node.domain] == ["aten_lstm_input"]
+    wanted, (states, cells) = layer(x)
+    for result, tensor in zip(xrt.XRTModule(function, engine="torch")(x.numpy()), (wanted, states, cells), strict=True):
+        np.testing.assert_allclose(result, tensor.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
 def fail(*_: Any) -> Any:
     raise KeyError("planted")
 

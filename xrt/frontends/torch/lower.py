@@ -206,7 +206,7 @@ def _as_condition(value: Any) -> Tensor:
 # ---------------------------------------------------------------------- decompositions
 #
 # Operators without a lowering rule are traced call by call through a decomposition. Most are PyTorch's; a few are XRT's, for
-# operators that PyTorch does not decompose. Random operators are only split into other random operators (alpha dropout).
+# operators that PyTorch does not decompose.
 
 
 def trace_decomposition(call: Call, read: Sequence[int]) -> GraphModule | None:
@@ -262,9 +262,19 @@ def _list_decompositions() -> dict[Any, Callable[..., Any]]:
     }
 
 
+_SPECIAL_DROPOUTS = frozenset(
+    {"aten.alpha_dropout.default", "aten.feature_dropout.default", "aten.feature_alpha_dropout.default"}
+)
+"""The only random operators that are decomposed: into arithmetic and one draw, which has a rule."""
+
+
 def _find_decomposition(operator: Any) -> Callable[..., Any] | None:
-    is_random = torch.Tag.nondeterministic_seeded in operator.tags
-    decomposition = None if is_random else _list_decompositions().get(operator)
+    if str(operator) in _SPECIAL_DROPOUTS:
+        return operator.decompose  # type: ignore[no-any-return]  # untyped there
+    # Recurrent layers count as random, for their dropout, and PyTorch would unroll them over time.
+    if torch.Tag.nondeterministic_seeded in operator.tags:
+        return None
+    decomposition = _list_decompositions().get(operator)
     return operator.decompose if decomposition is None and operator._can_decompose() else decomposition
 
 
