@@ -69,6 +69,12 @@ def test_a_plug_in_is_found_made_and_probed(install: Install) -> None:
     assert probe("chip") == EngineStatus("chip", "ready", "xrt-chip-good 1.5", version="xrt-chip-good 1.5", devices=("cpu",))
 
 
+@pytest.mark.parametrize("entry", ["xrt_chip_spaced : Chip", "xrt_chip_spaced: Chip [extra]"])
+def test_an_entry_point_may_have_blanks_around_its_colon(install: Install, entry: str) -> None:
+    install("xrt-chip-spaced", GOOD, entry=entry)
+    assert create("chip{cores=4}").spec == "chip{cores=4}"
+
+
 def test_an_instance_is_checked_and_returned() -> None:
     engine = Toy()
     assert create(engine) is engine

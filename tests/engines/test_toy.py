@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tests.engines.toy_running import Array, drawn, f32, function, i64, node, one, ready, run, same
+from tests.engines.toy_running import Array, drawn, f32, function, i64, node, one, ready, run, same, typed
 from xrt.comparison import BIT_EQUAL, Tolerance
 from xrt.engines import CompileContext, ExecutionOptions, RunOptions
 from xrt.engines.native import multiply as multiply_natively, why_not_shipped
@@ -604,6 +604,57 @@ def test_a_view_that_is_read_later_keeps_its_values() -> None:
     assert found[0] is given
     np.testing.assert_array_equal(given, -w)
     np.testing.assert_array_equal(found[1], -w * w)
+
+
+def run_over_input(function: Function, place: int, *inputs: Array, engine: Toy = Toy(native="off")) -> list[Array]:
+    """Run with the output at ``place`` in the memory of the input of the in-place pair, the others in new buffers."""
+    executable = ready(function, engine)
+    buffers = [np.empty_like(result) for result in executable.run(inputs)]
+    (source,) = {source for source, result in executable.inplace_pairs() if result == place}
+    # A view of the input is another object in the same memory.
+    buffers[place] = inputs[source].view()
+    results = executable.run(inputs, RunOptions(out=buffers))
+    assert all(result is buffer for result, buffer in zip(results, buffers, strict=True))
+    return results
+
+
+def test_an_output_that_is_its_input_is_read_before_the_input_is_overwritten() -> None:
+    x = np.array([True, False, True])
+    body = Function((), (Value("r", TensorType(DType.BOOL, (3,))),), (node("Identity", "x", "r"),), opsets={"": 20})
+    choice = Node("If", ("c",), ("t",), read_attributes({"then_branch": body, "else_branch": body}), name="choice")
+    inputs = (Value("c", TensorType(DType.BOOL, ())), typed("x", x))
+    function = infer_shapes(Function(inputs, (Value("t"), Value("n")), (choice, named_node("Not", "x", "n")), opsets={"": 20}))
+    t, n = run_over_input(function, 1, np.array(True), x.copy())
+    np.testing.assert_array_equal(t, x)
+    np.testing.assert_array_equal(n, ~x)
+
+
+def test_an_output_that_is_a_view_of_its_input_is_read_before_the_input_is_overwritten() -> None:
+    x = drawn(4, 6)
+    function = Function(
+        (typed("x", x),),
+        (Value("t"), Value("n")),
+        (named_node("Reshape", "x shape", "t"), named_node("Neg", "x", "n")),
+        {"shape": Constant(i64(6, 4))},
+        {"": 20},
+    )
+    t, n = run_over_input(infer_shapes(function), 1, x.copy())
+    np.testing.assert_array_equal(t, x.reshape(6, 4))
+    np.testing.assert_array_equal(n, -x)
+
+
+@pytest.mark.parametrize("engine", [Toy(), Toy(native="off")], ids=str)
+def test_a_state_that_is_read_after_its_update_is_not_overwritten_early(engine: Toy) -> None:
+    """The length of ``g`` is known only at a call, when the kernels for it are chosen."""
+    w, g = drawn(4, 4), drawn(3)
+    inputs = (typed("w", w), Value("g", TensorType(DType.FLOAT32, ("n",))))
+    nodes = (named_node("Neg", "w", "next"), named_node("MatMul", "next w", "y"), named_node("Relu", "g", "z"))
+    function = Function(inputs, (Value("next"), Value("y"), Value("z")), nodes, opsets={"": 20})
+    executable = ready(infer_shapes(function).replace(aliases=(("w", "next"),)), engine)
+    state = w.copy()
+    results = executable.run([state, g], RunOptions(out=[state.view(), None, None]))
+    np.testing.assert_array_equal(state, -w)
+    np.testing.assert_allclose(results[1], -w @ w, rtol=1e-5, atol=1e-6)
 
 
 def test_a_view_that_an_operator_of_shapes_makes_is_a_reader() -> None:

@@ -31,7 +31,7 @@ class EntryPoint(NamedTuple):
 
     @property
     def module(self) -> str:
-        return self._target.partition(":")[0].strip()
+        return self._target.partition(":")[0]
 
     @property
     def extras(self) -> list[str]:
@@ -40,7 +40,8 @@ class EntryPoint(NamedTuple):
 
     @property
     def _target(self) -> str:
-        return self.value.partition("[")[0].strip()
+        # The specification of entry points allows blanks around the colon, `resolve_name` does not.
+        return "".join(self.value.partition("[")[0].split())
 
     @property
     def dist(self) -> metadata.Distribution:

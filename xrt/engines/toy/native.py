@@ -17,6 +17,7 @@ from xrt.engines.contract.op_table import Kernel, OpTable
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.kernels.table import Factory
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeLibrary, NativeTape, PreparedKernel
+from xrt.engines.native.bindings import address_of
 from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise, lower_to_opcodes
 from xrt.engines.toolkit.memory import find_inplace_outputs
 from xrt.engines.toy import reference
@@ -296,9 +297,12 @@ class ByShapes(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         inner, out = self._find_executable(inputs), options.out
-        pairs = [pair for pair in self._inplace if out is not None and out[pair[1]] is inputs[pair[0]]]
-        if out is None or {*pairs} <= {*inner.inplace_pairs()}:
+        if out is None:
             return inner.run(inputs, options)
+        pairs = {(source, place) for source, place in self._inplace if _has_same_memory(inputs[source], out[place])}
+        if pairs <= {*inner.inplace_pairs()}:
+            return inner.run(inputs, options)
+        # The executable for these shapes would read the input after writing the output over it.
         written = {place for _, place in pairs}
         results = [*inner.run(inputs, replace(options, out=[None if i in written else buffer for i, buffer in enumerate(out)]))]
         for place in written:
@@ -347,6 +351,11 @@ class ByShapes(Executable):
         shapes = {v.name: x.shape for (v, x), g in zip(pairs, declared, strict=True) if isinstance(g.type, TensorType)}
         function = self.function.replace(inputs=declared)
         return specialize(function, shapes) if shapes else infer_shapes(function)
+
+
+def _has_same_memory(array: Any, buffer: Any) -> bool:
+    """Whether the buffer is the array or a view of all of it."""
+    return isinstance(array, np.ndarray) and isinstance(buffer, np.ndarray) and address_of(array) == address_of(buffer)
 
 
 def _find_updates(function: Function) -> dict[int, int]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from xrt.engines.contract.graph_compiler import Executable, MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
+from xrt.engines.native.bindings import address_of
 from xrt.engines.native.tape import check_buffers
 from xrt.engines.toolkit.memory import SCATTERS
 from xrt.engines.toolkit.support import list_used_outputs
@@ -449,15 +450,16 @@ class InterpretedExecutable(Executable):
     def _choose_buffers(self, out: Sequence[Any], inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
         """Map output slots to the caller's buffers that fit and that a kernel can write to; also return the inputs to pass.
 
-        A buffer that is also an input must be one of the in-place pairs.
+        A buffer in the memory of an input must be one of the in-place pairs.
         """
         tape, arguments = self._tape, list(inputs)
-        position = {id(value): number for number, value in enumerate(inputs)}
+        # By address and not by identity: a view of the input is the same memory.
+        position = {address_of(value): number for number, value in enumerate(inputs) if isinstance(value, np.ndarray)}
         buffers: dict[int, Any] = {}
         for place, (slot, step, buffer) in enumerate(zip(tape.outputs, self._output_steps, out, strict=False)):
             if step is None or not _matches(buffer, self.function.outputs[place]):
                 continue
-            number = position.get(id(buffer))
+            number = position.get(address_of(buffer))
             if number is None:
                 buffers[slot] = buffer
             elif (number, place) in self._pairs and buffer.nbytes:
