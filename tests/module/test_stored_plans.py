@@ -24,10 +24,10 @@ from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, M
 from xrt.formats.container import Container
 from xrt.formats.onnx import save
 from xrt.formats.program_record import (
+    IN_RECORD,
     KIND,
     MOST_PROGRAMS,
     MOST_SECTIONS,
-    OWN,
     ProgramRecord,
     StoredLaunch,
     StoredProgram,
@@ -322,7 +322,7 @@ def free_batch(path: Path) -> Function:
 
 def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
     def make(key: int, *digests: str) -> ProgramRecord:
-        weights = tuple(StoredWeight(digest, OWN, 0, 4) for digest in digests)
+        weights = tuple(StoredWeight(digest, IN_RECORD, 0, 4) for digest in digests)
         launch = StoredLaunch("a", "ort", ("n",), (), "f", "0", (), (), (), weights)
         program = StoredProgram((), (), (launch,), key=((key,),))
         return ProgramRecord((), (), (program,), (("m", (1,)),), sections=dict.fromkeys(digests, b"1234"))

@@ -49,15 +49,15 @@ def write_bundle(
 
     constants: dict[str, Constant] = {}
 
-    def keep(constant: Constant) -> str:
+    def store(constant: Constant) -> str:
         name = f"{_WEIGHT}{constant.digest.hex()}"
         # Sections are named by digest, so equal constants are stored once.
         constants.setdefault(name, constant)
         return name
 
     parts: dict[str, Buffer] = {_MANIFEST: program_record.dump(record)}
-    parts.update({name: write_model(function, keep) for name, function in models.items()})
-    parts.update({name: write_plan(values, keep) for name, values in plans.items()})
+    parts.update({name: write_model(function, store) for name, function in models.items()})
+    parts.update({name: write_plan(values, store) for name, values in plans.items()})
     parts.update(compiled)
 
     def fill(file: BinaryIO) -> None:
@@ -92,7 +92,7 @@ class BundleFile:
         try:
             yield
         except FileNotFoundError:
-            raise
+            raise  # the constructor has a shorter text for it
         except (BundleError, OSError) as error:
             raise BundleError(f"cannot load {os.fspath(self.path)!r}: {error}") from error
 
@@ -105,11 +105,13 @@ class BundleFile:
         """The programs; raises BundleError if the record is corrupt."""
         with self._reading():
             record = program_record.parse(bytes(self._container.section(_MANIFEST)))
+            # A record of the cache has the same form, but no module to create.
             if not record.facts:
                 raise BundleError("it has no facts of a module")
             return record
 
     def _find_weight(self, name: str) -> memoryview | None:
+        # Other sections are not tensors: a forged model must not read them as weights.
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
     def find_section(self, name: str) -> memoryview | None:

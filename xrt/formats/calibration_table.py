@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -60,12 +61,9 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ranges: tuple[ValueRange, ...] = ()
     """In the order of the model."""
 
-    @property
+    @cached_property
     def _by_key(self) -> Mapping[str, ValueRange]:
-        by_key: dict[str, ValueRange] | None = self.__dict__.get("by_key")
-        if by_key is None:
-            by_key = self.__dict__["by_key"] = {entry.key: entry for entry in self.ranges}
-        return by_key
+        return {entry.key: entry for entry in self.ranges}
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -87,9 +85,9 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         return ranges
 
-    def add(self, name: str, key: str, found: ValueRange) -> CalibrationTable:
+    def add(self, name: str, key: str, value_range: ValueRange) -> CalibrationTable:
         """Copy with the range of one more value."""
-        return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(found, name=name, key=key)))
+        return msgspec.structs.replace(self, ranges=(*self.ranges, msgspec.structs.replace(value_range, name=name, key=key)))
 
     def merge(self, other: CalibrationTable) -> CalibrationTable:
         """Combine two tables, as if the model had been calibrated on the batches of both.
@@ -110,6 +108,7 @@ class CalibrationTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def _merge(self, a: ValueRange, b: ValueRange) -> ValueRange:
         total, least, most = a.batches + b.batches, min(a.least, b.least), max(a.most, b.most)
         low, high = least, most
+        # Other methods choose a range inside of the observed one, which a single outlier must not widen.
         if self.method != "minmax":
             low, high = ((x * a.batches + y * b.batches) / total for x, y in ((a.low, b.low), (a.high, b.high)))
         return ValueRange(key=a.key, low=low, high=high, least=least, most=most, batches=total, name=a.name)

@@ -117,6 +117,7 @@ class Container:
         if entry is None:
             raise CorruptFile(f"it has no section {name!r}")
         view = self._data[entry.offset : entry.offset + entry.size]
+        # Once per container: later reads of the same weight cost nothing.
         if name not in self._checked:
             if zlib.crc32(view) != entry.checksum:
                 raise CorruptFile(f"the checksum of its section {name!r} differs")
@@ -135,6 +136,7 @@ def _read_sections(data: memoryview, kind: str) -> dict[str, Section]:
     actual_kind, sections = read_table(bytes(data[start : start + size]))
     if actual_kind != kind:
         raise BundleError(f"it is a {actual_kind!r} file, not a {kind!r} file")
+    # Only what lies between the head and the table can be a section.
     for section in sections:
         if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
             raise CorruptFile(f"its section {section.name!r} does not lie in the file")

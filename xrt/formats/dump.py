@@ -99,6 +99,7 @@ def write(stages: Mapping[str, Function], directory: Path) -> None:
         try:
             save(function, stem.with_name(stem.name + ".onnx"))
         except ModelError as error:
+            # The directory shows why a file is missing, for example for opaque operators.
             _write_text(stem.with_name(stem.name + ".onnx.why-not"), f"{error}\n")
 
 

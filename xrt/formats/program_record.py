@@ -40,7 +40,7 @@ MOST_SECTIONS = 16_000_000
 """Limit in bytes for weights that are in no file of the model, and so are stored with its record."""
 
 _TEXT = "record"
-OWN = -1
+IN_RECORD = -1
 """`StoredWeight.file` of a weight stored in the file of the record."""
 
 
@@ -49,7 +49,7 @@ class StoredWeight(NamedTuple):
 
     digest: str
     file: int
-    """Index into `ProgramRecord.files`, or `OWN` for the section named by the digest."""
+    """Index into `ProgramRecord.files`, or `IN_RECORD` for the section named by the digest."""
     offset: int
     size: int
 
@@ -128,8 +128,9 @@ def merge(before: ProgramRecord | None, record: ProgramRecord) -> ProgramRecord 
         new_keys = {program.key for program in programs}
         programs, stored = [*(old for old in before.programs if old.key not in new_keys), *programs], dict(before.sections)
     programs = programs[-MOST_PROGRAMS:]
+    # Drop the oldest stored programs until the weights fit; the new ones are never dropped.
     while programs:
-        digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == OWN}
+        digests = {w.digest for program in programs for launch in program.launches for w in launch.weights if w.file == IN_RECORD}
         sections = {name: record.sections[name] if name in record.sections else stored[name] for name in sorted(digests)}
         if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_SECTIONS:
             return record._replace(programs=tuple(programs), sections=sections)
@@ -241,8 +242,8 @@ def _build(kind: Any, value: Any) -> Any:
             raise TypeError(f"a text is expected, not {type(value).__name__}")
         value.encode()  # rejects lone surrogates
         return value
-    if kind is int:
-        if type(value) is not int or not OWN <= value < 1 << 64:
+    if kind is int:  # `type`, because JSON's true would pass as an int
+        if type(value) is not int or not IN_RECORD <= value < 1 << 64:
             raise TypeError(f"a number is expected, not {value!r:.80}")
         return value
     if kind is Value:
@@ -296,7 +297,7 @@ def _check(record: ProgramRecord) -> None:
         if program.launches:
             _check_order(program)
         for weight in (weight for launch in program.launches for weight in launch.weights):
-            if (weight.file != OWN and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
+            if (weight.file != IN_RECORD and weight.file >= len(record.files)) or min(weight.offset, weight.size) < 0:
                 raise ValueError("a weight lies in no file")
             bytes.fromhex(weight.digest)
     if record.files:
@@ -411,6 +412,7 @@ class OpenFiles:
             self._open = [stack.enter_context(Path(path).open("rb", buffering=0)) for path, _ in files]
             for number in range(len(files)):
                 self._check(number)
+            # From here on the files belong to this object; before, the stack closes them if one fails to open.
             self._close = weakref.finalize(self, stack.pop_all().close)
 
     def _check(self, number: int) -> None:
@@ -442,6 +444,7 @@ class OpenFiles:
                         filled += count
             except OSError as error:
                 raise StaleFunction(f"{path!r} cannot be read: {error.strerror}") from error
+            # Checked after reading, so that a change during the read is noticed.
             self._check(number)
             return part
 

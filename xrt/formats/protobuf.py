@@ -21,23 +21,23 @@ from xrt.formats.onnx.reading import read_function
 from xrt.formats.onnx.writing import GraphWriter
 from xrt.graph import Constant, Function
 
-Keep: TypeAlias = Callable[[Constant], str]
+StoreConstant: TypeAlias = Callable[[Constant], str]
 """Stores a constant elsewhere and returns a name for `Lookup`."""
 Lookup: TypeAlias = Callable[[str], memoryview | None]
 """Returns the bytes of a stored constant in ONNX's encoding; None for an unknown name."""
 
 
-def write_plan(values: Mapping[str, Any], keep: Keep | None = None) -> bytes:
+def write_plan(values: Mapping[str, Any], store: StoreConstant | None = None) -> bytes:
     """Serialize a Plan deterministically; a Function stands where the message has a model.
 
-    Large constants are written as references to the names that ``keep`` returns, or inline without it. Raises ModelError for a
+    Large constants are written as references to the names that ``store`` returns, or inline without it. Raises ModelError for a
     Function that ONNX cannot express, and BundleError if the message exceeds protobuf's limit of 2 GB.
     """
-    return _serialize(xrt_pb2.Plan(**_to_message(values, keep)))
+    return _serialize(xrt_pb2.Plan(**_to_message(values, store)))
 
 
 def read_plan(data: bytes, lookup: Lookup = lambda name: None) -> dict[str, Any]:
-    """Parse a Plan written by `write_plan`; lists become tuples. ``lookup`` returns the constants stored by ``keep``.
+    """Parse a Plan written by `write_plan`; lists become tuples. ``lookup`` returns the constants stored by ``store``.
 
     Raises BundleError if the data is not such a message, or contains an invalid model.
     """
@@ -48,9 +48,9 @@ def read_plan(data: bytes, lookup: Lookup = lambda name: None) -> dict[str, Any]
     return values
 
 
-def write_model(function: Function, keep: Keep) -> bytes:
-    """Serialize a Function as an ONNX message, storing large constants with ``keep``."""
-    return _serialize(_to_message(function, keep))
+def write_model(function: Function, store: StoreConstant) -> bytes:
+    """Serialize a Function as an ONNX message, storing large constants with ``store``."""
+    return _serialize(_to_message(function, store))
 
 
 def read_model(data: bytes, lookup: Lookup) -> Function:
@@ -68,17 +68,18 @@ def _serialize(message: Any) -> bytes:
         raise BundleError(f"the plan or model does not fit into one message, which holds at most 2 GB: {error}") from error
 
 
-def _to_message(value: Any, keep: Keep | None) -> Any:
+def _to_message(value: Any, store: StoreConstant | None) -> Any:
     """Convert Functions inside the values to ONNX messages, and omit values that are None."""
     if isinstance(value, Mapping):
-        return {name: _to_message(item, keep) for name, item in value.items() if item is not None}
+        return {name: _to_message(item, store) for name, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [_to_message(item, keep) for item in value]
+        return [_to_message(item, store) for item in value]
     if not isinstance(value, Function):
         return value
-    if keep is None:
+    if store is None:
         return to_model(value)
-    tensor = partial(write_reference, lambda constant: (keep(constant), 0))
+    # One section per constant, which starts at its first byte.
+    tensor = partial(write_reference, lambda constant: (store(constant), 0))
     return to_model(value, GraphWriter(tensor, tensor))
 
 
@@ -93,6 +94,7 @@ def _from_message(value: Any, lookup: Lookup) -> Any:
         if field.is_repeated:
             values[field.name] = tuple(_from_message(element, lookup) for element in item)
         else:
+            # proto3 has no null: a missing message or optional field was None when it was written.
             is_absent = field.has_presence and not value.HasField(field.name)
             values[field.name] = None if is_absent else _from_message(item, lookup)
     return values

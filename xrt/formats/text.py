@@ -80,7 +80,7 @@ class Token(NamedTuple):
     start: int
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         if self.kind == "end":
             return "the end of the text"
         return repr(self.text if len(self.text) <= 40 else f"{self.text[:37]}...")
@@ -91,7 +91,7 @@ def parse(text: str) -> Function:
     parser = _Parser(text)
     with pause_gc(text.count("\n")):
         function = parser.function(0)
-    if parser.now.kind != "end":
+    if parser.current.kind != "end":
         parser.fail("the end of the text after the function")
     return function
 
@@ -124,11 +124,11 @@ class _Draft:
 
 
 class _Parser:
-    """A recursive descent parser with one token of lookahead, ``now``; about one method per grammar rule."""
+    """A recursive descent parser with one token of lookahead, ``current``; about one method per grammar rule."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.now = self.scan(0)
+        self.current = self.scan(0)
 
     # ------------------------------------------------------------------ tokens
 
@@ -142,28 +142,28 @@ class _Parser:
             self.fail("a name, a number, a string or a mark", token)
         return token
 
-    def take(self) -> Token:
+    def advance(self) -> Token:
         """Consume and return the current token."""
-        token = self.now
-        self.now = self.scan(token.start + len(token.text))
+        token = self.current
+        self.current = self.scan(token.start + len(token.text))
         return token
 
-    def takes(self, mark: str) -> bool:
+    def accept(self, mark: str) -> bool:
         """Consume the current token if it is this mark or word; return whether it was."""
-        if self.now.text != mark:
+        if self.current.text != mark:
             return False
-        self.take()
+        self.advance()
         return True
 
     def expect(self, mark: str) -> Token:
-        if self.now.text != mark:
+        if self.current.text != mark:
             self.fail(repr(mark))
-        return self.take()
+        return self.advance()
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
         """Raise TextError with the expected and the actual token."""
-        token = token or self.now
-        self.refuse(f"expected {expected}; found {token.shown}", token, cause)
+        token = token or self.current
+        self.refuse(f"expected {expected}; found {token.description}", token, cause)
 
     def refuse(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
         """Raise TextError with the position of the token and the reason."""
@@ -171,10 +171,10 @@ class _Parser:
         column = token.start - self.text.rfind("\n", 0, token.start)
         raise TextError(f"line {line}, column {column}: {reason}") from cause
 
-    def check(self, token: Token, make: Callable[[], T]) -> T:
-        """Call ``make``; its errors get the position of the token unless they already have one."""
+    def check(self, token: Token, build: Callable[[], T]) -> T:
+        """Call ``build``; its errors get the position of the token unless they already have one."""
         try:
-            return make()
+            return build()
         except TextError:
             raise
         except (ModelError, ValueError, OverflowError) as error:
@@ -182,44 +182,45 @@ class _Parser:
 
     def string(self, what: str, errors: str = "strict") -> str:
         """Consume a quoted string; with ``errors="surrogateescape"`` it may encode bytes that are not UTF-8."""
-        if self.now.kind != "string":
+        if self.current.kind != "string":
             self.fail(f"{what} in double quotes")
-        token = self.take()
+        token = self.advance()
         try:
             text = str(json.loads(token.text))
             text.encode("utf-8", errors)  # a lone surrogate can be neither written nor hashed
         except json.JSONDecodeError as error:
             self.fail("a string with JSON's escapes", token, error)
         except UnicodeEncodeError as error:
-            self.refuse(f"{token.shown} holds half of a character (a surrogate without its partner)", token, error)
+            self.refuse(f"{token.description} holds half of a character (a surrogate without its partner)", token, error)
         return text
 
     def size(self, what: str) -> int:
         """Consume an integer that fits into 64 bits, the range of extents and versions."""
-        token = self.now
+        token = self.current
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
             self.fail(what)
-        number = int(self.take().text)
+        number = int(self.advance().text)
         if not -(1 << 63) <= number < 1 << 63:
-            self.refuse(f"{what} must fit into 64 bits; found {token.shown}", token)
+            self.refuse(f"{what} must fit into 64 bits; found {token.description}", token)
         return number
 
     def name(self, what: str) -> str:
-        if self.now.kind == "string":
+        if self.current.kind == "string":
             return self.string(what)
-        if self.now.kind != "word" or self.now.text in RESERVED:
+        # A keyword would be ambiguous here; the printer quotes names that equal one.
+        if self.current.kind != "word" or self.current.text in RESERVED:
             self.fail(what)
-        return self.take().text
+        return self.advance().text
 
     def name_or_blank(self, what: str) -> str:
-        return "" if self.takes("_") else self.name(what)
+        return "" if self.accept("_") else self.name(what)
 
     def items(self, end: str, item: Callable[[], T]) -> list[T]:
         """Parse comma-separated items up to the closing mark; a trailing comma is allowed."""
         items = []
-        while not self.takes(end):
+        while not self.accept(end):
             items.append(item())
-            if not self.takes(","):
+            if not self.accept(","):
                 self.expect(end)
                 break
         return items
@@ -228,13 +229,13 @@ class _Parser:
 
     def type(self, depth: int) -> Type:
         if depth > DEPTH:
-            self.refuse(f"types are nested more than {DEPTH} deep", self.now)
-        if self.now.kind != "word":
+            self.refuse(f"types are nested more than {DEPTH} deep", self.current)
+        if self.current.kind != "word":
             self.fail("a type")
-        kind = self.now.text
+        kind = self.current.text
         if kind not in ("seq", "optional", "map"):
             return self.tensor_type()
-        self.take()
+        self.advance()
         self.expect("(")
         if kind == "map":
             key = self.dtype()
@@ -244,21 +245,21 @@ class _Parser:
         return MapType(key, element) if kind == "map" else SequenceType(element) if kind == "seq" else OptionalType(element)
 
     def dtype(self) -> DType:
-        token = self.take()
+        token = self.advance()
         return self.check(token, lambda: DType.parse(token.text))
 
     def tensor_type(self) -> TensorType:
         dtype = self.dtype()
         self.expect("[")
-        if self.takes("..."):
+        if self.accept("..."):
             self.expect("]")
             return TensorType(dtype)
         return TensorType(dtype, tuple(self.items("]", self.extent)))
 
     def extent(self) -> Dim:
-        if self.takes("?"):
+        if self.accept("?"):
             return None
-        return self.size("an extent") if self.now.kind == "number" else self.name("an extent: a number, a name or ?")
+        return self.size("an extent") if self.current.kind == "number" else self.name("an extent: a number, a name or ?")
 
     # ------------------------------------------------------------------ functions
 
@@ -270,11 +271,12 @@ class _Parser:
         self.expect("->")
         outputs, draft = self.values(), _Draft()
         self.expect("{")
-        while not self.takes("}"):
-            if self.now.kind == "word" and self.now.text in _STATEMENTS:
-                self.declaration(self.take().text, draft)
+        while not self.accept("}"):
+            if self.current.kind == "word" and self.current.text in _STATEMENTS:
+                self.declaration(self.advance().text, draft)
             else:
                 draft.nodes.append(self.node(draft, depth))
+        # The rules of a Function are checked by its constructor; errors get the position of the keyword.
         doc, nodes, aliases = draft.doc.get("doc", ""), tuple(draft.nodes), tuple(draft.aliases)
         parts = (draft.constants, draft.opsets, aliases, draft.types, name, doc, draft.metadata)
         return self.check(start, lambda: Function(inputs, outputs, nodes, *parts))
@@ -286,10 +288,10 @@ class _Parser:
     def value(self) -> Value:
         name = self.name_or_blank("a value's name")
         self.expect(":")
-        return Value(name, None if self.takes("?") else self.type(0))
+        return Value(name, None if self.accept("?") else self.type(0))
 
     def declaration(self, kind: str, draft: _Draft) -> None:
-        token = self.now
+        token = self.current
         if kind == "doc":
             self.add(draft.doc, "doc", self.string("the description"), token)
         elif kind == "opset":
@@ -317,58 +319,58 @@ class _Parser:
 
     def add(self, mapping: dict[str, T], key: str, value: T, token: Token) -> None:
         if key in mapping:
-            self.refuse(f"{token.shown} stands here a second time", token)
+            self.refuse(f"{token.description} stands here a second time", token)
         mapping[key] = value
 
     # ------------------------------------------------------------------ nodes
 
     def node(self, draft: _Draft, depth: int) -> Node:
         outputs: list[str] = []
-        if self.takes("("):
+        if self.accept("("):
             self.expect(")")
         else:
             outputs.append(self.output(draft))
-            while self.takes(","):
+            while self.accept(","):
                 outputs.append(self.output(draft))
         self.expect("=")
         op_type, domain = self.name("an operator"), ""
-        if self.takes("::"):
+        if self.accept("::"):
             op_type, domain = self.name("an operator"), op_type
         self.expect("(")
         inputs = self.items(")", lambda: self.name_or_blank("an input"))
-        attributes = self.items("}", lambda: self.attribute(depth)) if self.takes("{") else []
-        name = self.name("the node's name") if self.takes("@") else next(filter(None, outputs), "")
-        device = self.string("a device") if self.takes("on") else ""
+        attributes = self.items("}", lambda: self.attribute(depth)) if self.accept("{") else []
+        name = self.name("the node's name") if self.accept("@") else next(filter(None, outputs), "")
+        device = self.string("a device") if self.accept("on") else ""
         control = []
-        if self.takes("after"):
+        if self.accept("after"):
             control.append(self.name("a node's name"))
-            while self.takes(","):
+            while self.accept(","):
                 control.append(self.name("a node's name"))
         return Node(op_type, tuple(inputs), tuple(outputs), tuple(attributes), domain, name, tuple(control), device)
 
     def output(self, draft: _Draft) -> str:
-        token = self.now
+        token = self.current
         name = self.name_or_blank(f"a statement ({', '.join(_STATEMENTS)}), or the outputs of a node, or '}}'")
-        if self.takes(":"):
+        if self.accept(":"):
             self.add(draft.types, name, self.type(0), token)
         return name
 
     def attribute(self, depth: int) -> Attribute:
-        token = self.now
+        token = self.current
         name = self.name("an attribute")
         self.expect("=")
         kind, value = self.attribute_value(depth)
         return self.check(token, lambda: Attribute.of(name, value, kind))
 
     def attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
-        if self.now.kind == "word" and self.now.text in _EMPTY:
-            kind = _EMPTY[self.take().text]
+        if self.current.kind == "word" and self.current.text in _EMPTY:
+            kind = _EMPTY[self.advance().text]
             self.expect("[")
             self.expect("]")
             return kind, ()
-        if not self.takes("["):
+        if not self.accept("["):
             return self.item(depth)
-        start = self.now
+        start = self.current
         items = self.items("]", lambda: self.item(depth))
         kinds = {kind for kind, _ in items}
         if not kinds:
@@ -379,27 +381,27 @@ class _Parser:
         return _AS_LIST[kinds.pop()], [value for _, value in items]
 
     def item(self, depth: int) -> tuple[AttrKind, Any]:
-        token = self.now
+        token = self.current
         if token.kind == "string":
             return AttrKind.STRING, self.string("a string")
         if token.kind == "number" and token.text.lstrip("+-").isdigit():
             return AttrKind.INT, self.size("a whole number of at most 100 digits")
         if token.kind == "number" or token.text in ("inf", "nan"):
-            return AttrKind.FLOAT, self.check(token, lambda: float(number_array([self.take().text], DType.FLOAT32)[0]))
+            return AttrKind.FLOAT, self.check(token, lambda: float(number_array([self.advance().text], DType.FLOAT32)[0]))
         if token.text == "function":
             return AttrKind.GRAPH, self.function(depth + 1)
-        if self.takes("bytes"):
-            return AttrKind.STRING, self.check(self.now, lambda: bytes.fromhex(self.string("bytes in hex")))
-        if self.takes("tensor"):
+        if self.accept("bytes"):
+            return AttrKind.STRING, self.check(self.current, lambda: bytes.fromhex(self.string("bytes in hex")))
+        if self.accept("tensor"):
             return AttrKind.TENSOR, self.content(self.tensor_type())
-        if self.takes("type"):
+        if self.accept("type"):
             return AttrKind.TYPE, self.type(0)
         return self.fail("a number, a string, bytes, tensor, type, function, or a list of one of these")
 
     # ------------------------------------------------------------------ constants
 
     def content(self, type_: TensorType) -> Constant:
-        start = self.now
+        start = self.current
         shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int) and dim >= 0)
         if len(shape) != type_.rank:
             self.refuse(f"a constant needs a shape of numbers; its type is {type_}", start)
@@ -407,10 +409,10 @@ class _Parser:
 
     def elements(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
         """Parse the elements of a constant, whose number must match the shape."""
-        if self.takes("sha256"):
+        if self.accept("sha256"):
             self.refuse("the constant is given by its digest only: this text is a summary; to_text writes a complete one", start)
         count = math.prod(shape)
-        if self.takes("base64"):
+        if self.accept("base64"):
             raw = base64.b64decode(self.string("the bytes"), validate=True)
             if dtype is DType.STRING:
                 self.refuse("strings are listed one by one, not as base64", start)
@@ -420,7 +422,7 @@ class _Parser:
             if dtype is DType.BOOL and max(raw, default=0) > 1:
                 self.refuse("a byte of a bool constant is neither 0 nor 1", start)
             return np.frombuffer(raw, dtype.numpy)
-        texts = self.items("]", lambda: self.element(dtype)) if self.takes("[") else [self.element(dtype)]
+        texts = self.items("]", lambda: self.element(dtype)) if self.accept("[") else [self.element(dtype)]
         if len(texts) != count:
             self.refuse(f"a constant of shape {list(shape)} has {count} elements; {len(texts)} are given", start)
         return np.asarray(texts, object) if dtype is DType.STRING else number_array(texts, dtype)
@@ -428,6 +430,6 @@ class _Parser:
     def element(self, dtype: DType) -> str:
         if dtype is DType.STRING:
             return self.string("an element", "surrogateescape")
-        if self.now.kind not in ("number", "word") or len(self.now.text) > 100:
+        if self.current.kind not in ("number", "word") or len(self.current.text) > 100:
             self.fail(f"a number of {dtype}")
-        return self.take().text
+        return self.advance().text

@@ -42,7 +42,7 @@ from xrt.errors import (
 )
 from xrt.formats.arrays import Example, decode_example, encode_example, is_encodable
 from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory, write_bundle
-from xrt.formats.program_record import OWN, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
+from xrt.formats.program_record import IN_RECORD, CompiledForm, ProgramRecord, StoredProgram, StoredWeight
 from xrt.graph import Function
 from xrt.module.engines import check_isolated
 from xrt.module.model_source import DeferredModel, ModelSource, StaticModel, TracedModel, check_not_torch
@@ -376,7 +376,7 @@ def _write(module: XRTModule, path: str | os.PathLike[str], example: Example | N
 def _list_weights(function: Function) -> Iterator[StoredWeight]:
     """Yield the large constants of a region; each is a section of the bundle."""
     for constant in list_large_constants(function).values():
-        yield StoredWeight(constant.digest.hex(), OWN, 0, constant.nbytes)
+        yield StoredWeight(constant.digest.hex(), IN_RECORD, 0, constant.nbytes)
 
 
 def _save_region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> CompiledForm:

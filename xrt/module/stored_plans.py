@@ -25,9 +25,9 @@ from xrt.engines.contract import registry
 from xrt.errors import BundleError, CacheError, ModelError, XRTError
 from xrt.formats.output import identify_file
 from xrt.formats.program_record import (
+    IN_RECORD,
     MOST_FILES,
     MOST_PROGRAMS,
-    OWN,
     OpenFiles,
     ProgramRecord,
     StoredLaunch,
@@ -259,7 +259,7 @@ class StoredPlans:
         """The bytes of a large constant; raises StaleFunction."""
         assert self._files is not None  # only programs of an open record call this
         assert self._record is not None
-        if weight.file != OWN:
+        if weight.file != IN_RECORD:
             return self._files.read(weight.file, weight.offset, weight.size)
         try:
             return np.frombuffer(read_section(self._record.sections[weight.digest], weight.digest), np.uint8)
@@ -359,4 +359,4 @@ def _list_weights(
             yield StoredWeight(digest, files.index(os.fspath(place.path)), place.offset, place.size)
         elif place is None:
             sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
-            yield StoredWeight(digest, OWN, 0, constant.nbytes)
+            yield StoredWeight(digest, IN_RECORD, 0, constant.nbytes)

@@ -19,8 +19,8 @@ from xrt.passes.shape_inference import Knowledge, infer_shapes
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
 """Runs a Function on positional inputs and returns its outputs in order."""
 
-IsKept = Callable[[Node, Function], bool]
-"""Whether to keep a DequantizeLinear of constants in a Function."""
+MustStay = Callable[[Node, Function], bool]
+"""Whether a DequantizeLinear of constants must stay in the Function that contains it."""
 
 LARGEST_BYTES = 64 << 20
 """Limit in bytes for each folded value, including values inside bodies."""
@@ -35,7 +35,7 @@ _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
 """Operators whose output size depends on the data, but is bounded by a small multiple of the input size."""
 
 
-def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | None = None) -> Function:
+def fold_constants(function: Function, evaluate: Evaluate, must_stay: MustStay | None = None) -> Function:
     """Replace the outputs of nodes that read only constants by constants of the same names.
 
     The pass is one walk over the nodes. Each node's types are inferred from the values folded before it, and an If whose
@@ -43,12 +43,12 @@ def fold_constants(function: Function, evaluate: Evaluate, is_kept: IsKept | Non
     tensor whose shape it is remains unknown. Every other candidate is passed to ``evaluate`` as a Function without inputs.
 
     A node is not folded if it is random, has no ONNX schema, has control edges, may produce more than `LARGEST_BYTES`, is a
-    DequantizeLinear that ``is_kept`` selects, or if its evaluation fails. A node with bodies is folded if all captured values
+    DequantizeLinear that ``must_stay``, or if its evaluation fails. A node with bodies is folded if all captured values
     are constants; otherwise its bodies are folded. Constants without remaining readers are removed. Call `infer_shapes` first,
     because sizes decide what is folded. Return `function` itself if nothing is folded. Linear time.
     """
     with pause_gc(function.size):
-        return _Folding(evaluate, BodyNames(function), is_kept).function(function, None)
+        return _Folding(evaluate, BodyNames(function), must_stay).function(function, None)
 
 
 def _fill(node: Node, knowledge: Knowledge) -> Constant | None:
@@ -70,7 +70,7 @@ class _Folding:
 
     evaluate: Evaluate
     names: BodyNames
-    is_kept: IsKept | None
+    must_stay: MustStay | None
 
     def function(self, function: Function, outer: Knowledge | None) -> Function:
         """Fold a Function; `outer` has the values that a body can capture."""
@@ -112,7 +112,7 @@ class _Folding:
         if not is_deterministic(node, knowledge.function):
             return None
         # Engines with integer kernels read the quantized weights.
-        if node.op == "DequantizeLinear" and self.is_kept is not None and self.is_kept(node, knowledge.function):
+        if node.op == "DequantizeLinear" and self.must_stay is not None and self.must_stay(node, knowledge.function):
             return None
         if node.bodies:
             alone = infer_shapes(knowledge.alone(node))
@@ -142,6 +142,7 @@ def _is_bounded(alone: Function) -> bool:
 
 
 def _are_small(function: Function, node: Node) -> bool:
+    # A Loop without a constant limit may run for any time, even if its results are small.
     if node.op == "Loop":
         trips = function.constants.get(node.inputs[0])
         if trips is None or int(trips.array.reshape(())) > MOST_TRIPS:

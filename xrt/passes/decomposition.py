@@ -11,7 +11,7 @@ from xrt.operators import as_function, rewrite_nodes
 from xrt.operators.decompositions import write_decomposition
 from xrt.passes.shape_inference import infer_shapes
 
-REMEMBERED = 1024
+CACHE_SIZE = 1024
 """Cached decompositions; equal nodes share one."""
 
 
@@ -23,10 +23,11 @@ def find_decomposition(node: Node, function: Function) -> Function | None:
     return None if node.bodies or node.control else _decompose(as_function(node, function))
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=CACHE_SIZE)
 def _decompose(alone: Function) -> Function | None:
     try:
         body = rewrite_nodes(alone, write_decomposition)
+        # Declared types belong to the node that was replaced; those of its parts are inferred.
         lowered = _expand(alone) if body is alone else body.replace(types={})
         return None if lowered is None else infer_shapes(lowered)
     except (ModelError, ValueError, IndexError, TypeError, KeyError):  # inconsistent attributes

@@ -52,6 +52,8 @@ def find_taken_branch(node: Node, lookup: Lookup) -> Function | None:
 class BodyNames:
     """Counts the definitions of each value name in a model, nested bodies included, while branches are inlined."""
 
+    # Counts and not a set: both branches of an If, and unrelated bodies, may define the same name.
+
     def __init__(self, root: Function) -> None:
         self._root = root
         self._counts: Counter[str] | None = None  # computed on demand: most models have nothing to inline

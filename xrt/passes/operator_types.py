@@ -53,6 +53,7 @@ class Operands:
             return None
         names = [f"i{index}" for index in inputs]
         values = {name: value for name in attributes if (value := self.attr(name)) is not None} | extra
+        # The shape does not depend on the element type, which may be one that `op` does not support.
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
         try:
             (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(values)), floats, {}, {"": self.opset})
@@ -111,6 +112,7 @@ def _floats(o: Operands) -> Sequence[Type | None]:
 
 def _extract_features(o: Operands) -> Sequence[Type | None]:
     shape, chosen = o.shape(0), o.shape(1)
+    # The indices are a vector, which may have leading axes of extent 1.
     many = [extent for extent in chosen or () if extent != 1]
     count = _multiply_all(many) if chosen is not None and len(many) != 1 else many[0] if many else None
     if not shape:

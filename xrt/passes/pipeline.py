@@ -10,13 +10,13 @@ from xrt.passes.shape_inference import infer_shapes
 
 if TYPE_CHECKING:
     from xrt.graph import Function
-    from xrt.passes.constant_folding import Evaluate, IsKept
+    from xrt.passes.constant_folding import Evaluate, MustStay
 
 
-def optimize(function: Function, evaluate: Evaluate | None = None, is_kept: IsKept | None = None) -> Function:
+def optimize(function: Function, evaluate: Evaluate | None = None, must_stay: MustStay | None = None) -> Function:
     """Expand Gradient nodes, inline constant control flow, fold constants and remove dead nodes.
 
-    The Function has inferred types. Without `evaluate` no constants are folded; ``is_kept`` selects DequantizeLinear nodes of
+    The Function has inferred types. Without `evaluate` no constants are folded; ``must_stay`` selects DequantizeLinear nodes of
     constants that must not be folded.
     """
     if "ai.onnx.preview.training" in function.opsets:
@@ -25,7 +25,7 @@ def optimize(function: Function, evaluate: Evaluate | None = None, is_kept: IsKe
         function = _infer_changed(function, expand_gradient_nodes(function))
     # Values of an inlined branch become more precise in their new context.
     function = _infer_changed(function, inline_constant_control_flow(function))
-    while evaluate is not None and (folded := fold_constants(function, evaluate, is_kept)) is not function:
+    while evaluate is not None and (folded := fold_constants(function, evaluate, must_stay)) is not function:
         # One round suffices without bodies. With bodies, the types inferred after a round may allow another.
         has_bodies = any(node.bodies for node in folded.nodes)
         function = infer_shapes(folded) if has_bodies else folded

@@ -130,7 +130,8 @@ _SUBMESSAGES = {
     for message, names in _INSIDE.items()
 }
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
-_ELSEWHERE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
+# Fields of a tensor whose data is in another file.
+_NOT_IN_PLACE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)
 
 Span = tuple[int, int]
 """Start and end offset."""
@@ -184,6 +185,7 @@ class _WeightExtractor:
             submessage = submessages.get(number) if holds_bytes else None
             if submessage is None:
                 continue
+            # Protobuf merges the two, whose parts the walk would have to interleave.
             if number in seen and not submessage.is_repeated:
                 raise MalformedMessage("a field stands twice where there is one")
             seen.add(number)
@@ -197,7 +199,7 @@ class _WeightExtractor:
         """The parts of a tensor, with a location instead of large data."""
         data, raw = self.walk.data, None
         for wire_field in self.walk.fields(start, end):
-            if wire_field.number in _ELSEWHERE or (wire_field.number == _RAW_DATA and raw):
+            if wire_field.number in _NOT_IN_PLACE or (wire_field.number == _RAW_DATA and raw):
                 return [data[start:end]]  # external or repeated data: leave it to protobuf
             if wire_field.number == _RAW_DATA and wire_field.holds_bytes:
                 raw = wire_field
@@ -207,7 +209,7 @@ class _WeightExtractor:
 
     def reference(self, raw: Field) -> bytes:
         """The fields that replace a tensor's data."""
-        location = f"\0{len(self.spans)}"
+        location = f"\0{len(self.spans)}"  # no path contains NUL, so no file of the model's can be meant
         self.spans[location] = raw.content, raw.end
         tensor = TensorProto(data_location=TensorProto.EXTERNAL)
         tensor.external_data.add(key="location", value=location)
@@ -261,6 +263,7 @@ def _from_path(path: Path) -> tuple[Function, tuple[str, ...]]:
                 raise ModelError("it is a device, which may have no end")
             if not status.st_size:  # an empty file, or a pipe, which has no size and cannot be mapped
                 return _from_bytes(file.read(), path.parent)
+            # Mapped only to find the tensors: weights are copied below, since the file may be overwritten while they are in use.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 excerpt = _read_excerpt(data)
             return excerpt.read(partial(read_file_part, file), path.parent)

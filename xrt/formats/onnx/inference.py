@@ -135,6 +135,7 @@ def node_types(
     schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
+    # Names do not matter to the types, so that equal layers share a cache entry.
     alone = replace(
         node,
         inputs=tuple(name and f"i{k}" for k, name in enumerate(node.inputs)),
@@ -166,6 +167,7 @@ def _infer_outputs(
             opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets],
         )
     except (shape_inference.InferenceError, ValidationError) as error:
+        # Exceptions are not cached: equal nodes with contradictory inputs are rare.
         raise ModelError(_strip_tags(str(error))) from error
     return tuple(read_type(inferred[name]) if name in inferred else None for name in node.outputs)
 

@@ -115,6 +115,7 @@ def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) ->
     values = read_tensor(sparse.values, external, what)
     shape = _read_shape(sparse.dims, what)
     size = math.prod(shape) * values.dtype.numpy.itemsize
+    # Checked before allocating: a header of a few bytes can announce any size.
     external.dense_room += min(values.nbytes * DENSE_RATIO, LARGEST_DENSE) - size
     if external.dense_room < 0:
         raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor, too many for the size of its data")
@@ -210,6 +211,7 @@ class ExternalData:
         if location not in self._maps:
             self._maps[location] = self._map_file(location, what)
         data = self._maps[location]
+        # Python's integers do not overflow: offset + length is compared with the true size of the file.
         offset = _parse_number(entries, "offset", 0, what)
         length = _parse_number(entries, "length", max(len(data) - offset, 0), what)
         if offset + length > len(data):
@@ -232,6 +234,7 @@ class ExternalData:
             raise ModelError(
                 f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
             )
+        # Both are resolved, so that neither ".." nor a symbolic link leads out of the directory.
         root = self.directory.resolve()
         try:
             path = (root / location.replace("\\", "/")).resolve()
@@ -399,6 +402,7 @@ def text(value: Any, what: str) -> str:
 def check_texts(values: Iterable[Any], what: str) -> None:
     """Raise ModelError unless all values are strings. One pass in C: a model has hundreds of thousands of names."""
     values = list(values)
+    # Protobuf returns bytes for text that is not UTF-8, on which join fails.
     try:
         "".join(values)
     except TypeError:

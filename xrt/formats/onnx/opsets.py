@@ -70,6 +70,7 @@ def _convert_nodes(function: Function, scope: Function, opset: int, convert: Nod
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
         converted = convert(node, scope, opset)
+        # Bodies keep their place in a node that is valid as it is; a converted node has none.
         if converted is None:
             nodes.append(node.map_bodies(lambda body: _convert_nodes(body, _add_captures(body, scope), opset, convert)))
         else:
@@ -101,6 +102,7 @@ def _lower_node(node: Node, scope: Function, max_opset: int) -> Function | None:
 
 
 def _raise_node(node: Node, scope: Function, opset: int) -> Function | None:
+    # An operator that did not change in between needs no conversion, even if it has a body or unknown types.
     newest = find_schema(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, scope)):
         return None
@@ -154,6 +156,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
     model = write_model(function, function.opsets, lowest_ir(function.opsets), PLAIN)
     try:
+        # Converted models are checked: the converter leaves some attributes or operators as they were.
         converted = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(converted, check_type=True, strict_mode=True)
         result = read_function(converted, ExternalData())
@@ -197,6 +200,7 @@ class _ConstantHoister:
 
 def _inline_constant_nodes(function: Function) -> Function:
     """Replace large Constant nodes by constants; those of outputs, and those with control edges, stay."""
+    # An output must be a value of its graph, and a control edge needs the node.
     fixed = {value.name for value in function.outputs}
     awaited = {name for node in function.nodes for name in node.control}
     candidates = (x for x in function.nodes if x.op == "Constant" and not x.control and x.name not in awaited)
@@ -215,12 +219,14 @@ def normalize(function: Function) -> Function:
     The outputs keep their order, and the first of repeated outputs keeps its name. Returns the Function unchanged if it already
     satisfies both.
     """
-    if not _is_odd(function) and not any(_is_odd(body, is_body=True) for _, node in function.walk() for body in node.bodies):
+    if not _needs_identity(function) and not any(
+        _needs_identity(body, is_body=True) for _, node in function.walk() for body in node.bodies
+    ):
         return function
     return _insert_identities(function, FreshNames.of(function), is_body=False)
 
 
-def _is_odd(function: Function, *, is_body: bool = False) -> bool:
+def _needs_identity(function: Function, *, is_body: bool = False) -> bool:
     names = [value.name for value in function.outputs]
     return len(set(names)) < len(names) or (is_body and not set(names).isdisjoint(function.captures))
 

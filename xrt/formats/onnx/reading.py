@@ -100,9 +100,9 @@ def _check_version(domain: str, version: int, newest: int) -> None:
 
 
 # Limits on the number of nodes after inlining: always this many, beyond that a multiple of the model's nodes.
-FREE = 100_000
-RATIO = 100
-DEEPEST = 200  # nested calls; the inliner is recursive
+FREE_NODES = 100_000
+NODE_RATIO = 100
+MOST_NESTED_CALLS = 200  # nested calls; the inliner is recursive
 Key: TypeAlias = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
@@ -125,15 +125,15 @@ def check_calls(model: ModelProto) -> None:
     for key in order:  # callees first
         sizes[key] = len(bodies[key]) + sum(count * (sizes[call] - 1) for call, count in calls[key].items())
         depths[key] = 1 + max((depths[call] for call in calls[key]), default=0)
-        if depths[key] > DEEPEST:
-            raise ModelError(f"{refusal}more than {DEEPEST} call one another in a line, from {_join(key)} on")
+        if depths[key] > MOST_NESTED_CALLS:
+            raise ModelError(f"{refusal}more than {MOST_NESTED_CALLS} call one another in a line, from {_join(key)} on")
     main = [make_call_key(node) for node in nodes_inside(model.graph.node)]
     total = sum(sizes.get(call, 1) for call in main)
     stored = len(main) + sum(map(len, bodies.values()))
-    if total > max(FREE, RATIO * stored):
+    if total > max(FREE_NODES, NODE_RATIO * stored):
         raise ModelError(
             f"{refusal}they would make {total} nodes of the {stored} that the model holds; "
-            f"at most {RATIO} times as many are allowed"
+            f"at most {NODE_RATIO} times as many are allowed"
         )
 
 
@@ -187,6 +187,7 @@ def inline(model: ModelProto) -> ModelProto:
     if inlined.functions:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
         raise ModelError(f"its model-local functions {names} cannot be inlined: they import other opsets than the model")
+    # Put back the data that the inliner was not shown.
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(model.graph.initializer)
     return inlined
@@ -362,6 +363,7 @@ class _Reader:
 
     def attribute(self, proto: AttributeProto, what: str) -> Attribute:
         number, name = proto.type, proto.name
+        # The most frequent kinds first: a tree ensemble has hundreds of thousands of numbers.
         if number == AttributeProto.INT:
             return Attribute(name, AttrKind.INT, proto.i)
         if number == AttributeProto.INTS:

@@ -86,7 +86,7 @@ def lowest_ir(opsets: Mapping[str, int], *, floor: int = 0, ceiling: int | None 
 
 BOUNDS_ARE_INPUTS = 11
 """The first opset with the bounds of Clip as inputs. An omitted bound is then unlimited, as in ONNX's definition."""
-MOST = float(np.finfo(np.float32).max)
+CLIP_LIMIT = float(np.finfo(np.float32).max)
 """Default bound in ONNX's schema of version 6, for all element types.
 
 It replaces infinities by a finite number, except in float16, where it is infinite.
@@ -95,7 +95,7 @@ It replaces infinities by a finite number, except in float16, where it is infini
 
 def read_clip_bounds(node: Node) -> tuple[float, float]:
     """The lower and the upper bound."""
-    return float(node.attr("min", -MOST)), float(node.attr("max", MOST))
+    return float(node.attr("min", -CLIP_LIMIT)), float(node.attr("max", CLIP_LIMIT))
 
 
 TensorWriter = Callable[[Constant, str], TensorProto]
@@ -229,6 +229,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     is_new = not data.exists()
     tensor = partial(write_reference, lambda constant: (data.name, layout.offset(constant)))
     model = _serialize_model(to_model(function, GraphWriter(tensor, tensor)), "it does so even without its large constants")
+    # Data first: if the process dies in between, the old model still refers to its old data.
     try:
         replace_file(data, layout.write)
         replace_file(path, lambda file: file.write(model))
@@ -259,6 +260,7 @@ class _Layout:
     def write(self, file: BinaryIO) -> None:
         """Write the data file."""
         for constant, offset in self._offsets.values():
+            # Zeros up to the next page, where the tensor begins.
             file.write(b"\0" * (offset - file.tell()))
             file.write(encode_data(constant))
 
