@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -84,6 +86,13 @@ def test_without_a_compiler_the_mode_declines_and_says_what_is_missing(monkeypat
     finally:
         monkeypatch.undo()
         why_no_compiler.cache_clear()
+
+
+def test_the_report_of_missing_features_does_not_import_the_tracer() -> None:
+    program = (
+        "import sys; from xrt.engines.torch import Torch; Torch('inductor').missing_features(); print('sympy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_evidence_exists() -> None:

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from xrt.engines.contract.graph_compiler import MemoryUse
 from xrt.engines.toolkit.known_issues import match_known_issue
@@ -44,6 +42,8 @@ from xrt.processes.ipc import Message, SharedBuffer
 from xrt.processes.server import Request, serve
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from xrt.engines.contract.options import CompileContext
 
 
@@ -134,13 +134,18 @@ class ProgramModule(torch.nn.Module):  # type: ignore[misc]  # torch has no type
 
 
 _UNKNOWN = {
-    DataDependentOutputException: "it reads numbers that only a call shows",
-    DynamicOutputShapeException: "it gives results whose sizes only a call shows",
+    "DataDependentOutputException": "it reads numbers that only a call shows",
+    "DynamicOutputShapeException": "it gives results whose sizes only a call shows",
 }
+"""Reasons by the name of PyTorch's error."""
 
 
 def why_not_traced(isolated: Function) -> str | None:
     """Explain why the single node of a Function cannot be traced; None if it can."""
+    # These import SymPy, which takes half a second that a load of a compiled library does not need.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     (node,) = isolated.nodes
     hints = SizeHints()
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -155,7 +160,7 @@ def why_not_traced(isolated: Function) -> str | None:
             replace(program, template=tuple(template))(inputs)
     except Exception as error:  # noqa: BLE001  # PyTorch raises many kinds of errors here
         cause = error.__cause__ or error
-        return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause)) or summarize_error(cause)}"
+        return f"mode=inductor does not take this {node.op}: {_UNKNOWN.get(type(cause).__name__) or summarize_error(cause)}"
     if shapes.replacements:
         return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
     return None
@@ -174,6 +179,8 @@ def _suppress_log() -> Iterator[None]:
 
 
 def _make_fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
     if type_.is_static:

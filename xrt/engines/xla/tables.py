@@ -22,21 +22,8 @@ BY_NUMPY = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitwiseAnd", "BitwiseNot", "BitwiseOr"),
         *("BitwiseXor", "Cast", "CastLike", "Ceil", "Concat", "Cos", "Cosh", "Div", "Equal", "Exp", "Flatten", "Floor", "Gather"),
-        *(
-            "Greater",
-            "GreaterOrEqual",
-            "Identity",
-            "IsNaN",
-            "Less",
-            "LessOrEqual",
-            "Log",
-            "Max",
-            "Min",
-            "Mod",
-            "Mul",
-            "Neg",
-            "Not",
-        ),
+        *("Greater", "GreaterOrEqual", "Identity", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul"),
+        *("Neg", "Not"),
         *("Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "Sign", "Sin", "Sinh"),
         *("Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Transpose", "Unsqueeze", "Where", "Xor"),
     }
